@@ -1,0 +1,191 @@
+"""The errors of kivi, arranged by what the caller does next.
+
+::
+
+    KiviError
+    |-- Retryable                 run the function again on a new snapshot
+    |   `-- Conflict              another transaction wrote what this one wrote or guarded
+    |-- SnapshotTooOld            begin again: the lease ended, or the history is no longer kept
+    |-- CommitUnknown             ask outcome(token): the commit may or may not be there
+    |-- Unavailable               wait and try again: the server is away, stopping or behind
+    |   `-- ResourceExhausted     wait for room, or send less: a published limit was reached
+    |-- InvalidArgument           fix the call
+    |   |-- SchemaError           ... it does not fit the table's schema
+    |   `-- OutOfSequence         ... a batch token skipped a batch
+    |-- RowExists                 strict insert found the row
+    |-- NotFound                  no such table (or subscription, or stage)
+    |-- AlreadyExists             a table of that name is there, with another definition
+    |-- OutOfRange                a column's exact value does not fit its type right now
+    |-- Unauthenticated           send an access token the server knows
+    |-- PermissionDenied          use an access token that may do this
+    |-- DataLoss                  stop: files are damaged or missing; names file and offset
+    |-- StoreInUse                another process owns the directory
+    |-- NotAStore                 the directory holds something else
+    `-- FormatTooNew              written by a newer kivi; use that one
+
+Every error has a sentence that says what happened and what to do, and machine-readable
+``details`` (plain strings and integers), which travel over the wire unchanged.
+
+Imports nothing: every room may import this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = [
+    "AlreadyExists",
+    "CommitUnknown",
+    "Conflict",
+    "DataLoss",
+    "FormatTooNew",
+    "InvalidArgument",
+    "KiviError",
+    "NotAStore",
+    "NotFound",
+    "OutOfRange",
+    "OutOfSequence",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "Retryable",
+    "RowExists",
+    "SchemaError",
+    "SnapshotTooOld",
+    "StoreInUse",
+    "Unauthenticated",
+    "Unavailable",
+]
+
+
+class KiviError(Exception):
+    """Base class of everything kivi raises on purpose."""
+
+    def __init__(self, message: str = "", **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details: dict[str, Any] = details
+
+
+class Retryable(KiviError):
+    """The transaction did nothing; its function may be run again on a new snapshot."""
+
+
+class Conflict(Retryable):
+    """A concurrent transaction that entered the log first wrote a cell that this one wrote or guarded.
+
+    ``table`` and ``key`` (the row key, a tuple) name the row, ``column`` the cell (None: the
+    row's existence). ``start_ts`` is this transaction's snapshot, ``commit_ts`` the winner's
+    commit timestamp, or None while the winner is still in flight.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        table: str = "",
+        key: tuple[Any, ...] = (),
+        start_ts: int = 0,
+        commit_ts: int | None = None,
+        column: str | None = None,
+    ) -> None:
+        if not message:
+            what = f"{table}{key!r}" + (f".{column}" if column else "")
+            won = "a transaction still in flight" if commit_ts is None else f"the commit at {commit_ts}"
+            message = (
+                f"{what} was written by {won}, after this transaction's snapshot {start_ts}; "
+                "nothing was applied: run the transaction again on a new snapshot"
+            )
+        super().__init__(
+            message, table=table, key=key, start_ts=start_ts, commit_ts=commit_ts, column=column
+        )
+        self.table = table
+        self.key = key
+        self.column = column
+        self.start_ts = start_ts
+        self.commit_ts = commit_ts
+
+
+class SnapshotTooOld(KiviError):
+    """The snapshot's lease ended, it was cut to save space, or what it would read is no longer kept."""
+
+
+class CommitUnknown(KiviError):
+    """The reply was lost or storage failed during the sync; ``outcome(token)`` tells what happened."""
+
+    def __init__(self, message: str = "", *, token: str | None = None, **details: Any) -> None:
+        super().__init__(
+            message or f"the outcome of this commit is unknown: ask outcome({token!r})", token=token, **details
+        )
+        self.token = token
+
+
+class Unavailable(KiviError):
+    """The store cannot answer now; the same call may succeed later."""
+
+
+class ResourceExhausted(Unavailable):
+    """A published limit (bytes, disk, memory, leases) was reached; nothing was applied."""
+
+
+class InvalidArgument(KiviError):
+    """The call itself is wrong and will be wrong again; nothing was applied."""
+
+
+class SchemaError(InvalidArgument):
+    """A table, column, type or operator does not fit the schema."""
+
+
+class OutOfSequence(InvalidArgument):
+    """A batch token left out a batch: the scope's next sequence number is in ``details['expected']``."""
+
+
+class RowExists(KiviError):
+    """A strict insert met a row that is there; ``table`` and ``key`` name it."""
+
+    def __init__(self, message: str = "", *, table: str = "", key: tuple[Any, ...] = ()) -> None:
+        super().__init__(
+            message or f"{table}{key!r} is already there: use put() to overwrite it", table=table, key=key
+        )
+        self.table = table
+        self.key = key
+
+
+class NotFound(KiviError):
+    """There is no such table, stage or lease."""
+
+
+class AlreadyExists(KiviError):
+    """A table of that name exists already with a different definition."""
+
+
+class OutOfRange(KiviError):
+    """The exact value of a column does not fit the column's type; it recovers when the value fits again."""
+
+
+class Unauthenticated(KiviError):
+    """The server does not know this access token."""
+
+
+class PermissionDenied(KiviError):
+    """This access token may not do that."""
+
+
+class DataLoss(KiviError):
+    """Files are damaged or missing. ``path`` and ``offset`` say where; nothing was changed."""
+
+    def __init__(self, message: str = "", *, path: str = "", offset: int | None = None) -> None:
+        super().__init__(message, path=path, offset=offset)
+        self.path = path
+        self.offset = offset
+
+
+class StoreInUse(KiviError):
+    """Another process has the directory open."""
+
+
+class NotAStore(KiviError):
+    """The directory exists and is not a kivi store."""
+
+
+class FormatTooNew(KiviError):
+    """The store was written by a newer version of kivi."""
