@@ -374,6 +374,85 @@ class TableSchema:
             known = ", ".join(self.by_name)
             raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {known}") from None
 
+    # -- what callers hand in and get back --------------------------------------------------------
+
+    def stored_key(self, key: object, *, partial: bool = False) -> tuple[Any, ...]:
+        """A caller's row key (a tuple in column order) in stored form; ``partial`` allows a prefix.
+
+        Raises SchemaError for a wrong shape or type, InvalidArgument for null.
+        """
+        if not self.key:
+            raise SchemaError(f"event table {self.name!r} has no row keys: scan it, or read its aggregates")
+        if not isinstance(key, (tuple, list)):
+            raise SchemaError(f"a key of {self.name!r} is a tuple of {', '.join(self.key_names)}, not {key!r}")
+        if len(key) != len(self.key) and not (partial and len(key) <= len(self.key)):
+            raise SchemaError(f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {key!r}")
+        out = []
+        for column, value in zip(self.key, key, strict=False):
+            if value is None:
+                raise InvalidArgument(f"key column {column.name!r} of {self.name!r} must not be null")
+            out.append(column.type.to_stored(value, f"key column {column.name!r}"))
+        return tuple(out)
+
+    def _settable(self, name: str) -> Column:
+        column = self.column(name)
+        if column in self.key:
+            raise SchemaError(f"{name!r} is a key column of {self.name!r}: give it in the key tuple")
+        return column
+
+    def _writable(self) -> None:
+        if self.kind == "aggregate":
+            raise InvalidArgument(f"{self.name!r} is an aggregate of {self.source!r}: append events there instead")
+        if self.kind == "event":
+            raise InvalidArgument(f"{self.name!r} is an event table: use append()")
+
+    def stored_put(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Named column values for put and insert, in stored form; None is null."""
+        self._writable()
+        return {name: self._settable(name).type.to_stored(value, f"column {name!r}") for name, value in values.items()}
+
+    def stored_delta(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Named deltas, in stored form. Nulls are left out, since every operator skips them."""
+        self._writable()
+        if not values:
+            raise InvalidArgument(f"a delta on {self.name!r} names no column: give at least one, like balance=+21")
+        out = {}
+        for name, value in values.items():
+            column = self._settable(name)
+            if column.operator is None:
+                raise SchemaError(f"{name!r} of {self.name!r} is a value column without an operator: use put()")
+            if value is not None:
+                out[name] = column.type.to_stored(value, f"delta of {name!r}")
+        return out
+
+    def check_guardable(self, column: str | None) -> None:
+        """A guard names a non-key column, or None for the row's existence."""
+        if self.kind == "event":
+            raise InvalidArgument(f"{self.name!r} is an event table: it has no rows to guard")
+        if column is not None:
+            self._settable(column)
+
+    def output_columns(self, columns: Iterable[str] | None) -> tuple[str, ...]:
+        """The names a read returns, checked; None is all of them."""
+        if columns is None:
+            return self.output_names
+        if isinstance(columns, str):
+            raise InvalidArgument(f"columns is a list of names, not the string {columns!r}")
+        known = self.output_names
+        out = tuple(dict.fromkeys(columns))
+        for name in out:
+            if name not in known:
+                raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")
+        return out
+
+    def row_from_stored(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """One row as a caller sees it. Raises OutOfRange for a sum that has outgrown its column."""
+        by_name = self.by_name
+        return {
+            name: by_name[name].type.from_stored(value, name) if name in by_name else value
+            for name, value in row.items()
+        }
+
     def same_definition(self, other: TableSchema) -> bool:
         """Equal but for identity and state: creating it again would change nothing."""
         blank = {"id": 0, "created_ts": 0, "state": "ready", "source_id": 0, "by_name": {}}
