@@ -1,0 +1,115 @@
+"""The engine: ordered bytes on disk, and nothing else.
+
+Everything above stores rows, versions and event blocks as keys and values that this room does not
+understand. It knows no tables, no timestamps and no transactions; isolation between transactions
+comes from timestamps inside the keys and values, never from an engine snapshot.
+
+What an engine promises, and where it is enforced:
+
+* **Order.** Keys are compared as unsigned bytes; `scan` returns them in that order.
+* **Atomic batches.** A `WriteBatch` is there whole or not at all, for readers (a scan, a get) and
+  after a crash.
+* **A scan is a point in time**: the moment `scan()` is *called*, not the first `next()`. A caller
+  may therefore capture something else right before or after the call and reason about both.
+* **Writes are not durable, `flush` is.** There is no write-ahead log here, because the commit log
+  (`kivi.log`) is one already. After a crash the engine holds exactly the effects of *some prefix*
+  of its batches, in the order of the `write` calls, at least those that returned before the last
+  completed `flush` began. The caller puts its log position into the batches, reads it back after
+  the crash, and replays the log from there.
+* **Threads.** Every method may be called by any thread at any time; one scan object belongs to one
+  thread at a time (but not always to the thread that made it).
+
+One suite, ``tests/engine/test_contract.py``, runs over every engine. `kivi.engine.memory` keeps a
+store in a dictionary and can crash on purpose; `kivi.engine.rocks` is RocksDB, imported only when
+it is asked for by its full name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+__all__ = ["Engine", "WriteBatch"]
+
+
+class WriteBatch:
+    """Puts and deletes that take effect together; a later one of the same key wins.
+
+    Iterating gives ``(key, value)`` in the order they were added, with the value None for a delete.
+    """
+
+    __slots__ = ("ops", "size_bytes")
+
+    def __init__(self) -> None:
+        self.ops: list[tuple[bytes, bytes | None]] = []
+        self.size_bytes = 0
+        """Bytes of all keys and values; what a caller limits a batch by."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Set the key to the value."""
+        self.ops.append((key, value))
+        self.size_bytes += len(key) + len(value)
+
+    def delete(self, key: bytes) -> None:
+        """Remove the key; nothing happens if it is not there."""
+        self.ops.append((key, None))
+        self.size_bytes += len(key)
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    def __iter__(self) -> Iterator[tuple[bytes, bytes | None]]:
+        return iter(self.ops)
+
+
+class Engine(ABC):
+    """Ordered keys and values; see the module's docstring for what it promises.
+
+    Any method raises `DataLoss` when it meets damaged files, `ResourceExhausted` when the disk is
+    full, and `Unavailable` for other storage errors and once the engine is closed.
+    """
+
+    @abstractmethod
+    def get(self, key: bytes) -> bytes | None:
+        """The value of the key, or None."""
+
+    @abstractmethod
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        """The values of the keys, in the order of the keys.
+
+        Not a point in time: two of the keys may be read on either side of a concurrent batch.
+        """
+
+    @abstractmethod
+    def scan(
+        self, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Pairs with ``start <= key < end`` (None: to the last key) in byte order, or backwards.
+
+        The view is fixed when this is called. It pins files and memory until the iterator is
+        exhausted or dropped, so do not keep one for longer than a request. If the engine is closed
+        first, the next step raises `Unavailable`; an iterator never ends early as if it were done.
+        """
+
+    @abstractmethod
+    def write(self, batch: WriteBatch) -> None:
+        """Apply the batch atomically; visible when this returns, durable after a later `flush`.
+
+        The order of concurrent calls is the order in which they take effect.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return once every batch whose `write` returned before this call is durable."""
+
+    @abstractmethod
+    def checkpoint(self, path: str) -> None:
+        """Make a consistent copy of everything written so far at ``path``, which must not exist."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int]:
+        """Figures for metrics: sizes end in ``_bytes``, everything else is a count."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the files. Idempotent; open scans fail from now on."""

@@ -1,0 +1,118 @@
+"""An engine in memory, which can crash on purpose.
+
+It is the reference for the contract and the engine of the fast tests. Nothing is written anywhere;
+"durable" means that `MemoryEngine.crash` does not take it back. Each batch since the last flush leaves
+the values that it overwrote on an undo list, so a crash costs what it takes back, not the store.
+
+Invariant, kept under one lock: ``_keys`` is sorted and holds exactly the keys of ``_values``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import threading
+from collections.abc import Iterator, Sequence
+
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import InvalidArgument, Unavailable
+
+__all__ = ["MemoryEngine"]
+
+
+class MemoryEngine(Engine):
+    """Everything in a dictionary and a sorted list of its keys."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._keys: list[bytes] = []
+        self._values: dict[bytes, bytes] = {}
+        self._undo: list[list[tuple[bytes, bytes | None]]] = []
+        self._closed = False
+        self.checkpoints: dict[str, MemoryEngine] = {}
+        """What `checkpoint` made, by path."""
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._lock:
+            self._check_open()
+            return self._values.get(key)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._lock:
+            self._check_open()
+            return [self._values.get(key) for key in keys]
+
+    def scan(
+        self, start: bytes, end: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        with self._lock:
+            self._check_open()
+            low = bisect.bisect_left(self._keys, start)
+            high = len(self._keys) if end is None else bisect.bisect_left(self._keys, end)
+            view = [(key, self._values[key]) for key in self._keys[low:high]]
+        if reverse:
+            view.reverse()
+        return self._steps(view)
+
+    def _steps(self, view: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+        for pair in view:
+            self._check_open()
+            yield pair
+
+    def write(self, batch: WriteBatch) -> None:
+        with self._lock:
+            self._check_open()
+            overwritten = []
+            for key, value in batch:
+                overwritten.append((key, self._values.get(key)))
+                self._set(key, value)
+            self._undo.append(overwritten)
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        if value is not None:
+            if key not in self._values:
+                bisect.insort(self._keys, key)
+            self._values[key] = value
+        elif self._values.pop(key, None) is not None:
+            del self._keys[bisect.bisect_left(self._keys, key)]
+
+    def flush(self) -> None:
+        with self._lock:
+            self._check_open()
+            self._undo.clear()
+
+    def checkpoint(self, path: str) -> None:
+        with self._lock:
+            self._check_open()
+            if path in self.checkpoints:
+                raise InvalidArgument(f"{path} exists: give a checkpoint a path of its own", path=path)
+            copy = MemoryEngine()
+            copy._keys = list(self._keys)
+            copy._values = dict(self._values)
+            self.checkpoints[path] = copy
+
+    def stats(self) -> dict[str, int]:
+        with self._lock:
+            size = sum(map(len, self._keys)) + sum(map(len, self._values.values()))
+            return {"keys": len(self._keys), "live_bytes": size, "unflushed_batches": len(self._undo)}
+
+    def close(self) -> None:
+        """Keeps everything, flushed or not: `reopen` finds it, as after a clean shutdown."""
+        with self._lock:
+            self._closed = True
+
+    def crash(self, keep: int = 0) -> None:
+        """Go back to the last flush plus the first ``keep`` batches after it, and be open again."""
+        with self._lock:
+            while len(self._undo) > keep:
+                for key, value in reversed(self._undo.pop()):
+                    self._set(key, value)
+            self._undo.clear()
+            self._closed = False
+
+    def reopen(self) -> None:
+        """Be open again after `close`."""
+        self._closed = False
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the engine is closed: open the store again")
