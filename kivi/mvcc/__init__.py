@@ -1,0 +1,51 @@
+"""Transactions over versions: the essay. Read this first, then ``verdict``, ``commit`` and ``snapshot``.
+
+**Versions.** Every commit gets a *commit timestamp* (CTS): the sequence number of its record in the commit
+log. Every transaction reads at a *snapshot* S, its start timestamp. A cell at S is its newest base version
+with CTS <= S, and the operations after it up to S, in CTS order.
+
+::
+
+              cts   0        1         2         3                       W = 2: readers get 2
+    (252, 17:50)  (13,1)  +(16,1)   +(21,1)   +(5,1)
+                    |        |         |         `-- in flight: durable or not, invisible
+                    |        `---------'------------ pending: delta rows, in memory and in the log
+                    `------------------------------- base: a value row in the engine
+
+    read at 0: (13,1)      read at 1: (29,2)      read at 2: (50,3)      nobody can read at 3
+
+**The oracle** is the log itself: entering it assigns the CTS, in chain order (``commit``). **The watermark** W
+is the largest t such that every CTS <= t is finished; a new reader gets W (``watermark``). Commits finish in
+any order. While 1 is in flight and 2 is done, readers get 0: at 2 they would miss 1.
+
+**Conflicts** are between *cells*, and only between operations that do not commute: put against put, put against
+delta, anything against delete and insert, guard against writes (``verdict``, a pure function of records in log
+order). Delta against delta never conflicts, which is the point of this store.
+
+**Consolidation** folds pending operations into base, up to W, a little at a time (``consolidate``). Where an open
+snapshot or a table's history needs an older version, it keeps one in a version key space. It changes no answer
+at any readable S: operations at or below a base row's stamp are inert, so *when* it ran cannot be seen.
+
+::
+
+    before   base (13,1)@0      pending +(16,1)@1  +(21,1)@2        reader open at S=1
+    after    base (50,3)@2      version (29,2)@1                    the reader at 1 still sees (29,2)
+
+**Leases.** An open snapshot is a lease with a time limit (``leases``). A reader never makes a writer wait: if its
+versions cost too much, the oldest lease is cut and its reader gets SNAPSHOT_TOO_OLD, never a guess.
+
+**Isolation** is snapshot isolation with conflict-free deltas. Write skew is possible; ``guard`` on the cells and
+rows that were read prevents it, not on ranges.
+
+Where each invariant is enforced:
+
+    R2, R4, R5, R8   verdict.Facts.check, under commit.Committer's entry lock
+    R11, R12         watermark.Watermark; Committer finishes a CTS only after its sync and its entry in pending
+    R13              sequence numbers of the log never regress; W only passes durable records
+    R14              leases.Leases.boundaries: one mutex for "register S = W" and "fold up to W, keeping these"
+    R15              Leases.check, after every read and before every commit
+    R16              tokens.Tokens, looked up under the entry lock, recorded in the commit's own log record
+    R18              Committer.commit is written in that order
+
+Not done here: serializability, range guards, distributed commit. Below are only ``log``, ``engine`` and ``delta``.
+"""

@@ -1,0 +1,74 @@
+"""The watermark: the largest t such that every sequence number <= t is finished (R11).
+
+::
+
+    entered    1  2  3  4          W = 0: 1 is not finished
+    finished   .  x  .  x
+    finish(1)  x  x  .  x          W = 2
+    finish(3)  x  x  x  x          W = 4
+
+Numbers are entered in increasing order and finished in any order. A number that its log record proves to have
+aborted is finished like any other (W passes it); one whose outcome is unknown is never finished, and W stays
+below it until the process restarts (R12). Numbers may skip: what was never entered is no gap.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+__all__ = ["Watermark"]
+
+
+class Watermark:
+    """Thread safe. ``lock`` is shared with the leases: registering a snapshot must be atomic with reading W."""
+
+    def __init__(self, value: int, lock: threading.RLock) -> None:
+        self._value = value
+        self._lock = lock
+        self._moved = threading.Condition(lock)
+        self._entered: deque[int] = deque()
+        self._finished: set[int] = set()
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+
+    @property
+    def value(self) -> int:
+        return self._value
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._entered)
+
+    def enter(self, sequence: int) -> None:
+        """``sequence`` is now in flight. Called in increasing order, before anybody can finish it."""
+        with self._lock:
+            self._entered.append(sequence)
+
+    def finish(self, sequence: int, then: Callable[[], None] | None = None) -> None:
+        """``sequence`` is durable and applied, or durably aborted. ``then`` runs once W has passed it (R17).
+
+        Callbacks run on the thread that moved W past them, outside the lock, in sequence order.
+        """
+        ready: list[Callable[[], None]] = []
+        with self._lock:
+            self._finished.add(sequence)
+            if then is not None:
+                self._waiting.append((sequence, then))
+            before = self._value
+            while self._entered and self._entered[0] in self._finished:
+                self._value = self._entered.popleft()
+                self._finished.discard(self._value)
+            if self._value != before:
+                self._moved.notify_all()
+                if self._waiting:
+                    passed = [item for item in self._waiting if item[0] <= self._value]
+                    self._waiting = deque(item for item in self._waiting if item[0] > self._value)
+                    ready = [callback for _, callback in sorted(passed, key=lambda item: item[0])]
+        for callback in ready:
+            callback()
+
+    def wait_for(self, sequence: int, timeout_s: float | None) -> bool:
+        """Blocks until W >= sequence. False when the time is up first."""
+        with self._lock:
+            return self._moved.wait_for(lambda: self._value >= sequence, timeout_s)
