@@ -1,0 +1,215 @@
+"""The suite that every engine must pass."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kivi.engine import Engine, WriteBatch
+from kivi.engine.memory import MemoryEngine
+from kivi.engine.rocks import RocksEngine
+from kivi.errors import InvalidArgument, Unavailable
+
+Ops = dict[bytes, bytes | None]
+
+
+def batch(ops: Ops) -> WriteBatch:
+    made = WriteBatch()
+    for key, value in ops.items():
+        if value is None:
+            made.delete(key)
+        else:
+            made.put(key, value)
+    return made
+
+
+@pytest.fixture(params=["memory", "rocks"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    made = MemoryEngine() if request.param == "memory" else RocksEngine(str(tmp_path / "engine"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def reopen(tmp_path: Path) -> Callable[[Engine], Engine]:
+    def again(engine: Engine) -> Engine:
+        engine.close()
+        if isinstance(engine, MemoryEngine):
+            engine.reopen()
+            return engine
+        return RocksEngine(str(tmp_path / "engine"))
+
+    return again
+
+
+def test_a_batch_knows_its_order_and_size() -> None:
+    made = batch({b"key": b"value", b"gone": None})
+    assert list(made) == made.ops == [(b"key", b"value"), (b"gone", None)]
+    assert (len(made), made.size_bytes) == (2, 12)
+
+
+def test_get_put_delete(engine: Engine) -> None:
+    engine.write(batch({b"a": b"1", b"b": b"", b"\x00": b"zero"}))
+    assert engine.get_many([b"b", b"nothing", b"a", b"\x00", b"a"]) == [b"", None, b"1", b"zero", b"1"]
+    engine.write(batch({b"a": None, b"never": None}))
+    assert (engine.get(b"a"), engine.get(b"b"), engine.get_many([])) == (None, b"", [])
+    engine.write(WriteBatch())
+
+
+def test_the_last_operation_on_a_key_of_a_batch_wins(engine: Engine) -> None:
+    made = batch({b"a": b"1", b"b": b"1"})
+    made.put(b"a", b"2")
+    made.delete(b"b")
+    made.put(b"c", b"1")
+    made.delete(b"c")
+    made.put(b"c", b"2")
+    engine.write(made)
+    assert engine.get_many([b"a", b"b", b"c"]) == [b"2", None, b"2"]
+
+
+def test_scan_is_in_unsigned_byte_order_and_half_open(engine: Engine) -> None:
+    keys = [b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"aa", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\xff"]
+    engine.write(batch({key: key + b"!" for key in random.Random(1).sample(keys, len(keys))}))
+    assert [key for key, _ in engine.scan(b"", None)] == sorted(keys)
+    for start in [*keys, b"ab", b"\xff\xff\xff"]:
+        for end in [*keys, b"ab", None]:
+            expected = [(k, k + b"!") for k in sorted(keys) if start <= k and (end is None or k < end)]
+            assert list(engine.scan(start, end)) == expected
+            assert list(engine.scan(start, end, reverse=True)) == expected[::-1]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_scan_sees_the_moment_of_the_call(engine: Engine, reverse: bool) -> None:
+    before = {b"%03d" % i: b"old" for i in range(0, 300, 2)}
+    engine.write(batch(dict(before)))
+    unstarted = engine.scan(b"", None, reverse=reverse)
+    started = engine.scan(b"", None, reverse=reverse)
+    first = next(started)
+    engine.write(batch({b"%03d" % i: b"new" for i in range(0, 300, 3)}))
+    engine.write(batch({b"%03d" % i: None for i in range(0, 300, 4)}))
+    engine.flush()
+    expected = sorted(before.items(), reverse=reverse)
+    assert list(unstarted) == expected
+    assert [first, *started] == expected
+    assert list(engine.scan(b"", None)) != expected
+
+
+def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
+    """Writers keep every key of the store at one value per batch: a scan must see one value only."""
+    keys = [b"%04d" % i for i in range(200)]
+    engine.write(batch({key: b"0" for key in keys}))
+    stop = threading.Event()
+    wrong: list[object] = []
+
+    def write() -> None:
+        for n in range(1, 10_000):
+            if stop.is_set():
+                break
+            engine.write(batch({key: b"%d" % n for key in keys}))
+            if n % 50 == 0:
+                engine.flush()
+
+    def read() -> None:
+        for turn in range(60):
+            seen = [value for _, value in engine.scan(b"", None, reverse=bool(turn % 2))]
+            if len(seen) != len(keys) or len(set(seen)) != 1:
+                wrong.append(seen)
+
+    writer = threading.Thread(target=write)
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    for thread in [writer, *readers]:
+        thread.start()
+    for thread in readers:
+        thread.join()
+    stop.set()
+    writer.join()
+    assert not wrong
+
+
+def test_a_scan_may_be_finished_by_another_thread(engine: Engine) -> None:
+    engine.write(batch({b"a": b"1", b"b": b"2"}))
+    scan = engine.scan(b"", None)
+    seen = [next(scan)]
+    thread = threading.Thread(target=lambda: seen.extend(scan))
+    thread.start()
+    thread.join()
+    assert seen == [(b"a", b"1"), (b"b", b"2")]
+
+
+def test_large_values(engine: Engine, reopen: Callable[[Engine], Engine]) -> None:
+    values = {b"%d" % i: random.Random(i).randbytes(size) for i, size in enumerate([65_535, 65_536, 3 << 20])}
+    engine.write(batch(dict(values)))
+    assert dict(engine.scan(b"", None)) == values
+    engine.flush()
+    engine = reopen(engine)
+    assert dict(engine.scan(b"", None)) == values
+    assert engine.get(b"2") == values[b"2"]
+    engine.close()
+
+
+def test_a_closed_engine_and_its_open_scans_refuse(
+    engine: Engine, reopen: Callable[[Engine], Engine]
+) -> None:
+    engine.write(batch({b"a": b"1", b"b": b"2"}))
+    scans = [engine.scan(b"", None), engine.scan(b"", None)]
+    next(scans[0])
+    engine.close()
+    engine.close()
+    for scan in scans:
+        with pytest.raises(Unavailable):
+            next(scan)
+    for call in (
+        lambda: engine.get(b"a"),
+        lambda: engine.get_many([b"a"]),
+        lambda: engine.scan(b"", None),
+        lambda: engine.write(batch({b"a": b"1"})),
+        lambda: engine.flush(),
+    ):
+        with pytest.raises(Unavailable):
+            call()
+    again = reopen(engine)  # the open scans must not hold its files
+    assert again.get(b"a") == b"1"
+    again.close()
+
+
+def test_checkpoint_is_a_copy(engine: Engine, tmp_path: Path) -> None:
+    path = str(tmp_path / "copy")
+    engine.write(batch({b"a": b"1", b"big": bytes(100_000)}))
+    engine.checkpoint(path)
+    engine.write(batch({b"a": b"2"}))
+    with pytest.raises(InvalidArgument):
+        engine.checkpoint(path)
+    copy = engine.checkpoints[path] if isinstance(engine, MemoryEngine) else RocksEngine(path)
+    assert dict(copy.scan(b"", None)) == {b"a": b"1", b"big": bytes(100_000)}
+    copy.close()
+
+
+def test_stats_are_integers(engine: Engine) -> None:
+    engine.write(batch({b"a": b"1"}))
+    assert engine.stats()
+    assert all(isinstance(value, int) for value in engine.stats().values())
+
+
+def test_model(engine: Engine) -> None:
+    """Random operations against a dictionary."""
+    rng = random.Random(7)
+    model: dict[bytes, bytes] = {}
+    for _ in range(300):
+        ops: Ops = {}
+        for _ in range(rng.randrange(8)):
+            ops[b"%d" % rng.randrange(60)] = None if rng.random() < 0.3 else rng.randbytes(5)
+        engine.write(batch(ops))
+        for key, value in ops.items():
+            if value is None:
+                model.pop(key, None)
+            else:
+                model[key] = value
+        if rng.random() < 0.1:
+            engine.flush()
+        low, high = sorted([b"%d" % rng.randrange(60), b"%d" % rng.randrange(60)])
+        assert dict(engine.scan(low, high)) == {k: v for k, v in model.items() if low <= k < high}
+    assert list(engine.scan(b"", None)) == sorted(model.items())

@@ -1,0 +1,157 @@
+"""What only RocksDB has: damage, the lock, and the findings that `kivi.engine.rocks` is built on."""
+
+from __future__ import annotations
+
+import gc
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import rocksdict
+
+from kivi.engine import WriteBatch
+from kivi.engine.rocks import RocksEngine
+from kivi.errors import DataLoss, StoreInUse
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def fill(engine: RocksEngine, count: int = 2000, big: bool = False) -> None:
+    made = WriteBatch()
+    for i in range(count):
+        made.put(b"%06d" % i, random.Random(i).randbytes(40))
+    if big:
+        made.put(b"%06dx" % (count // 2), bytes(100_000))
+    engine.write(made)
+    engine.flush()
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_nothing_is_written_to_rocksdbs_own_log(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    made = WriteBatch()
+    made.put(b"a", bytes(10_000))
+    engine.write(made)
+    assert all(path.stat().st_size == 0 for path in tmp_path.glob("*.log"))
+    engine.close()
+
+
+def test_large_values_are_in_blob_files(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    fill(engine, big=True)
+    assert engine.stats()["blob_bytes"] >= 100_000
+    assert engine.stats()["sst_bytes"] < 200_000
+    engine.close()
+
+
+def test_keys_and_values_are_compressed(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    made = WriteBatch()
+    for i in range(1000):
+        made.put(b"%d" % i, bytes(1000))
+    engine.write(made)
+    engine.flush()
+    assert engine.stats()["sst_bytes"] < 100_000
+    engine.close()
+
+
+def test_two_engines_on_one_directory(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    with pytest.raises(StoreInUse, match=str(tmp_path)):
+        RocksEngine(str(tmp_path))
+    other = "import sys; from kivi.engine.rocks import RocksEngine; RocksEngine(sys.argv[1])"
+    ran = subprocess.run(
+        [sys.executable, "-c", other, str(tmp_path)], check=False, capture_output=True, text=True, cwd=ROOT
+    )
+    assert "StoreInUse" in ran.stderr
+    engine.close()
+    RocksEngine(str(tmp_path)).close()
+
+
+@pytest.mark.parametrize("what", ["*.sst", "MANIFEST-*"])
+def test_a_damaged_file_is_data_loss_at_open_or_at_the_read(tmp_path: Path, what: str) -> None:
+    engine = RocksEngine(str(tmp_path))
+    fill(engine)
+    engine.close()
+    path = next(iter(tmp_path.glob(what)))
+    flip(path, path.stat().st_size // 2)
+    with pytest.raises(DataLoss, match=str(tmp_path)):
+        engine = RocksEngine(str(tmp_path))
+        list(engine.scan(b"", None))
+
+
+@pytest.mark.parametrize("what", ["*.sst", "CURRENT"])
+def test_a_missing_file_is_data_loss(tmp_path: Path, what: str) -> None:
+    engine = RocksEngine(str(tmp_path))
+    fill(engine)
+    made = WriteBatch()
+    made.put(b"not flushed", b"")
+    engine.write(made)
+    engine.close()
+    next(iter(tmp_path.glob(what))).unlink()
+    with pytest.raises(DataLoss, match=str(tmp_path)):
+        RocksEngine(str(tmp_path))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_scan_does_not_end_silently_at_a_damaged_blob(tmp_path: Path, reverse: bool, missing: bool) -> None:
+    engine = RocksEngine(str(tmp_path))
+    fill(engine, big=True)
+    engine.close()
+    (path,) = tmp_path.glob("*.blob")
+    if missing:
+        path.unlink()
+    else:
+        flip(path, 5000)
+    engine = RocksEngine(str(tmp_path))
+    seen = 0
+    with pytest.raises(DataLoss):
+        for _ in engine.scan(b"", None, reverse=reverse):
+            seen += 1
+    assert 0 < seen < 2000
+    with pytest.raises(DataLoss):
+        engine.get(b"001000x")
+    with pytest.raises(DataLoss):
+        engine.get_many([b"000000", b"001000x"])
+    engine.close()
+
+
+def test_bounds_live_as_long_as_their_scans(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    fill(engine)
+    scans = [engine.scan(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5)) for i in range(200)]
+    gc.collect()
+    assert [len(list(scan)) for scan in scans] == [5] * 200
+    engine.close()
+
+
+def test_what_we_found_in_rocksdict(tmp_path: Path) -> None:
+    """The findings that the code works around. If this fails, rocksdict changed: look at each again."""
+    engine = RocksEngine(str(tmp_path))
+    fill(engine, count=20)
+    bounds = rocksdict.ReadOptions()
+    bounds.set_iterate_lower_bound(b"000010")
+    iterator = engine._db.iter(bounds)
+    iterator.seek(b"000000")
+    assert iterator.key() == b"000000", "the lower bound is not a lower bound"
+    iterator.seek(b"000010")
+    assert not iterator.valid(), "... but an upper one"
+
+    snapshot = engine._db.snapshot()
+    made = WriteBatch()
+    made.put(b"000000", b"later")
+    engine.write(made)
+    assert snapshot[b"000000"] != b"later"
+    isolated = dict(snapshot.items())[b"000000"] != b"later"
+    assert not isolated, "iterators of a Snapshot have become isolated"
+    del iterator, snapshot
+    engine.close()
