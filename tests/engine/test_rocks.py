@@ -15,7 +15,6 @@ from kivi.engine import WriteBatch
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, StoreInUse
 
-
 ROOT = Path(__file__).parents[2]
 
 

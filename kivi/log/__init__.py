@@ -1,0 +1,167 @@
+"""The commit log: one sequence of records that says what happened, and in which order.
+
+A record gets the next *sequence number* when it enters the log, and the sequence number of a commit
+record **is** its commit timestamp. Nothing above may assume that the log is a local file: this page
+speaks of records, never of paths, offsets or segments, so that a replicated log can stand here later
+(a stream whose own sequence numbers become the timestamps).
+
+Invariants, for every log:
+
+* **Numbers only grow.** Every record's number is greater than that of every record before it, across
+  restarts, crashes and truncation, and no number is used twice: also not the number of a record that
+  was lost in a crash before anybody was told about it. Inside one `CommitLog.append` they are
+  consecutive; otherwise *they may skip* (they do after a crash), so nothing may rely on density.
+* **Times never fall.** ``time_us`` never decreases along the log, whatever the clock does.
+* **Order.** The order of `append` calls is the order of the numbers, of the records in the log and
+  of the ``done`` calls.
+* **Durable before done.** ``done(None)`` is called after the records, and everything before them, are
+  synced, and after the log has noted, outside itself, that they were acknowledged. From then on a log
+  that does not have them refuses to open (`DataLoss`), it never opens without them.
+* **Unknown is not aborted.** After a failed write or sync the log is failed for good: nothing is
+  retried, every group in flight and every later one gets `LogFailed`. Whether the records in flight
+  are there is decided by the next open.
+* **After a crash** the log holds exactly a prefix of what was appended, at least everything that was
+  acknowledged. A group that was not acknowledged may be there in part: only a record is atomic.
+
+`kivi.log.segmented` is the local log, `kivi.log.memory` one for tests that can crash on purpose; both
+pass ``tests/log/test_contract.py``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TypeAlias
+
+from kivi.errors import Unavailable
+
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "Buffers",
+    "CommitLog",
+    "Done",
+    "Kind",
+    "LogFailed",
+    "Record",
+    "Ticket",
+]
+
+MAX_RECORD_BYTES = 256 << 20
+"""Default limit of one record's body."""
+
+
+class Kind(IntEnum):
+    """What a record says; stored, so the numbers are permanent."""
+
+    COMMIT = 1
+    STAGE = 2
+    ABORT = 3
+    FLOOR = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One durable record. ``time_us``: microseconds since 1970, UTC; never less than the record before's."""
+
+    sequence: int
+    time_us: int
+    kind: Kind
+    body: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The consecutive numbers (both inclusive) and the time that one group of records was given."""
+
+    first: int
+    last: int
+    time_us: int
+
+
+Buffers: TypeAlias = Sequence[bytes | memoryview]
+"""A body in parts (anything with the buffer protocol); written one after the other, never joined."""
+
+Done: TypeAlias = Callable[[BaseException | None], None]
+
+
+class LogFailed(Unavailable):
+    """Writing or syncing the log failed. What was in flight is UNKNOWN; open the store again to find out.
+
+    Raised by `CommitLog.append` itself, it means that the group did not enter and never will.
+    """
+
+
+class CommitLog(ABC):
+    """An append-only sequence of records; see the module's docstring for its invariants."""
+
+    @abstractmethod
+    def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
+        """Enter the records, in order and with no other record between them.
+
+        Does no I/O, and may be called under a mutex that makes the order of the calls meaningful. It
+        can only block while a log that has no room yet makes some. The buffers must not change until
+        ``done`` is called: exactly once, by a thread of the log, in log order, with None or with the
+        `LogFailed` that makes the outcome unknown. ``done`` may take the caller's mutex; it should be
+        short, since the next group's ``done`` waits for it, and what it raises is logged and dropped.
+
+        When this raises, nothing has entered, no number was taken and ``done`` is never called:
+        `ResourceExhausted` if there is no disk space for the group or too much is waiting to be
+        written (the log goes on by itself when there is room), `InvalidArgument` for an empty group or
+        one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
+        """
+
+    @abstractmethod
+    def replay(self, after: int) -> Iterator[Record]:
+        """Every record with ``sequence > after`` that is durable at the call, in order.
+
+        Raises `DataLoss` if some of them are not kept any more, or if the log ends before ``after``.
+        """
+
+    @abstractmethod
+    def read(self, sequence: int) -> Record:
+        """One durable record. Raises `NotFound` if there is none of that number, or no longer."""
+
+    @abstractmethod
+    def tail(self, after: int, timeout: float | None) -> list[Record]:
+        """Durable records past ``after``, waiting up to ``timeout`` seconds (None: for ever) for the first.
+
+        Some megabytes a call at most, but always a whole record. Empty when the time is up. Raises
+        `DataLoss` if the record after ``after`` is not kept any more, `Unavailable` once closed or failed.
+        """
+
+    @abstractmethod
+    def truncate(self, below: int) -> None:
+        """Allow records with ``sequence < below`` to be forgotten; more of them may be kept.
+
+        The highest number and time are remembered for ever, so neither can regress.
+        """
+
+    @property
+    @abstractmethod
+    def last(self) -> int:
+        """The highest number that a record in the log or on its way into it has; 0 for a new log."""
+
+    @property
+    @abstractmethod
+    def durable(self) -> int:
+        """The highest number such that it and everything before it is durable; 0 for a new log."""
+
+    @property
+    @abstractmethod
+    def first(self) -> int:
+        """The lowest readable number; ``durable + 1`` or more if no record is kept."""
+
+    @property
+    @abstractmethod
+    def last_time_us(self) -> int:
+        """The time of the newest record in the log or on its way into it; 0 for a new log."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int | float]:
+        """Figures for metrics; names end in their unit (``_bytes``, ``_s``), everything else is a count."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish what is queued, calling every ``done``, and release the files. Idempotent."""
