@@ -95,6 +95,12 @@ class Facts:
         self._old_upto = floor
         self._last = floor
         self._rotated_us = 0
+        self._aggregates: set[int] = set()
+        self._aggregate_guards: dict[_Row, int] = {}
+
+    def is_aggregate(self, table: int) -> None:
+        """Rows of ``table`` take nothing but deltas derived from appends: guards on them are also kept apart."""
+        self._aggregates.add(table)
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -121,6 +127,14 @@ class Facts:
         facts = self._find((table, key))
         return facts.guard_any if facts else 0
 
+    def guarded_rows(self, table: int, since: int) -> list[tuple[bytes, int]]:
+        """The rows of one aggregate with a guard newer than ``since``: few, and looked up in a bulk run."""
+        newest: dict[bytes, int] = {}
+        for (guarded, key), stamp in self._aggregate_guards.items():
+            if guarded == table and stamp > since:
+                newest[key] = stamp
+        return list(newest.items())
+
     def note(self, footprint: Footprint, cts: int, time_us: int) -> None:
         """The transaction entered the log at ``cts``."""
         if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us // 2:
@@ -143,6 +157,8 @@ class Facts:
         for table, key, column in footprint.guards:
             facts = self._own((table, key))
             facts.guard_any = cts
+            if table in self._aggregates:
+                self._aggregate_guards[table, key] = cts
             if column == EXISTENCE:
                 facts.guard_row = cts
             else:
@@ -155,6 +171,7 @@ class Facts:
         self._old, self._young = self._young, {}
         self._old_upto = self._last
         self._rotated_us = time_us
+        self._aggregate_guards = {row: cts for row, cts in self._aggregate_guards.items() if cts > self.floor}
 
     def _find(self, row: _Row) -> _RowFacts | None:
         return self._young.get(row) or self._old.get(row)

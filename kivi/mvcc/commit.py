@@ -1,0 +1,411 @@
+"""Committing, in outline (R18). The order of these steps is the invariant.
+
+::
+
+    caller's thread   1  encode and derive; nothing is locked                     store.Txn.prepare
+                      2  wait for room in pending (writers slow down, memory does not grow)
+    entry lock        3  token known?  -> its first CTS       fenced? -> aborted      in flight? -> wait with it
+    (no I/O inside)   4  lease still held, start_ts >= facts.floor   -> SnapshotTooOld
+                      5  catalog as derived with?               -> else back to 1
+                      6  verdict against facts                  -> Conflict
+                      7  log.append: the record gets its CTS in chain order
+                      8  watermark.enter, facts.note, tokens.remember
+    log's thread      9  write, sync, acknowledged mark
+                     10  applied to pending (invisible: CTS > W)
+                     11  watermark.finish: W moves over the gap-free prefix
+                     12  acknowledge once W >= CTS (R17)
+
+An abort before 7 leaves no trace. After 7 the outcome is the log's: a failed sync is UNKNOWN, W stays below it for
+ever, and the process has to be restarted. A commit that is past 7 completes whatever its client does.
+
+The entry lock is held for microseconds and never across I/O; commits that queue meanwhile share one write and one
+sync in the log. ``hold`` lets tests stop commits between 9 and 10, to finish or abort them in any order.
+
+The verdict is the pure function ``verdict.Facts.check`` over records in log order. Here it runs before the append,
+under the lock that fixes the order, which is the same decision: with a log that orders records elsewhere, it runs
+when the record comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from kivi.delta.runs import with_cts
+from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld
+from kivi.log import CommitLog, Kind
+from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.pending import Applied, Pending
+from kivi.mvcc.record import Abort, Commit
+from kivi.mvcc.tokens import FENCED, Tokens
+from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
+from kivi.mvcc.watermark import Watermark
+
+__all__ = ["Aborted", "Committer", "Counters", "Outcome", "Prepared", "StaleCatalog"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a commit ended: ``commit_ts``, or the error. ``repeated``: the token had committed before."""
+
+    commit_ts: int | None
+    error: KiviError | None = None
+    repeated: bool = False
+
+
+class Aborted(KiviError):
+    """The attempt was fenced off or given up; it did nothing and never will."""
+
+
+class StaleCatalog(Exception):
+    """The catalog changed since the commit was derived: derive again. Never leaves the store."""
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A commit ready to enter. ``schema_guards`` are implied by the tables it names; ``on_enter`` and ``on_apply`` are
+    the catalog's, for transactions that change it; ``on_commit(cts)`` runs before the acknowledgement."""
+
+    commit: Commit
+    body: list[Any]
+    applied: Applied
+    catalog_version: int
+    schema_guards: list[Guard]
+    describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]]
+    aggregate_newest: Callable[[int, bytes], int | None]
+    on_enter: Callable[[int], None] | None = None
+    on_apply: Callable[[int], None] | None = None
+    digest: bytes = bytes(16)
+    nbytes: int = 0
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(self.commit.start_ts, self.commit.rows, [*self.commit.guards, *self.schema_guards])
+
+
+@dataclass(slots=True)
+class Counters:
+    commits: int = 0
+    conflicts: int = 0
+    too_old: int = 0
+    unknown: int = 0
+    rederived: int = 0
+
+
+@dataclass(slots=True)
+class _Entered:
+    """A commit between its CTS and its finish."""
+
+    prepared: Prepared
+    waiters: list[Callable[[Outcome], None]]
+    cts: int = 0
+    applied: Applied | None = None
+    token: str | None = field(default=None)
+
+
+_ADMISSION_TIMEOUT_S: Final = 10.0
+
+
+class Committer:
+    """Thread safe. The only way into the log."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        pending: Pending,
+        watermark: Watermark,
+        leases: Leases,
+        facts: Facts,
+        tokens: Tokens,
+        *,
+        pending_hard_bytes: int,
+        catalog_version: Callable[[], int],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._log = log
+        self._pending = pending
+        self._watermark = watermark
+        self._leases = leases
+        self._facts = facts
+        self._tokens = tokens
+        self._hard_bytes = pending_hard_bytes
+        self._catalog_version = catalog_version
+        self._clock = clock
+        self._entry = threading.Lock()
+        self._by_token: dict[str, _Entered] = {}
+        self._by_batch: dict[tuple[str, int], _Entered] = {}
+        self._in_flight: dict[int, _Entered] = {}
+        self._held: dict[int, _Entered] = {}
+        self.hold: Callable[[Commit], bool] | None = None
+        self.counters = Counters()
+        self.on_pressure: Callable[[], None] = lambda: None
+
+    @property
+    def facts_floor(self) -> int:
+        return self._facts.floor
+
+    # -- 2 to 8 ---------------------------------------------------------------------------------
+
+    def submit(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> None:
+        """Enters the commit; ``done`` is called once, now or from the log's thread. Raises only StaleCatalog."""
+        if self._pending.nbytes > self._hard_bytes:
+            self.on_pressure()
+            if not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+                done(Outcome(None, ResourceExhausted(
+                    f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
+                )))  # fmt: skip
+                return
+        try:
+            outcome = self._enter(prepared, lease, done)
+        except KiviError as error:
+            outcome = Outcome(None, error)
+        if outcome is not None:
+            done(outcome)
+
+    def _enter(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> Outcome | None:
+        commit = prepared.commit
+        with self._entry:
+            known = self._known(prepared, done)
+            if known is not None:
+                return known if isinstance(known, Outcome) else None
+            try:
+                if lease is not None:
+                    self._leases.check(lease)
+                if commit.start_ts < self._facts.floor:
+                    raise SnapshotTooOld(
+                        f"the transaction began at {commit.start_ts}, and conflicts are only known from "
+                        f"{self._facts.floor} on; nothing was applied: begin again"
+                    )
+            except SnapshotTooOld:
+                self.counters.too_old += 1
+                raise
+            if prepared.catalog_version != self._catalog_version():
+                self.counters.rederived += 1
+                raise StaleCatalog
+            footprint = prepared.footprint
+            collision = self._facts.check(footprint, self._newest_of(prepared)) or self._derived_collision(prepared)
+            if collision is not None:
+                self.counters.conflicts += 1
+                table, key, column = prepared.describe(collision)
+                flying = collision.commit_ts > self._watermark.value
+                raise Conflict(
+                    table=table,
+                    key=key,
+                    column=column,
+                    start_ts=commit.start_ts,
+                    commit_ts=None if flying else collision.commit_ts,
+                )
+            entered = _Entered(prepared, [done])
+            ticket = self._log.append([(Kind.COMMIT, prepared.body)], lambda error: self._durable(entered, error))
+            cts = entered.cts = ticket.first
+            self._watermark.enter(cts)
+            self._in_flight[cts] = entered
+            self._facts.note(footprint, cts, ticket.time_us)
+            if commit.request:
+                self._by_token[commit.request[0]] = entered
+            if commit.batch:
+                self._by_batch[commit.batch] = entered
+                self._tokens.remember_batch(*commit.batch, cts)
+            if prepared.on_enter:
+                prepared.on_enter(cts)
+        return None
+
+    def _known(self, prepared: Prepared, done: Callable[[Outcome], None]) -> Outcome | bool | None:
+        """An outcome if the token has one, True if ``done`` now waits with the first attempt, None if it is new."""
+        commit = prepared.commit
+        if commit.request:
+            token, digest = commit.request
+            flying = self._by_token.get(token)
+            if flying is not None:
+                if flying.prepared.commit.request and flying.prepared.commit.request[1] != digest:
+                    raise InvalidArgument(f"the token {token!r} is in use for another payload; nothing was applied")
+                flying.waiters.append(done)
+                return True
+            found = self._tokens.find(token)
+            if found is not None:
+                if found.cts == FENCED:
+                    raise Aborted(f"the attempt {token!r} was given up before it arrived; nothing was applied")
+                if found.digest != digest:
+                    raise InvalidArgument(f"the token {token!r} was used for another payload; nothing was applied")
+                return Outcome(found.cts, repeated=True)
+            self._tokens.check_age(token, int(self._clock() * 1_000_000))
+        if commit.batch:
+            flying = self._by_batch.get(commit.batch)
+            if flying is not None:
+                flying.waiters.append(done)
+                return True
+            first = self._tokens.find_batch(*commit.batch)
+            if first is not None:
+                return Outcome(first, repeated=True)
+        return None
+
+    def _newest_of(self, prepared: Prepared) -> Callable[[int, bytes], int | None]:
+        def newest(table: int, key: bytes) -> int | None:
+            stamp = prepared.aggregate_newest(table, key)
+            if stamp is None:
+                return None
+            for cts, entered in self._in_flight.items():
+                applied = entered.prepared.applied
+                if any(t == table and k == key for t, k, _ in applied.rows) or any(
+                    t == table and run.find(key) for t, run in applied.runs
+                ):
+                    stamp = max(stamp, cts)
+            return stamp
+
+        return newest
+
+    def _derived_collision(self, prepared: Prepared) -> Collision | None:
+        """Deltas that an append derives, against guards on the aggregate rows they touch."""
+        start = prepared.commit.start_ts
+        for table, key, _ in prepared.commit.derived:
+            stamp = self._facts.guarded(table, key)
+            if stamp > start:
+                return Collision(table, key, None, stamp)
+        for table, run in prepared.applied.runs:
+            for key, stamp in self._facts.guarded_rows(table, start):
+                if run.find(key):
+                    return Collision(table, key, None, stamp)
+        return None
+
+    # -- 9 to 12 --------------------------------------------------------------------------------
+
+    def _durable(self, entered: _Entered, error: BaseException | None) -> None:
+        """Called by the log, in log order, on its thread."""
+        with self._entry:
+            cts = entered.cts
+            if error is not None:
+                self.counters.unknown += 1
+                self._in_flight.pop(cts, None)
+            elif self.hold is not None and self.hold(entered.prepared.commit):
+                self._held[cts] = entered
+                return
+        if error is not None:
+            request = entered.prepared.commit.request
+            unknown = CommitUnknown(
+                f"the log failed while this commit was being made durable ({error}): restart the store, then ask outcome()",
+                token=request[0] if request else None,
+            )
+            for done in entered.waiters:
+                done(Outcome(None, unknown))
+            return
+        self._finish(entered)
+
+    def _finish(self, entered: _Entered) -> None:
+        cts, prepared = entered.cts, entered.prepared
+        applied = prepared.applied
+        self._pending.apply(
+            cts, applied._replace(runs=[(table, with_cts(run, cts)) for table, run in applied.runs])
+        )
+        if prepared.on_apply:
+            prepared.on_apply(cts)
+        with self._entry:
+            commit = prepared.commit
+            self._in_flight.pop(cts, None)
+            if commit.request:
+                self._tokens.remember(commit.request[0], cts, commit.request[1])
+                self._by_token.pop(commit.request[0], None)
+            if commit.batch:
+                self._by_batch.pop(commit.batch, None)
+            waiters = entered.waiters
+        self.counters.commits += 1
+
+        def acknowledge() -> None:
+            for i, done in enumerate(waiters):
+                done(Outcome(cts, repeated=i > 0))
+
+        self._watermark.finish(cts, acknowledge)
+
+    # -- held commits: for tests ------------------------------------------------------------------
+
+    @property
+    def held(self) -> list[int]:
+        """The CTS of commits that are durable and not finished."""
+        return sorted(self._held)
+
+    def finish_held(self, cts: int) -> None:
+        self._finish(self._held.pop(cts))
+
+    def abort_held(self, cts: int) -> None:
+        """Aborts a commit after its CTS was taken: W passes it once the abort record is durable."""
+        entered = self._held.pop(cts)
+        settled = threading.Event()
+
+        def durable(error: BaseException | None) -> None:
+            if error is None:
+                with self._entry:
+                    commit = entered.prepared.commit
+                    self._in_flight.pop(cts, None)
+                    if commit.request:
+                        self._by_token.pop(commit.request[0], None)
+                        self._tokens.forget(commit.request[0])
+                    if commit.batch:
+                        self._by_batch.pop(commit.batch, None)
+                        self._tokens.forget_batch(*commit.batch)
+                aborted = Outcome(None, Aborted("the commit was aborted; it did nothing"))
+                self._watermark.finish(cts, lambda: [done(aborted) for done in entered.waiters])  # type: ignore[func-returns-value]
+            settled.set()
+
+        self.log_other(Kind.ABORT, Abort(commits=(cts,)).encode(), durable)
+        settled.wait()
+
+    # -- records that are not commits ---------------------------------------------------------------
+
+    def log_other(
+        self,
+        kind: Kind,
+        body: list[Any],
+        done: Callable[[BaseException | None], None],
+        on_enter: Callable[[int], None] | None = None,
+    ) -> int:
+        """Enters a stage, abort or floor record; ``done`` runs once it is durable. Returns its sequence number."""
+        entered = threading.Event()
+        sequence = 0
+
+        def durable(error: BaseException | None) -> None:
+            entered.wait()
+            done(error)
+            if error is None:
+                self._watermark.finish(sequence)
+
+        with self._entry:
+            ticket = self._log.append([(kind, body)], durable)
+            sequence = ticket.first
+            self._watermark.enter(sequence)
+            if on_enter:
+                on_enter(sequence)
+        entered.set()
+        return sequence
+
+    def find_token(self, token: str) -> tuple[int | None, Callable[[Callable[[Outcome], None]], None] | None]:
+        """(CTS or FENCED or None, how to wait for the attempt in flight or None)."""
+        with self._entry:
+            flying = self._by_token.get(token)
+            if flying is not None:
+                return None, flying.waiters.append
+            found = self._tokens.find(token)
+            return (None if found is None else found.cts), None
+
+    def fence(self, token: str) -> bool:
+        """Makes sure that ``token`` never commits, durably. False if it has an attempt in flight or an outcome."""
+        settled = threading.Event()
+        failure: list[BaseException] = []
+
+        def durable(error: BaseException | None) -> None:
+            if error is not None:
+                failure.append(error)
+            settled.set()
+
+        with self._entry:
+            if token in self._by_token or self._tokens.find(token) is not None:
+                return False
+            ticket = self._log.append([(Kind.ABORT, Abort(tokens=(token,)).encode())], durable)
+            self._watermark.enter(ticket.first)
+            self._tokens.forget(token)
+        settled.wait()
+        if failure:
+            raise CommitUnknown(f"the log failed while fencing {token!r}: restart the store", token=token)
+        self._watermark.finish(ticket.first)
+        return True

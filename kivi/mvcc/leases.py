@@ -1,0 +1,170 @@
+"""Leases: the open snapshots, and what consolidation must keep for them (R14, R15).
+
+A lease is (id, S, time limit). Registering S = W is atomic with reading W, and consolidation takes its boundary
+F = W and the list of open S under the same mutex, so a snapshot is either registered before (its versions are kept)
+or has S >= F (and needs none)::
+
+    reader        lock  S = W, register S   unlock
+    consolidation lock  F = W, keep = {open S < F}, horizon = F   unlock  ... folds up to F, keeping versions for keep
+
+Past its limit, or cut because keeping its versions cost too much, a lease answers SnapshotTooOld: to reads, which
+check *after* they have read, and to commits. No lease ever makes a writer wait.
+
+A snapshot below the horizon that was not registered in time (``as_of`` a past timestamp) is *historical*: it can read
+only what keeps history, which each table decides for itself (``snapshot``).
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld
+from kivi.mvcc.watermark import Watermark
+
+__all__ = ["Lease", "Leases"]
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """An open snapshot at ``ts``. ``ended`` says why it can no longer be read, or is empty."""
+
+    id: int
+    ts: int
+    expires_at: float
+    historical: bool
+    ended: str = ""
+
+
+class Leases:
+    """Thread safe. ``clock`` gives seconds and only ever moves forward; tests may simulate it."""
+
+    def __init__(
+        self,
+        watermark: Watermark,
+        lock: threading.RLock,
+        *,
+        clock: Callable[[], float],
+        ttl_s: float,
+        ttl_max_s: float,
+        max_leases: int,
+    ) -> None:
+        self._watermark = watermark
+        self._lock = lock
+        self._clock = clock
+        self._ttl_s = ttl_s
+        self._ttl_max_s = ttl_max_s
+        self._max = max_leases
+        self._ids = itertools.count(1)
+        self._open: dict[int, Lease] = {}
+        self._count: dict[int, int] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self.horizon = watermark.value
+        self.released_below_horizon = False
+        self.cut = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, as_of: int | None = None, ttl_s: float | None = None) -> Lease:
+        """A lease on the watermark, or on ``as_of``. Raises InvalidArgument for a snapshot in the future."""
+        with self._lock:
+            self._expire()
+            if len(self._open) >= self._max:
+                raise ResourceExhausted(f"{self._max} snapshots are open, which is the limit: close some first")
+            watermark = self._watermark.value
+            ts = watermark if as_of is None else as_of
+            if ts > watermark:
+                raise InvalidArgument(f"as_of {ts} is past the watermark {watermark}: wait for it with min_snapshot")
+            if ts < 0:
+                raise InvalidArgument(f"as_of {ts} is negative")
+            historical = ts < self.horizon and ts not in self._count
+            lease = Lease(next(self._ids), ts, self._clock() + self._limit(ttl_s), historical)
+            self._open[lease.id] = lease
+            self._count[ts] = self._count.get(ts, 0) + 1
+            heapq.heappush(self._deadlines, (lease.expires_at, lease.id))
+            return lease
+
+    def _limit(self, ttl_s: float | None) -> float:
+        if ttl_s is None:
+            return self._ttl_s
+        if not 0 < ttl_s <= self._ttl_max_s:
+            raise InvalidArgument(f"a snapshot's time limit is between 0 and {self._ttl_max_s:.0f} s, not {ttl_s}")
+        return ttl_s
+
+    def find(self, lease_id: int) -> Lease:
+        lease = self._open.get(lease_id)
+        if lease is None:
+            raise SnapshotTooOld(f"snapshot {lease_id} is not open (any more): begin again")
+        self.check(lease)
+        return lease
+
+    def check(self, lease: Lease) -> None:
+        """Raises SnapshotTooOld if the lease has ended. Reads call it after they have read, commits before."""
+        if not lease.ended and lease.expires_at <= self._clock():
+            with self._lock:
+                self._end(lease, "its time limit passed")
+        if lease.ended:
+            raise SnapshotTooOld(f"the snapshot at {lease.ts} can no longer be read: {lease.ended}; begin again")
+
+    def renew(self, lease: Lease, ttl_s: float | None = None) -> None:
+        """Extends the time limit from now; never shortens it. SnapshotTooOld if it has already ended."""
+        with self._lock:
+            self.check(lease)
+            deadline = self._clock() + self._limit(ttl_s)
+            if deadline > lease.expires_at:
+                lease.expires_at = deadline
+                heapq.heappush(self._deadlines, (deadline, lease.id))
+
+    def release(self, lease: Lease) -> None:
+        """Ends a lease; harmless if it has ended."""
+        with self._lock:
+            self._end(lease, "it was closed")
+
+    def _end(self, lease: Lease, why: str) -> None:
+        if lease.ended:
+            return
+        lease.ended = why
+        del self._open[lease.id]
+        left = self._count[lease.ts] - 1
+        if left:
+            self._count[lease.ts] = left
+        else:
+            del self._count[lease.ts]
+        if lease.ts < self.horizon:
+            self.released_below_horizon = True
+
+    def _expire(self) -> None:
+        now = self._clock()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, lease_id = heapq.heappop(self._deadlines)
+            lease = self._open.get(lease_id)
+            if lease is not None and lease.expires_at <= now:
+                self._end(lease, "its time limit passed")
+
+    def boundaries(self) -> tuple[int, list[int]]:
+        """(F, every open S < F in order): fold up to F, keeping a version for each of these. Raises the horizon."""
+        with self._lock:
+            self._expire()
+            upto = self._watermark.value
+            self.horizon = max(self.horizon, upto)
+            return upto, sorted(ts for ts in self._count if ts < upto)
+
+    def oldest(self) -> int | None:
+        with self._lock:
+            self._expire()
+            return min(self._count, default=None)
+
+    def cut_oldest(self, why: str) -> bool:
+        """Ends every lease on the oldest S, to free what it keeps. False if none is open below the horizon."""
+        with self._lock:
+            oldest = min(self._count, default=None)
+            if oldest is None or oldest >= self.horizon:
+                return False
+            for lease in [held for held in self._open.values() if held.ts == oldest]:
+                self._end(lease, why)
+                self.cut += 1
+            return True

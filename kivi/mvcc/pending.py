@@ -1,0 +1,279 @@
+"""Pending: committed operations that are not in base yet, in memory, indexed by row (design, section 3).
+
+Everything here is also in the commit log, from which it is rebuilt at open. An entry is invisible until the
+watermark passes its CTS: readers ask for operations up to their S, and S <= W.
+
+    rows     per table, key -> [(cts, RowOp), ...] in CTS order: small operations
+    runs     per table, immutable delta runs, in CTS order: what bulk appends derived
+    events   per table, (cts, Arrow record batch), in CTS order
+
+**Readers take no lock.** A key's list is copied by one C call (``tuple(list)``); runs and events are immutable
+tuples that are replaced. Scans take the mutex to list the keys of a range. Commits may be applied out of CTS order
+(one was held up between its CTS and its finish), so inserting keeps the order; whatever is inserted late is above
+every S that a reader can have, since W had not passed it.
+
+**Capture order**: readers look here first and at base second; consolidation writes base first and drops from here
+second. So an operation is seen in at least one of the two, and one that is seen in both is inert (R1).
+
+``nbytes`` is what the budget counts: an estimate of the memory held. Writers wait for it in ``commit``.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from sortedcontainers import SortedDict
+
+from kivi.delta.ops import Barrier, RowOp
+from kivi.delta.runs import DeltaRun
+
+__all__ = ["Applied", "Pending", "PendingEvents", "TablePending"]
+
+_ROW_BYTES = 400
+"""Measured: one key, its list, a tuple, a RowOp and two small dictionaries."""
+
+
+class PendingEvents(NamedTuple):
+    cts: int
+    batch: pa.RecordBatch
+
+
+class Applied(NamedTuple):
+    """One commit as pending holds it, built before its CTS was known."""
+
+    rows: Sequence[tuple[int, bytes, RowOp]]
+    events: Sequence[tuple[int, pa.RecordBatch]]
+    runs: Sequence[tuple[int, DeltaRun]]
+
+    @property
+    def nbytes(self) -> int:
+        return (
+            sum(_ROW_BYTES + len(key) for _, key, _ in self.rows)
+            + sum(int(batch.nbytes) for _, batch in self.events)
+            + sum(run.nbytes for _, run in self.runs)
+        )
+
+
+class TablePending:
+    """What is pending for one table. ``index`` is sorted by key."""
+
+    __slots__ = ("events", "index", "runs")
+
+    def __init__(self) -> None:
+        self.index: SortedDict[bytes, list[tuple[int, RowOp]]] = SortedDict()
+        self.runs: tuple[DeltaRun, ...] = ()
+        self.events: tuple[PendingEvents, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not self.index and not self.runs and not self.events
+
+
+class Pending:
+    """Thread safe."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._room = threading.Condition(self._mutex)
+        self._tables: dict[int, TablePending] = {}
+        self.nbytes = 0
+        self.operations = 0
+
+    # -- commits --------------------------------------------------------------------------------
+
+    def apply(self, cts: int, applied: Applied) -> None:
+        """The commit at ``cts`` is durable. Its runs already carry the CTS."""
+        with self._mutex:
+            for table, key, op in applied.rows:
+                index = self._table(table).index
+                ops = index.get(key)
+                if ops is None:
+                    index[key] = [(cts, op)]
+                elif ops[-1][0] < cts:
+                    ops.append((cts, op))
+                else:
+                    copied = list(ops)
+                    insort(copied, (cts, op), key=lambda item: item[0])
+                    index[key] = copied
+            for table, batch in applied.events:
+                pending = self._table(table)
+                pending.events = _in_order(pending.events, PendingEvents(cts, batch), lambda item: item.cts)
+            for table, run in applied.runs:
+                pending = self._table(table)
+                pending.runs = _in_order(pending.runs, run, last_cts)
+            self.nbytes += applied.nbytes
+            self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
+
+    def wait_for_room(self, limit: int, timeout_s: float) -> bool:
+        """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""
+        if self.nbytes <= limit:
+            return True
+        with self._mutex:
+            return self._room.wait_for(lambda: self.nbytes <= limit, timeout_s)
+
+    def _table(self, table: int) -> TablePending:
+        pending = self._tables.get(table)
+        if pending is None:
+            pending = self._tables[table] = TablePending()
+        return pending
+
+    # -- readers --------------------------------------------------------------------------------
+
+    def ops(self, table: int, key: bytes, upto: int) -> list[tuple[int, RowOp]]:
+        """The operations on one row with cts <= upto, in CTS order."""
+        pending = self._tables.get(table)
+        if pending is None:
+            return []
+        listed = pending.index.get(key)
+        runs = pending.runs
+        out = [item for item in tuple(listed) if item[0] <= upto] if listed else []
+        found = [
+            (cts, RowOp(Barrier.PATCH, {}, run.deltas_at(i)))
+            for run in runs
+            for i in run.find(key)
+            if (cts := run_cts(run, i)) <= upto
+        ]
+        if found:
+            out = sorted([*out, *found], key=lambda item: item[0])
+        return out
+
+    def newest(self, table: int, key: bytes) -> int:
+        """The CTS of the newest operation on a row, visible or not; 0 if none is pending."""
+        ops = self.ops(table, key, 2**63)
+        return ops[-1][0] if ops else 0
+
+    def capture(
+        self, table: int, start: bytes | None, end: bytes | None, upto: int
+    ) -> tuple[list[tuple[bytes, tuple[tuple[int, RowOp], ...]]], tuple[DeltaRun, ...]]:
+        """For a scan of [start, end): the rows of the index in key order, and the runs as they are now."""
+        pending = self._tables.get(table)
+        if pending is None:
+            return [], ()
+        with self._mutex:
+            keys = pending.index.irange(start, end, inclusive=(True, False))
+            rows = [(key, tuple(pending.index[key])) for key in keys]
+            runs = pending.runs
+        return [(key, ops) for key, ops in rows if ops[0][0] <= upto], runs
+
+    def events(self, table: int, upto: int) -> list[PendingEvents]:
+        """The pending event batches of a table with cts <= upto, in commit order."""
+        pending = self._tables.get(table)
+        return [] if pending is None else [item for item in pending.events if item.cts <= upto]
+
+    # -- consolidation --------------------------------------------------------------------------
+
+    def tables(self) -> list[int]:
+        with self._mutex:
+            return [table for table, pending in self._tables.items() if not pending.empty]
+
+    def dirty(self, table: int, upto: int) -> tuple[list[bytes], tuple[DeltaRun, ...]]:
+        """The keys in the index with an operation at or below ``upto``, in key order, and the runs with one."""
+        pending = self._tables.get(table)
+        if pending is None:
+            return [], ()
+        with self._mutex:
+            keys = [key for key, ops in pending.index.items() if ops[0][0] <= upto]
+            return keys, tuple(run for run in pending.runs if first_cts(run) <= upto)
+
+    def row_ops(self, table: int, key: bytes) -> tuple[tuple[int, RowOp], ...]:
+        pending = self._tables.get(table)
+        ops = pending.index.get(key) if pending else None
+        return tuple(ops) if ops else ()
+
+    def drop_rows(self, table: int, keys: Iterable[bytes], upto: int) -> None:
+        """Base has everything at or below ``upto`` for these keys."""
+        with self._mutex:
+            pending = self._tables.get(table)
+            if pending is None:
+                return
+            for key in keys:
+                ops = pending.index.get(key)
+                if ops is None:
+                    continue
+                left = [item for item in ops if item[0] > upto]
+                dropped = len(ops) - len(left)
+                if left:
+                    pending.index[key] = left
+                else:
+                    del pending.index[key]
+                self._release(dropped * (_ROW_BYTES + len(key)), dropped)
+
+    def drop_runs(self, table: int, upto: int) -> None:
+        """Base has every run whose last CTS is at or below ``upto``."""
+        with self._mutex:
+            pending = self._tables.get(table)
+            if pending is None:
+                return
+            gone = [run for run in pending.runs if last_cts(run) <= upto]
+            pending.runs = tuple(run for run in pending.runs if last_cts(run) > upto)
+            self._release(sum(run.nbytes for run in gone), len(gone))
+
+    def drop_events(self, table: int, upto: int) -> None:
+        """Blocks hold every event at or below ``upto``."""
+        with self._mutex:
+            pending = self._tables.get(table)
+            if pending is None:
+                return
+            gone = [item for item in pending.events if item.cts <= upto]
+            pending.events = tuple(item for item in pending.events if item.cts > upto)
+            self._release(sum(int(item.batch.nbytes) for item in gone), len(gone))
+
+    def drop_table(self, table: int) -> None:
+        """The table is gone; so is what was pending for it."""
+        with self._mutex:
+            pending = self._tables.pop(table, None)
+            if pending is not None:
+                size = sum((_ROW_BYTES + len(key)) * len(ops) for key, ops in pending.index.items())
+                size += sum(run.nbytes for run in pending.runs) + sum(int(e.batch.nbytes) for e in pending.events)
+                count = sum(len(ops) for ops in pending.index.values()) + len(pending.runs) + len(pending.events)
+                self._release(size, count)
+
+    def discard(self, cts: int) -> None:
+        """The commit at ``cts`` turned out to have aborted (found while replaying); nobody has seen it."""
+        with self._mutex:
+            for pending in self._tables.values():
+                for key in [key for key, ops in pending.index.items() if any(item[0] == cts for item in ops)]:
+                    left = [item for item in pending.index[key] if item[0] != cts]
+                    if left:
+                        pending.index[key] = left
+                    else:
+                        del pending.index[key]
+                    self._release(_ROW_BYTES + len(key), 1)
+                gone = [run for run in pending.runs if last_cts(run) == cts]
+                pending.runs = tuple(run for run in pending.runs if last_cts(run) != cts)
+                events = [item for item in pending.events if item.cts == cts]
+                pending.events = tuple(item for item in pending.events if item.cts != cts)
+                self._release(
+                    sum(run.nbytes for run in gone) + sum(int(item.batch.nbytes) for item in events),
+                    len(gone) + len(events),
+                )
+
+    def _release(self, nbytes: int, operations: int) -> None:
+        self.nbytes -= nbytes
+        self.operations -= operations
+        if nbytes:
+            self._room.notify_all()
+
+
+def run_cts(run: DeltaRun, i: int) -> int:
+    """The CTS of row ``i`` of a run."""
+    return run.cts if isinstance(run.cts, int) else int(run.cts[i])
+
+
+def first_cts(run: DeltaRun) -> int:
+    return run.cts if isinstance(run.cts, int) else int(run.cts.min())
+
+
+def last_cts(run: DeltaRun) -> int:
+    return run.cts if isinstance(run.cts, int) else int(run.cts.max())
+
+
+def _in_order(items: tuple[Any, ...], item: Any, cts_of: Any) -> tuple[Any, ...]:
+    cts = cts_of(item)
+    if not items or cts_of(items[-1]) <= cts:
+        return (*items, item)
+    return tuple(sorted((*items, item), key=cts_of))

@@ -1,0 +1,296 @@
+"""The commit record: the one place where what a transaction did is turned into log bytes and back.
+
+::
+
+    COMMIT body
+      u8   version (1)
+      u8   token kind: 0 none, 1 request token, 2 batch token
+      u64  start_ts
+      u32  guards   u32 rows   u32 derived rows   u16 appends   u16 runs
+      token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
+      guard...     u32 table, key, i16 column (-1: the row's existence)
+      row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
+      derived...   the same, for rows of aggregates: small deltas derived from this commit's own appends
+      append...    u32 table, u64 stage (0: the bytes follow), u64 length, Arrow IPC stream, padded to 8
+      run...       u32 table, u64 stage, u64 length, delta run (kivi.delta.runs), padded to 8
+
+    text, key    u32 length, bytes
+    cell         u8 tag: 0 null, 1 i64, 2 i128, 3 f64, 4 text, 5 bytes, 6 true, 7 false; then its bytes
+
+    STAGE body   u8 version, u8 kind (0 events, 1 delta run), u32 table, u64 rows, owner text, u64 length, bytes
+    ABORT body   u8 version, u32 commits, u64..., u32 stages, u64..., u32 request tokens, text...
+
+Rows are sorted by table and key. Deltas are stored as they were derived, so that replay never derives again.
+Decoding is lazy where it matters: Arrow bytes stay memoryviews until somebody needs the rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final
+
+from kivi.delta.ops import Barrier, RowOp
+from kivi.errors import DataLoss
+from kivi.mvcc.verdict import Guard
+
+__all__ = ["Abort", "Bulk", "Commit", "Stage", "StageKind", "decode_abort", "decode_commit", "decode_stage"]
+
+Buffer = bytes | bytearray | memoryview
+_VERSION: Final = 1
+_HEAD: Final = struct.Struct("<BBQIIIHH")
+_U16: Final = struct.Struct("<H")
+_U32: Final = struct.Struct("<I")
+_U64: Final = struct.Struct("<Q")
+_I64: Final = struct.Struct("<Bq")
+_F64: Final = struct.Struct("<Bd")
+_BULK: Final = struct.Struct("<IQQ")
+_INT64: Final = range(-(2**63), 2**63)
+
+
+@dataclass(slots=True)
+class Bulk:
+    """Columns of one table in a commit: ``parts`` are the bytes to log, or empty if ``stage`` has them in the log already."""
+
+    table: int
+    stage: int
+    parts: Sequence[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(memoryview(part).nbytes for part in self.parts)
+
+
+@dataclass(slots=True)
+class Commit:
+    """What one transaction does, ready for the log."""
+
+    start_ts: int
+    rows: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    derived: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
+    appends: list[Bulk] = field(default_factory=list)
+    runs: list[Bulk] = field(default_factory=list)
+    request: tuple[str, bytes] | None = None
+    batch: tuple[str, int] | None = None
+
+    def encode(self) -> list[Any]:
+        """Buffers whose concatenation is the body."""
+        kind = 1 if self.request else 2 if self.batch else 0
+        out = bytearray(
+            _HEAD.pack(
+                _VERSION, kind, self.start_ts, len(self.guards), len(self.rows), len(self.derived),
+                len(self.appends), len(self.runs),
+            )
+        )  # fmt: skip
+        if self.request:
+            _put_bytes(out, self.request[0].encode())
+            out += self.request[1]
+        elif self.batch:
+            _put_bytes(out, self.batch[0].encode())
+            out += _U64.pack(self.batch[1])
+        for guard in self.guards:
+            out += _U32.pack(guard.table)
+            _put_bytes(out, guard.key)
+            out += struct.pack("<h", guard.column)
+        _put_rows(out, self.rows)
+        _put_rows(out, self.derived)
+        buffers: list[Any] = [out]
+        for bulk in (*self.appends, *self.runs):
+            size = bulk.nbytes
+            buffers.append(_BULK.pack(bulk.table, bulk.stage, size))
+            buffers += bulk.parts
+            if pad := -size % 8:
+                buffers.append(bytes(pad))
+        return buffers
+
+
+class _Reader:
+    """Bounds-checked reading; anything out of place is DataLoss, since the log's checksum has vouched for it."""
+
+    def __init__(self, body: Buffer) -> None:
+        self.view = memoryview(body)
+        self.at = 0
+
+    def take(self, size: int) -> memoryview:
+        end = self.at + size
+        if end > len(self.view):
+            raise DataLoss(f"a log record ends at byte {len(self.view)} inside a field that needs {end}", offset=self.at)
+        part = self.view[self.at : end]
+        self.at = end
+        return part
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+    def sized(self) -> bytes:
+        return bytes(self.take(self.unpack(_U32)[0]))
+
+    def version(self) -> None:
+        version = self.take(1)[0]
+        if version != _VERSION:
+            raise DataLoss(f"a log record has version {version}; this program knows {_VERSION}")
+
+
+def decode_commit(body: Buffer) -> Commit:
+    """The inverse of ``Commit.encode``. Raises DataLoss."""
+    reader = _Reader(body)
+    version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
+    if version != _VERSION:
+        raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
+    commit = Commit(start_ts)
+    if kind == 1:
+        commit.request = (reader.sized().decode(), bytes(reader.take(16)))
+    elif kind == 2:
+        commit.batch = (reader.sized().decode(), reader.unpack(_U64)[0])
+    for _ in range(guards):
+        table = reader.unpack(_U32)[0]
+        commit.guards.append(Guard(table, reader.sized(), struct.unpack("<h", reader.take(2))[0]))
+    commit.rows = [_get_row(reader) for _ in range(rows)]
+    commit.derived = [_get_row(reader) for _ in range(derived)]
+    commit.appends = [_get_bulk(reader) for _ in range(appends)]
+    commit.runs = [_get_bulk(reader) for _ in range(runs)]
+    return commit
+
+
+def _get_bulk(reader: _Reader) -> Bulk:
+    table, stage, size = reader.unpack(_BULK)
+    data = reader.take(size)
+    reader.take(-size % 8)
+    return Bulk(table, stage, [data] if size else [])
+
+
+def _put_bytes(out: bytearray, data: bytes) -> None:
+    out += _U32.pack(len(data))
+    out += data
+
+
+def _put_rows(out: bytearray, rows: Iterable[tuple[int, bytes, RowOp]]) -> None:
+    for table, key, op in rows:
+        out += _U32.pack(table)
+        _put_bytes(out, key)
+        out.append(op.barrier)
+        for cells in (op.puts, op.deltas):
+            out += _U16.pack(len(cells))
+            for column, value in cells.items():
+                out += _U16.pack(column)
+                _put_cell(out, value)
+
+
+def _get_row(reader: _Reader) -> tuple[int, bytes, RowOp]:
+    table = reader.unpack(_U32)[0]
+    key = reader.sized()
+    barrier = Barrier(reader.take(1)[0])
+    cells: list[dict[int, Any]] = []
+    for _ in range(2):
+        count = reader.unpack(_U16)[0]
+        cells.append({reader.unpack(_U16)[0]: _get_cell(reader) for _ in range(count)})
+    return table, key, RowOp(barrier, cells[0], cells[1])
+
+
+def _put_cell(out: bytearray, value: Any) -> None:
+    if value is None:
+        out.append(0)
+    elif value is True:
+        out.append(6)
+    elif value is False:
+        out.append(7)
+    elif isinstance(value, int):
+        if value in _INT64:
+            out += _I64.pack(1, value)
+        else:
+            out.append(2)
+            out += value.to_bytes(16, "little", signed=True)
+    elif isinstance(value, float):
+        out += _F64.pack(3, value)
+    elif isinstance(value, str):
+        out.append(4)
+        _put_bytes(out, value.encode())
+    else:
+        out.append(5)
+        _put_bytes(out, value)
+
+
+def _get_cell(reader: _Reader) -> Any:
+    tag = reader.take(1)[0]
+    match tag:
+        case 0:
+            return None
+        case 1:
+            return int.from_bytes(reader.take(8), "little", signed=True)
+        case 2:
+            return int.from_bytes(reader.take(16), "little", signed=True)
+        case 3:
+            return struct.unpack("<d", reader.take(8))[0]
+        case 4:
+            return reader.sized().decode()
+        case 5:
+            return reader.sized()
+        case 6 | 7:
+            return tag == 6
+    raise DataLoss(f"a log record holds a cell of unknown type {tag}", offset=reader.at)
+
+
+class StageKind(IntEnum):
+    """What a STAGE record holds. The values are on disk."""
+
+    EVENTS = 0
+    RUN = 1
+
+
+@dataclass(slots=True)
+class Stage:
+    """Durable and invisible: events or a delta run that a later commit may name."""
+
+    kind: StageKind
+    table: int
+    rows: int
+    owner: str
+    data: Sequence[Any]
+
+    def encode(self) -> list[Any]:
+        owner = self.owner.encode()
+        size = sum(memoryview(part).nbytes for part in self.data)
+        head = struct.pack("<BBIQI", _VERSION, self.kind, self.table, self.rows, len(owner)) + owner
+        return [head + _U64.pack(size) + bytes(-(len(head) + 8) % 8), *self.data]
+
+
+def decode_stage(body: Buffer) -> Stage:
+    reader = _Reader(body)
+    reader.version()
+    kind = StageKind(reader.take(1)[0])
+    table, rows = reader.unpack(struct.Struct("<IQ"))
+    owner = reader.sized().decode()
+    size = reader.unpack(_U64)[0]
+    reader.take(-reader.at % 8)
+    return Stage(kind, table, rows, owner, [reader.take(size)])
+
+
+@dataclass(slots=True)
+class Abort:
+    """Commits that took a CTS and did not happen, request tokens that never will, stages that were given up."""
+
+    commits: tuple[int, ...] = ()
+    tokens: tuple[str, ...] = ()
+    stages: tuple[int, ...] = ()
+
+    def encode(self) -> list[Any]:
+        out = bytearray([_VERSION])
+        for numbers in (self.commits, self.stages):
+            out += _U32.pack(len(numbers)) + struct.pack(f"<{len(numbers)}Q", *numbers)
+        out += _U32.pack(len(self.tokens))
+        for token in self.tokens:
+            _put_bytes(out, token.encode())
+        return [out]
+
+
+def decode_abort(body: Buffer) -> Abort:
+    reader = _Reader(body)
+    reader.version()
+    commits, stages = (
+        struct.unpack(f"<{count}Q", reader.take(8 * count)) for count in (reader.unpack(_U32)[0] for _ in range(2))
+    )
+    tokens = tuple(reader.sized().decode() for _ in range(reader.unpack(_U32)[0]))
+    return Abort(commits, tokens, stages)

@@ -1,0 +1,181 @@
+"""Reading at a snapshot. Never writes.
+
+::
+
+    read(row, S):   ops  = pending operations on the row with cts <= S          captured first
+                    base = the base row; if stamped above S, the newest version at or below S
+                    fold(base, ops)                                             ops at or below the stamp are inert
+                    check that the lease still holds                            else SnapshotTooOld, never a guess
+
+Why pending first: consolidation writes base, then drops pending. Looking in the other order, an operation could
+move from pending into base between the two looks and be seen in neither.
+
+A snapshot that was registered before the horizon reached it finds its versions kept. A *historical* one (``as_of`` a
+past timestamp) can read only tables that keep history that far back; every other table refuses it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from kivi.delta.ops import Barrier, RowOp, fold
+from kivi.delta.runs import DeltaRun, merged_items
+from kivi.engine import Engine
+from kivi.errors import SnapshotTooOld
+from kivi.keys import Space, row_key, split_row_key, table_prefix, version_key, version_prefix
+from kivi.keys import prefix_end
+from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.pending import Pending
+from kivi.rows import RowLayout, Version
+from kivi.schema import TableSchema
+
+__all__ = ["Reader"]
+
+Ops = Iterable[tuple[int, RowOp]]
+
+
+class Reader:
+    """Rows at a snapshot. ``history_floor(schema)`` is the oldest S that a table with history still answers."""
+
+    def __init__(
+        self, engine: Engine, pending: Pending, leases: Leases, history_floor: Callable[[TableSchema], int | None]
+    ) -> None:
+        self._engine = engine
+        self._pending = pending
+        self._leases = leases
+        self._history_floor = history_floor
+
+    def check(self, lease: Lease, schema: TableSchema) -> None:
+        """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows."""
+        self._leases.check(lease)
+        if lease.historical:
+            floor = self._history_floor(schema)
+            if floor is None or lease.ts < floor:
+                kept = "keeps no history" if floor is None else f"keeps history from {floor} on"
+                raise SnapshotTooOld(f"table {schema.name!r} {kept}, and cannot be read as of {lease.ts}")
+
+    def get(self, lease: Lease, schema: TableSchema, keys: list[bytes]) -> list[Version | None]:
+        """Each row at the lease's snapshot, or None. Tombstones count as None."""
+        upto = lease.ts
+        ops = [self._pending.ops(schema.id, key, upto) for key in keys]
+        if len(keys) == 1:
+            raws = [self._engine.get(row_key(schema.id, keys[0]))]
+        else:
+            raws = self._engine.get_many([row_key(schema.id, key) for key in keys])
+        out = []
+        for key, raw, row_ops in zip(keys, raws, ops, strict=True):
+            version = fold(schema, self._base(schema, key, raw, upto), row_ops, upto)
+            out.append(version if version is not None and version.alive else None)
+        self.check(lease, schema)
+        return out
+
+    def newest(self, schema: TableSchema, key: bytes) -> int:
+        """The CTS of the newest operation on a row, visible or not: for the verdict on guards."""
+        pending = self._pending.newest(schema.id, key)
+        raw = self._engine.get(row_key(schema.id, key))
+        return max(pending, RowLayout.stamp_of(raw) if raw else 0)
+
+    def scan(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        reverse: bool = False,
+        check_every: int = 1_024,
+    ) -> Iterator[tuple[bytes, Version]]:
+        """Live rows of [start, end) in key order. Everything is captured at the call, not at the first next()."""
+        upto = lease.ts
+        indexed, runs = self._pending.capture(schema.id, start, end, upto)
+        space = table_prefix(Space.ROW, schema.id)
+        low = space + (start or b"")
+        high = prefix_end(space) if end is None else space + end
+        base = self._engine.scan(low, high, reverse=reverse)
+        self.check(lease, schema)
+        if reverse:
+            indexed.reverse()
+        changed = _joined(indexed, runs, start, end, upto, reverse)
+        rows = self._rows(schema, base, changed, upto, reverse)
+        return self._checked(rows, lease, schema, check_every)
+
+    def _checked(
+        self, rows: Iterator[tuple[bytes, Version]], lease: Lease, schema: TableSchema, every: int
+    ) -> Iterator[tuple[bytes, Version]]:
+        """Rows in portions that were read wholly while the lease held."""
+        while portion := list(itertools.islice(rows, every)):
+            self.check(lease, schema)
+            yield from portion
+
+    def _rows(
+        self,
+        schema: TableSchema,
+        base: Iterator[tuple[bytes, bytes]],
+        changed: Iterator[tuple[bytes, list[tuple[int, RowOp]]]],
+        upto: int,
+        reverse: bool,
+    ) -> Iterator[tuple[bytes, Version]]:
+        stored = next(base, None)
+        delta = next(changed, None)
+        while stored is not None or delta is not None:
+            base_key = split_row_key(stored[0])[1] if stored is not None else None
+            change_key = delta[0] if delta is not None else None
+            if base_key is not None and (change_key is None or (base_key != change_key and (base_key < change_key) != reverse)):
+                key, raw, ops = base_key, stored[1] if stored else None, []
+                stored = next(base, None)
+            else:
+                assert delta is not None and change_key is not None
+                key, ops = delta
+                raw = None
+                if base_key == change_key and stored is not None:
+                    raw = stored[1]
+                    stored = next(base, None)
+                delta = next(changed, None)
+            version = fold(schema, self._base(schema, key, raw, upto), ops, upto)
+            if version is not None and version.alive:
+                yield key, version
+
+    def _base(self, schema: TableSchema, key: bytes, raw: bytes | None, upto: int) -> Version | None:
+        if raw is None:
+            return None
+        layout = RowLayout.of(schema)
+        if RowLayout.stamp_of(raw) <= upto:
+            return layout.decode(raw)
+        prefix = version_prefix(schema.id, key)
+        for _, older in self._engine.scan(version_key(schema.id, key, upto), prefix_end(prefix)):
+            return layout.decode(older)
+        return None
+
+
+def _joined(
+    indexed: list[tuple[bytes, tuple[tuple[int, RowOp], ...]]],
+    runs: tuple[DeltaRun, ...],
+    start: bytes | None,
+    end: bytes | None,
+    upto: int,
+    reverse: bool,
+) -> Iterator[tuple[bytes, list[tuple[int, RowOp]]]]:
+    """Pending operations of both kinds by key, each in CTS order."""
+    if not runs:
+        yield from ((key, list(ops)) for key, ops in indexed)
+        return
+    columnar: Iterable[tuple[bytes, list[tuple[int, RowOp]]]] = (
+        (key, [(cts, RowOp(Barrier.PATCH, {}, deltas)) for cts, deltas in found])
+        for key, found in merged_items(runs, start, end, upto)
+    )
+    if reverse:
+        columnar = list(columnar)[::-1]
+    left, right = iter(indexed), iter(columnar)
+    a, b = next(left, None), next(right, None)
+    while a is not None or b is not None:
+        if b is None or (a is not None and a[0] != b[0] and (a[0] < b[0]) != reverse):
+            assert a is not None
+            yield a[0], list(a[1])
+            a = next(left, None)
+        elif a is None or a[0] != b[0]:
+            yield b
+            b = next(right, None)
+        else:
+            yield a[0], sorted([*a[1], *b[1]], key=lambda item: item[0])
+            a, b = next(left, None), next(right, None)

@@ -1,0 +1,166 @@
+"""Tokens: how a commit is recognised when it comes again (R16).
+
+A *request token* names one attempt to commit. It lies in the same log record as the commit, so it is there exactly
+if the commit is. The same token again returns the first CTS; with another payload it is InvalidArgument. Tokens that
+the client library makes begin with ``k1-<time of issue, us>-``: past their time limit they are forgotten, and refused
+rather than applied again. A caller's own token is kept for ever.
+
+A *batch token* is (scope, sequence): Spark's application and batch id. A repeat returns the first CTS whatever the
+batch holds this time; leaving one out is OutOfSequence; the scope keeps its high mark for ever.
+
+*Fencing*: "not found" proves nothing while the old attempt may still be on its way. ``outcome`` therefore logs an
+abort record for the token first; an attempt that arrives later meets the fence and aborts.
+
+Lives under the committer's entry lock. Persisted by consolidation together with the commits it covers; until then
+rebuilt from the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import InvalidArgument, OutOfSequence
+from kivi.keys import Space, batch_key, meta_key, prefix_end, token_key
+
+__all__ = ["FENCED", "Remembered", "Tokens", "issued_at_us"]
+
+FENCED: Final = 0
+"""The CTS of a token that will never commit."""
+
+_VALUE: Final = struct.Struct("<Q16s")
+_SCOPE: Final = "scope/"
+
+
+class Remembered(NamedTuple):
+    cts: int
+    digest: bytes
+
+
+def issued_at_us(token: str) -> int | None:
+    """The time of issue of a token that the client library made, else None."""
+    if token.startswith("k1-"):
+        head, _, _ = token[3:].partition("-")
+        if head.isdecimal() and len(head) <= 19:
+            return int(head)
+    return None
+
+
+def library_prefix(issued_us: int) -> str:
+    return f"k1-{issued_us:016d}-"
+
+
+class Tokens:
+    """``ttl_us`` bounds how long library tokens are remembered."""
+
+    def __init__(self, engine: Engine, *, ttl_us: int) -> None:
+        self._engine = engine
+        self._ttl_us = ttl_us
+        self._requests: dict[str, Remembered] = {}
+        self._batches: dict[tuple[str, int], int] = {}
+        self._high: dict[str, int] = {}
+        self.hits = 0
+        prefix = meta_key(_SCOPE)
+        for key, value in engine.scan(prefix, prefix_end(prefix)):
+            self._high[key[len(prefix) :].decode()] = int.from_bytes(value, "little")
+
+    # -- request tokens -------------------------------------------------------------------------
+
+    def check_age(self, token: str, now_us: int) -> None:
+        """Raises InvalidArgument for a library token too old to be remembered."""
+        issued = issued_at_us(token)
+        if issued is not None and issued < now_us - self._ttl_us:
+            raise InvalidArgument(f"the token {token!r} was issued too long ago to be remembered; nothing was applied")
+
+    def find(self, token: str) -> Remembered | None:
+        found = self._requests.get(token)
+        if found is None and (raw := self._engine.get(token_key(token))) is not None:
+            found = Remembered(*_VALUE.unpack(raw))
+        if found is not None:
+            self.hits += 1
+        return found
+
+    def remember(self, token: str, cts: int, digest: bytes) -> None:
+        self._requests[token] = Remembered(cts, digest)
+
+    def forget(self, token: str) -> None:
+        """The commit that carried it aborted after it had taken a CTS: the token is fenced with it."""
+        self._requests[token] = Remembered(FENCED, bytes(16))
+
+    # -- batch tokens ---------------------------------------------------------------------------
+
+    def find_batch(self, scope: str, sequence: int) -> int | None:
+        """The first CTS of this batch, or None if it is the next one. Raises OutOfSequence for a gap."""
+        high = self._high.get(scope)
+        if high is not None and sequence <= high:
+            self.hits += 1
+            cts = self._batches.get((scope, sequence))
+            if cts is None and (raw := self._engine.get(batch_key(scope, sequence))) is not None:
+                cts = int.from_bytes(raw, "little")
+            if cts is None:
+                raise OutOfSequence(
+                    f"batch {sequence} of {scope!r} lies before the first one that was committed here",
+                    expected=high + 1,
+                )
+            return cts
+        if high is not None and sequence != high + 1:
+            raise OutOfSequence(f"batch {sequence} of {scope!r} leaves a gap after {high}", expected=high + 1)
+        return None
+
+    def remember_batch(self, scope: str, sequence: int, cts: int) -> None:
+        self._batches[scope, sequence] = cts
+        self._high[scope] = max(sequence, self._high.get(scope, sequence))
+
+    def forget_batch(self, scope: str, sequence: int) -> None:
+        """The commit aborted after it had taken a CTS; only ever the newest of its scope."""
+        self._batches.pop((scope, sequence), None)
+        if self._high.get(scope) == sequence:
+            if (scope, sequence - 1) in self._batches or self._engine.get(batch_key(scope, sequence - 1)) is not None:
+                self._high[scope] = sequence - 1
+            else:
+                del self._high[scope]
+
+    def scopes(self, prefix: str = "") -> list[str]:
+        """The scopes that batches were committed under."""
+        return sorted(scope for scope in tuple(self._high) if scope.startswith(prefix))
+
+    # -- persistence ----------------------------------------------------------------------------
+
+    def take(self, upto: int) -> Iterator[tuple[bytes, bytes]]:
+        """Engine rows for what commits at or below ``upto`` brought; call ``drop`` once they are written."""
+        for token, (cts, digest) in tuple(self._requests.items()):
+            if cts <= upto:
+                yield token_key(token), _VALUE.pack(cts, digest)
+        for (scope, sequence), cts in tuple(self._batches.items()):
+            if cts <= upto:
+                yield batch_key(scope, sequence), cts.to_bytes(8, "little")
+                yield meta_key(_SCOPE + scope), sequence.to_bytes(8, "little")
+
+    def drop(self, upto: int) -> None:
+        """What ``take`` gave is in the engine now."""
+        for token in [token for token, found in tuple(self._requests.items()) if found.cts <= upto]:
+            self._requests.pop(token, None)
+        for batch in [batch for batch, cts in tuple(self._batches.items()) if cts <= upto]:
+            self._batches.pop(batch, None)
+
+    def trim(self, now_us: int, limit: int) -> WriteBatch | None:
+        """Deletes up to ``limit`` library tokens past their time limit; None if there is nothing to do."""
+        low = token_key(library_prefix(0)[:3])
+        high = token_key(library_prefix(max(0, now_us - self._ttl_us)))
+        batch = WriteBatch()
+        for key, _ in self._engine.scan(low, high):
+            batch.delete(key)
+            if len(batch) >= limit:
+                break
+        return batch if len(batch) else None
+
+    @property
+    def unsaved(self) -> int:
+        return len(self._requests) + len(self._batches)
+
+
+def space() -> Space:
+    """The key space of request tokens, for dumps."""
+    return Space.TOKEN

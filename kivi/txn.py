@@ -1,0 +1,297 @@
+"""A transaction before it commits: its snapshot, its own writes, and how they become one commit record.
+
+Own writes compose per row in program order (R7) and are read back at once (R1). Deltas that the transaction's own
+appends derive for aggregates are part of that: they are derived again when a read asks, and once more, for the record,
+at commit, with the catalog as it is then.
+
+``prepare`` is step 1 of committing (``kivi.mvcc.commit``): it derives, validates sizes and encodes, with nothing locked.
+Events go to the log as Arrow bytes and to pending as the same Arrow columns; no statement runs once per event, except
+for commits of a few events, where plain Python is faster than starting column kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kivi.arrow import encode_ipc, stored_rows
+from kivi.catalog import TABLES, View, changes, schema_guard
+from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
+from kivi.delta.runs import DeltaRun, derive, derive_small
+from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
+from kivi.keys import decode_key, encode_key
+from kivi.mvcc.commit import Prepared
+from kivi.mvcc.leases import Lease
+from kivi.mvcc.pending import Applied
+from kivi.mvcc.record import Bulk, Commit
+from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
+from kivi.rows import Version
+from kivi.schema import TableSchema
+from kivi.settings import Settings
+
+__all__ = ["SMALL_EVENTS", "Staged", "Txn", "prepare"]
+
+SMALL_EVENTS: Final = 32
+"""Up to this many events a commit's deltas are derived row by row and pend as row operations."""
+
+OWN_CTS: Final = 2**63 - 1
+"""The timestamp that own writes fold at: after everything committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    sequence: int
+    batch: pa.RecordBatch
+
+
+@dataclass(slots=True)
+class Txn:
+    """One open transaction. Not thread safe; the store's methods take its ``lock``."""
+
+    lease: Lease
+    settings: Settings
+    rows: dict[tuple[int, bytes], RowOp] = field(default_factory=dict)
+    guards: set[Guard] = field(default_factory=set)
+    appends: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    staged: dict[int, list[Staged]] = field(default_factory=dict)
+    schemas: dict[int, TableSchema] = field(default_factory=dict)
+    operations: int = 0
+    nbytes: int = 0
+    closed: str = ""
+    commit_ts: int | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def start_ts(self) -> int:
+        return self.lease.ts
+
+    @property
+    def wrote(self) -> bool:
+        return bool(self.rows or self.guards or self.appends or self.staged)
+
+    # -- own writes -------------------------------------------------------------------------------
+
+    def put(self, schema: TableSchema, key: bytes, values: Mapping[str, Any]) -> None:
+        self._set(schema, key, then_put(self.rows.get((schema.id, key)), _indexed(schema, values)), values)
+
+    def delta(self, schema: TableSchema, key: bytes, values: Mapping[str, Any]) -> None:
+        op = then_delta(schema, self.rows.get((schema.id, key)), _indexed(schema, values))
+        self._set(schema, key, op, values)
+
+    def insert(self, schema: TableSchema, key: bytes, values: Mapping[str, Any], exists: bool) -> None:
+        """``exists``: whether this transaction sees the row, own writes included."""
+        if exists:
+            raise RowExists(table=schema.name, key=caller_key(schema, key))
+        self._set(schema, key, then_insert(_indexed(schema, values)), values)
+
+    def delete(self, schema: TableSchema, key: bytes) -> None:
+        self._set(schema, key, then_delete(), {})
+
+    def guard(self, schema: TableSchema, key: bytes, column: str | None) -> None:
+        index = EXISTENCE if column is None else _indexed(schema, {column: None}).popitem()[0]
+        self._count(1, len(key))
+        self._use(schema)
+        self.guards.add(Guard(schema.id, key, index))
+
+    def append(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        if batch.num_rows > self.settings.max_append_rows:
+            raise ResourceExhausted(
+                f"{batch.num_rows} events in one append are over the limit of {self.settings.max_append_rows}: send less"
+            )
+        self._count(0, int(batch.nbytes))
+        self._use(schema)
+        self.appends.setdefault(schema.id, []).append(batch)
+
+    def append_staged(self, schema: TableSchema, staged: Sequence[Staged]) -> None:
+        self._use(schema)
+        self.staged.setdefault(schema.id, []).extend(staged)
+
+    def _set(self, schema: TableSchema, key: bytes, op: RowOp, values: Mapping[str, Any]) -> None:
+        size = len(key)
+        for name, value in values.items():
+            length = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
+            if length > self.settings.max_value_bytes:
+                raise ResourceExhausted(
+                    f"column {name!r} has {length} bytes, over the limit of {self.settings.max_value_bytes}"
+                )
+            size += length
+        self._count(1, size)
+        self._use(schema)
+        self.rows[schema.id, key] = op
+
+    def _count(self, operations: int, nbytes: int) -> None:
+        limits = self.settings
+        if self.operations + operations > limits.max_transaction_operations:
+            raise ResourceExhausted(f"a transaction has at most {limits.max_transaction_operations} operations")
+        if self.nbytes + nbytes > limits.max_transaction_bytes:
+            raise ResourceExhausted(
+                f"a transaction has at most {limits.max_transaction_bytes} bytes; this one would have "
+                f"{self.nbytes + nbytes}: split it, or stage the data first"
+            )
+        self.operations += operations
+        self.nbytes += nbytes
+
+    def _use(self, schema: TableSchema) -> None:
+        self.schemas[schema.id] = schema
+
+    # -- reading own writes -------------------------------------------------------------------------
+
+    def events_of(self, table: int) -> list[pa.RecordBatch]:
+        return [*self.appends.get(table, ()), *(staged.batch for staged in self.staged.get(table, ()))]
+
+    def own_ops(self, schema: TableSchema) -> dict[bytes, RowOp]:
+        """This transaction's net operation per row of ``schema``, deltas derived from its appends included."""
+        if schema.kind == "aggregate":
+            batches = self.events_of(schema.source_id)
+            return {key: RowOp(Barrier.PATCH, {}, deltas) for key, deltas in _derived(schema, batches)}
+        return {key: op for (table, key), op in self.rows.items() if table == schema.id}
+
+    def overlay(self, schema: TableSchema, version: Version | None, op: RowOp | None) -> Version | None:
+        if op is not None:
+            version = apply_op(schema, version, OWN_CTS, op)
+        return version if version is not None and version.alive else None
+
+
+def caller_key(schema: TableSchema, key: bytes) -> tuple[Any, ...]:
+    """An encoded row key as the caller wrote it."""
+    values = decode_key([c.type for c in schema.key], key)
+    return tuple(c.type.from_stored(v, c.name) for c, v in zip(schema.key, values, strict=True))
+
+
+def encoded_key(schema: TableSchema, key: tuple[Any, ...]) -> bytes:
+    return encode_key([c.type for c in schema.key[: len(key)]], key)
+
+
+def _indexed(schema: TableSchema, values: Mapping[str, Any]) -> dict[int, Any]:
+    columns = schema.columns
+    names = {c.name: i for i, c in enumerate(columns)} if len(values) > 2 else None
+    if names is not None:
+        return {names[name]: value for name, value in values.items()}
+    return {next(i for i, c in enumerate(columns) if c.name == name): value for name, value in values.items()}
+
+
+def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[tuple[bytes, dict[int, Any]]]:
+    if not batches:
+        return []
+    if sum(batch.num_rows for batch in batches) <= SMALL_EVENTS:
+        return derive_small(aggregate, _rows_of(batches))
+    run = derive(aggregate, pa.Table.from_batches(batches))
+    return [(run.key_at(i), run.deltas_at(i)) for i in range(run.rows)]
+
+
+def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in stored_rows(batch)]
+
+
+def prepare(
+    txn: Txn,
+    view: View,
+    *,
+    request: str | None,
+    batch: tuple[str, int] | None,
+    newest: Callable[[int, bytes], int | None],
+    name_of: Callable[[int], TableSchema | None],
+) -> Prepared:
+    """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry."""
+    commit = Commit(txn.start_ts, batch=batch)
+    commit.rows = sorted(((table, key, op) for (table, key), op in txn.rows.items()), key=lambda row: row[:2])
+    commit.guards = sorted(txn.guards)
+    events: list[tuple[int, pa.RecordBatch]] = []
+    runs: list[tuple[int, DeltaRun]] = []
+    for table in sorted({*txn.appends, *txn.staged}):
+        direct = txn.appends.get(table, [])
+        if direct:
+            joined = direct[0] if len(direct) == 1 else _joined(direct)
+            commit.appends.append(Bulk(table, 0, [encode_ipc(joined)]))
+            events.append((table, joined))
+        for staged in txn.staged.get(table, ()):
+            commit.appends.append(Bulk(table, staged.sequence, []))
+            events.append((table, staged.batch))
+        batches = txn.events_of(table)
+        small = sum(item.num_rows for item in batches) <= SMALL_EVENTS
+        rows = _rows_of(batches) if small and view.aggregates.get(table) else []
+        for aggregate in view.aggregates.get(table, ()):
+            if small:
+                commit.derived += [
+                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in derive_small(aggregate, rows)
+                ]
+            else:
+                run = derive(aggregate, pa.Table.from_batches(batches))
+                runs.append((aggregate.id, run))
+                commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
+    digest = _digest(commit) if request is not None else bytes(16)
+    if request is not None:
+        commit.request = (request, digest)
+    body = commit.encode()
+    guards = [schema_guard(table) for table in txn.schemas if txn.schemas[table].kind != "aggregate"]
+    applied = Applied([*commit.rows, *commit.derived], events, runs)
+
+    def describe(collision: Collision) -> tuple[str, tuple[Any, ...], str | None]:
+        if collision.table == TABLES.id:
+            dropped = txn.schemas.get(decode_key([c.type for c in TABLES.key], collision.key)[0])
+            return (dropped.name if dropped else TABLES.name), (), None
+        schema = name_of(collision.table) or txn.schemas.get(collision.table)
+        if schema is None:
+            return f"table {collision.table}", (), None
+        column = None if collision.column is None or collision.column < 0 else schema.columns[collision.column].name
+        return schema.name, caller_key(schema, collision.key), column
+
+    prepared = Prepared(commit, body, applied, view.version, guards, describe, newest)
+    prepared.digest = digest
+    prepared.nbytes = sum(memoryview(part).nbytes for part in body)
+    if changes(commit.rows):
+        prepared.schema_guards = []
+    return prepared
+
+
+def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def _digest(commit: Commit) -> bytes:
+    """16 bytes over what the caller sent: not over what was derived, nor the snapshot it was sent on."""
+    plain = Commit(0, rows=commit.rows, guards=commit.guards)
+    hasher = hashlib.blake2b(b"".join(bytes(part) for part in plain.encode()), digest_size=16)
+    for bulk in commit.appends:
+        checks = [zlib.crc32(part) for part in bulk.parts]
+        hasher.update(repr((bulk.table, bulk.stage, bulk.nbytes, checks)).encode())
+    return hasher.digest()
+
+
+def merged(
+    rows: Iterator[tuple[bytes, Version]], own: dict[bytes, RowOp], schema: TableSchema, txn: Txn, *, reverse: bool
+) -> Iterator[tuple[bytes, Version]]:
+    """A snapshot's rows with the transaction's own operations folded over them, in key order."""
+    waiting = sorted(own, reverse=not reverse)  # popped from the end
+    for key, version in rows:
+        while waiting and waiting[-1] != key and (waiting[-1] < key) != reverse:
+            mine = waiting.pop()
+            if (created := txn.overlay(schema, None, own[mine])) is not None:
+                yield mine, created
+        if waiting and waiting[-1] == key:
+            waiting.pop()
+            if (changed := txn.overlay(schema, version, own[key])) is not None:
+                yield key, changed
+        else:
+            yield key, version
+    while waiting:
+        mine = waiting.pop()
+        if (created := txn.overlay(schema, None, own[mine])) is not None:
+            yield mine, created
+
+
+def check_batch_token(batch: tuple[str, int] | None) -> None:
+    if batch is not None:
+        scope, sequence = batch
+        if not isinstance(scope, str) or not 0 < len(scope.encode()) <= 1024:
+            raise InvalidArgument("a batch token's scope is a text of 1 to 1024 bytes")
+        if not isinstance(sequence, int) or not 0 <= sequence < 2**63:
+            raise InvalidArgument(f"a batch token's sequence is a number from 0 on, not {sequence!r}")
