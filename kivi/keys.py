@@ -1,0 +1,552 @@
+"""The bytes of a key: the one place where keys are built and parsed.
+
+**Values.** A row key is its values one after the other, each written so that comparing bytes (memcmp)
+is comparing values, and so that no encoded value is the beginning of another one::
+
+    type                  bytes              how
+    bool                  1                  0x00 false, 0x01 true
+    int64                 8                  big endian, sign bit flipped
+    decimal(p, s)         8                  the unscaled integer, as int64
+    timestamp             8                  microseconds since 1970, as int64
+    float64               8                  big endian IEEE 754; sign bit flipped if it was clear, all
+                                             bits flipped if it was set; -0.0 is written as 0.0
+    string, bytes         length + 2 + z     UTF-8 or bytes; each of the z bytes 0x00 becomes 0x00 0xFF;
+                                             then 0x00 0x00. So "a" < "a\\0" < "ab", as it must be
+
+From the two properties follows what the rest of the store relies on:
+
+* the order of keys is the order of their values, column by column;
+* the encoding of the first values of a key is a byte prefix of exactly the keys that begin with those
+  values, so every prefix of the key columns can be scanned: ``[p, prefix_end(p))``;
+* full keys of one table are prefix-free, so something may be appended to one (a version's timestamp)
+  without disturbing the order.
+
+An encoded key has at most 64 KiB. ``encode_key`` works on one key, ``encode_key_columns`` on whole Arrow
+columns, without a Python statement per row; both give the same bytes.
+
+**Key spaces.** Everything lives in one ordered space of an engine; the first byte says what a key is::
+
+    0x01 META        name                                       what the store knows about itself
+    0x02 CATALOG     name                                       outside any table: bootstrap of the catalog
+    0x03 ROW         table u32 | row key                        base row (kivi.rows), stamped with its CTS
+    0x04 VERSION     table u32 | row key | ~cts u64             older version of a row, newest first
+    0x05 EVENT       table u32 | 0x00                           events_upto and the like
+                     table u32 | 0x01 | block u64               header of an event block
+    0x06 EVENT_DATA  table u32 | block u64                      the block itself
+    0x07 TOKEN       token                                      what became of a request token
+    0x08 BATCH       scope 0x00 0x00 | sequence u64             what became of a batch token
+    0x09 TIME        milliseconds u64                           commit time -> commit timestamp
+
+All integers are big endian, so order is numeric. Meta and headers of an event table share a space so that
+*one* engine scan sees both in one consistent view. Bytes that no key of ours can have are DataLoss.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.errors import DataLoss, InvalidArgument
+from kivi.schema import ColumnType
+
+__all__ = [
+    "KEY_BYTES_MAX",
+    "Space",
+    "arrow_from_stored",
+    "batch_key",
+    "catalog_key",
+    "decode_key",
+    "decode_key_columns",
+    "encode_key",
+    "encode_key_columns",
+    "event_data_key",
+    "event_header_key",
+    "event_meta_key",
+    "flat",
+    "meta_key",
+    "prefix_end",
+    "row_key",
+    "split_row_key",
+    "split_version_key",
+    "stored_array",
+    "table_prefix",
+    "time_key",
+    "token_key",
+    "version_key",
+    "version_prefix",
+]
+
+KEY_BYTES_MAX: Final = 64 * 1024
+"""Published limit: bytes of one encoded key."""
+
+Bytes = npt.NDArray[np.uint8]
+Offsets = npt.NDArray[np.int64]
+
+_SIGN: Final = 1 << 63
+_MASK64: Final = 2**64 - 1
+_F64: Final = struct.Struct(">d")
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+_END: Final = b"\x00\x00"
+_ZERO: Final = b"\x00"
+_ESCAPED_ZERO: Final = b"\x00\xff"
+
+
+# -- one value ------------------------------------------------------------------------------------
+
+
+def _encode_bool(value: Any) -> bytes:
+    return b"\x01" if value else b"\x00"
+
+
+def _decode_bool(data: bytes, at: int) -> tuple[Any, int]:
+    if data[at] > 1:
+        raise ValueError(f"{data[at]:#04x} is not a bool")
+    return data[at] == 1, at + 1
+
+
+def _encode_int(value: Any) -> bytes:
+    return (value + _SIGN).to_bytes(8, "big")  # type: ignore[no-any-return]
+
+
+def _decode_int(data: bytes, at: int) -> tuple[Any, int]:
+    return _U64.unpack_from(data, at)[0] - _SIGN, at + 8
+
+
+def _encode_float(value: Any) -> bytes:
+    bits = int.from_bytes(_F64.pack(value + 0.0), "big")  # -0.0 + 0.0 is 0.0
+    return (bits ^ (_MASK64 if bits & _SIGN else _SIGN)).to_bytes(8, "big")
+
+
+def _decode_float(data: bytes, at: int) -> tuple[Any, int]:
+    bits = _U64.unpack_from(data, at)[0]
+    return _F64.unpack(_U64.pack(bits ^ (_SIGN if bits & _SIGN else _MASK64)))[0], at + 8
+
+
+def _encode_bytes(value: Any) -> bytes:
+    return value.replace(_ZERO, _ESCAPED_ZERO) + _END  # type: ignore[no-any-return]
+
+
+def _decode_bytes(data: bytes, at: int) -> tuple[Any, int]:
+    end = data.index(_END, at)  # inside a value 0x00 is followed by 0xFF, so the first 0x00 0x00 is the end
+    return data[at:end].replace(_ESCAPED_ZERO, _ZERO), end + 2
+
+
+def _encode_string(value: Any) -> bytes:
+    return _encode_bytes(value.encode())
+
+
+def _decode_string(data: bytes, at: int) -> tuple[Any, int]:
+    value, at = _decode_bytes(data, at)
+    return value.decode(), at
+
+
+# -- one column of fixed width --------------------------------------------------------------------
+
+
+def _ints_to_bytes(values: npt.NDArray[Any]) -> Bytes:
+    flipped = values.astype(np.int64, copy=False).view(np.uint64) ^ np.uint64(_SIGN)
+    return flipped.astype(">u8").view(np.uint8).reshape(-1, 8)
+
+
+def _bytes_to_ints(data: Bytes) -> npt.NDArray[Any]:
+    return (_words(data) ^ np.uint64(_SIGN)).view(np.int64)
+
+
+def _floats_to_bytes(values: npt.NDArray[Any]) -> Bytes:
+    bits = (values + 0.0).view(np.uint64)
+    flip = np.where(bits >> np.uint64(63), np.uint64(_MASK64), np.uint64(_SIGN))
+    return (bits ^ flip).astype(">u8").view(np.uint8).reshape(-1, 8)
+
+
+def _bytes_to_floats(data: Bytes) -> npt.NDArray[Any]:
+    bits = _words(data)
+    flip = np.where(bits >> np.uint64(63), np.uint64(_SIGN), np.uint64(_MASK64))
+    return (bits ^ flip).view(np.float64)
+
+
+def _words(data: Bytes) -> npt.NDArray[np.uint64]:
+    return np.ascontiguousarray(data).view(">u8").ravel().astype(np.uint64)
+
+
+def _bools_to_bytes(values: npt.NDArray[Any]) -> Bytes:
+    return values.astype(np.uint8).reshape(-1, 1)
+
+
+def _bytes_to_bools(data: Bytes) -> npt.NDArray[Any]:
+    if len(data) and data.max() > 1:
+        raise ValueError(f"{data.max():#04x} is not a bool")
+    return data.ravel().astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class _Codec:
+    """How one column type is written: one value at a time and, if its width is fixed, a column at a time."""
+
+    encode: Callable[[Any], bytes]
+    decode: Callable[[bytes, int], tuple[Any, int]]
+    width: int  # 0: escaped and terminated
+    to_bytes: Callable[[npt.NDArray[Any]], Bytes] = _ints_to_bytes
+    from_bytes: Callable[[Bytes], npt.NDArray[Any]] = _bytes_to_ints
+
+
+_INT: Final = _Codec(_encode_int, _decode_int, 8)
+_CODECS: Final[dict[str, _Codec]] = {
+    "bool": _Codec(_encode_bool, _decode_bool, 1, _bools_to_bytes, _bytes_to_bools),
+    "int64": _INT,
+    "decimal": _INT,
+    "timestamp": _INT,
+    "float64": _Codec(_encode_float, _decode_float, 8, _floats_to_bytes, _bytes_to_floats),
+    "string": _Codec(_encode_string, _decode_string, 0),
+    "bytes": _Codec(_encode_bytes, _decode_bytes, 0),
+}
+
+
+# -- one key --------------------------------------------------------------------------------------
+
+
+def encode_key(types: Sequence[ColumnType], values: Sequence[Any]) -> bytes:
+    """Stored-form values -> bytes. Fewer values than types give the prefix of all keys that begin with them.
+
+    Raises InvalidArgument for a null, for too many values and for a key longer than ``KEY_BYTES_MAX``.
+    """
+    if len(values) > len(types):
+        raise InvalidArgument(f"a key of {len(types)} columns cannot have {len(values)} values")
+    parts = []
+    for type_, value in zip(types, values, strict=False):
+        if value is None:
+            raise InvalidArgument("a null key: every key column needs a value")
+        parts.append(_CODECS[type_.name].encode(value))
+    key = b"".join(parts)
+    if len(key) > KEY_BYTES_MAX:
+        raise _too_long(len(key))
+    return key
+
+
+def decode_key(types: Sequence[ColumnType], data: bytes) -> tuple[Any, ...]:
+    """The stored-form values of a full key of these types. Raises DataLoss for bytes that are none."""
+    values = []
+    at = 0
+    try:
+        for type_ in types:
+            value, at = _CODECS[type_.name].decode(data, at)
+            values.append(value)
+        if at != len(data):
+            raise ValueError(f"{len(data) - at} bytes are left over")
+    except (ValueError, IndexError, struct.error) as error:
+        raise _damaged(error) from None
+    return tuple(values)
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The smallest byte string greater than everything that begins with ``prefix``; None if there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def _too_long(length: int) -> InvalidArgument:
+    return InvalidArgument(f"a key of {length} bytes is too long: at most {KEY_BYTES_MAX} when encoded")
+
+
+def _damaged(error: object) -> DataLoss:
+    return DataLoss(f"a stored key does not fit its table ({error}): run kivi verify")
+
+
+# -- columns in stored form -----------------------------------------------------------------------
+
+
+def flat(array: Any) -> Any:
+    """An Arrow array without chunks and without a dictionary."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array
+
+
+def stored_array(type_: ColumnType, array: Any) -> npt.NDArray[Any]:
+    """An Arrow column of fixed width as NumPy in stored form: int64, float64 or bool; 0 where it is null.
+
+    A decimal's unscaled value is at most 18 digits, so it is the low half of Arrow's 128 bits: a view.
+    """
+    array = flat(array)
+    if type_.name == "decimal":
+        wanted = pa.decimal128(type_.precision, type_.scale)
+        if array.type != wanted:
+            array = array.cast(pa.decimal128(38, type_.scale))
+        if len(array) == 0:
+            return np.zeros(0, np.int64)
+        halves = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), 16 * array.offset)
+        values: npt.NDArray[Any] = halves[::2]
+        return np.where(_valid(array), values, 0) if array.null_count else values
+    if type_.name == "float64":
+        array, zero = array.cast(pa.float64()), 0.0
+    elif type_.name == "bool":
+        array, zero = array.cast(pa.bool_()), False
+    else:
+        if type_.name == "timestamp" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
+            array = array.cast(pa.timestamp("us", array.type.tz))
+        array, zero = array.cast(pa.int64()), 0
+    if array.null_count:
+        array = array.fill_null(zero)
+    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _valid(array: Any) -> npt.NDArray[np.bool_]:
+    return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def arrow_from_stored(type_: ColumnType, values: npt.NDArray[Any]) -> Any:
+    """The inverse of ``stored_array``, for columns without nulls."""
+    if type_.name == "decimal":
+        halves = np.empty((len(values), 2), np.int64)
+        halves[:, 0] = values
+        halves[:, 1] = values >> 63
+        wanted = pa.decimal128(type_.precision, type_.scale)
+        return pa.Array.from_buffers(wanted, len(values), [None, pa.py_buffer(halves)])
+    if type_.name == "timestamp":
+        return pa.array(values).cast(pa.timestamp("us", "UTC"))
+    return pa.array(values)
+
+
+# -- columns of keys ------------------------------------------------------------------------------
+
+
+def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any]) -> pa.LargeBinaryArray:
+    """``encode_key`` of every row of Arrow columns, at once. Chunked, sliced and dictionary arrays are fine.
+
+    Neighbouring columns of fixed width become one byte matrix; strings are joined by an Arrow kernel, and
+    escaped only if there is a zero byte among them. Against ``encode_key`` in a loop, 10,000 rows, medians:
+    (int64, timestamp) 0.3 ms, 40 times as fast; (string, string, int64, timestamp) 1.2 ms, 17 times as fast.
+    """
+    arrays = [flat(array) for array in arrays]
+    if any(array.null_count for array in arrays):
+        raise InvalidArgument("a null key: every key column needs a value")
+    rows = len(arrays[0]) if arrays else 0
+    parts: list[Any] = []
+    fixed: list[Bytes] = []
+    for type_, array in zip(types, arrays, strict=False):
+        codec = _CODECS[type_.name]
+        if codec.width:
+            fixed.append(codec.to_bytes(stored_array(type_, array)))
+            continue
+        if fixed:
+            parts.append(_from_matrix(fixed))
+            fixed = []
+        parts += [_escaped(array), pa.scalar(_END, pa.large_binary())]
+    if fixed:
+        parts.append(_from_matrix(fixed))
+    if not rows or not parts:
+        return pa.array([b""] * rows, pa.large_binary())
+    nothing_between = pa.scalar(b"", pa.large_binary())
+    keys = parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, nothing_between)
+    longest = int(np.diff(_offsets(keys)).max())
+    if longest > KEY_BYTES_MAX:
+        raise _too_long(longest)
+    return keys
+
+
+def _from_matrix(columns: Sequence[Bytes]) -> Any:
+    """Byte matrices side by side -> one binary value per row."""
+    matrix = np.ascontiguousarray(columns[0] if len(columns) == 1 else np.hstack(columns))
+    rows, width = matrix.shape
+    offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
+    return _large_binary(offsets, matrix)
+
+
+def _large_binary(offsets: Offsets, data: npt.NDArray[Any]) -> Any:
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
+
+
+def _escaped(array: Any) -> Any:
+    array = array.cast(pa.large_binary())
+    offsets = _offsets(array)
+    used = _data(array)[offsets[0] : offsets[-1]]
+    if np.count_nonzero(used) == len(used):
+        return array
+    return pc.replace_substring(array, _ZERO, _ESCAPED_ZERO)
+
+
+def _offsets(array: Any) -> Offsets:
+    """Offsets of a large_binary array with at least one row, slicing allowed for."""
+    return np.frombuffer(array.buffers()[1], np.int64, len(array) + 1, 8 * array.offset)
+
+
+def _data(array: Any) -> Bytes:
+    buffer = array.buffers()[2]
+    return np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.zeros(0, np.uint8)
+
+
+def decode_key_columns(types: Sequence[ColumnType], keys: Any) -> list[Any]:
+    """Full keys -> one Arrow array per key column. Raises DataLoss for bytes that are no keys of these types.
+
+    ``keys``: bytes objects, or a binary or large_binary array without nulls. Every row is parsed at the same
+    time, column by column: ``at`` is where each row has got to.
+    """
+    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
+        array = flat(keys).cast(pa.large_binary())
+    else:
+        array = pa.array(keys, pa.large_binary())
+    if not len(array):
+        return [pa.array([], _arrow_type(type_)) for type_ in types]
+    offsets, data = _offsets(array), _data(array)
+    at, ends = offsets[:-1].copy(), offsets[1:]
+    columns = []
+    try:
+        for type_ in types:
+            codec = _CODECS[type_.name]
+            if codec.width:
+                if (at + codec.width > ends).any():
+                    raise ValueError("cut short")
+                matrix = data[at[:, None] + np.arange(codec.width)]
+                columns.append(arrow_from_stored(type_, codec.from_bytes(matrix)))
+                at += codec.width
+            else:
+                stops = _terminators(data, at, ends)
+                columns.append(_unescaped(data, at, stops).cast(_arrow_type(type_)))
+                at = stops + 2
+        if (at != ends).any():
+            raise ValueError("bytes are left over")
+    except (ValueError, pa.ArrowInvalid) as error:
+        raise _damaged(error) from None
+    return columns
+
+
+def _terminators(data: Bytes, at: Offsets, ends: Offsets) -> Offsets:
+    """Where the value that begins at ``at`` ends: the first 0x00 0x00 from there, which must be in the row."""
+    pairs = np.flatnonzero((data[:-1] == 0) & (data[1:] == 0)) if len(data) > 1 else np.zeros(0, np.int64)
+    found = np.searchsorted(pairs, at)
+    if not len(pairs) or found.max() >= len(pairs):
+        raise ValueError("an end mark is missing")
+    stops: Offsets = pairs[found]
+    if (stops + 2 > ends).any():
+        raise ValueError("an end mark is missing")
+    return stops
+
+
+def _unescaped(data: Bytes, starts: Offsets, stops: Offsets) -> Any:
+    lengths = stops - starts
+    offsets = np.zeros(len(starts) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    values = data[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])]
+    array = _large_binary(offsets, values)
+    return array if values.all() else pc.replace_substring(array, _ESCAPED_ZERO, _ZERO)
+
+
+def _arrow_type(type_: ColumnType) -> Any:
+    match type_.name:
+        case "decimal":
+            return pa.decimal128(type_.precision, type_.scale)
+        case "timestamp":
+            return pa.timestamp("us", "UTC")
+        case "string":
+            return pa.string()
+        case "bytes":
+            return pa.binary()
+        case "bool":
+            return pa.bool_()
+        case "float64":
+            return pa.float64()
+        case _:
+            return pa.int64()
+
+
+# -- key spaces -----------------------------------------------------------------------------------
+
+
+class Space(IntEnum):
+    """The first byte of every key in an engine. The values are on disk and permanent."""
+
+    META = 1
+    """Facts about the store: format, recorded log position, operator ids."""
+    CATALOG = 2
+    """What must be known before the first table can be read."""
+    ROW = 3
+    """Base rows: the newest folded version of each."""
+    VERSION = 4
+    """Older versions that an open snapshot or a table's history needs."""
+    EVENT = 5
+    """Event tables: the table's own facts, then one header per block."""
+    EVENT_DATA = 6
+    """Event blocks."""
+    TOKEN = 7
+    """Request tokens."""
+    BATCH = 8
+    """Batch tokens."""
+    TIME = 9
+    """Moments and the commit timestamp that was newest then."""
+
+
+_ROW: Final = bytes([Space.ROW])
+_VERSION: Final = bytes([Space.VERSION])
+
+
+def table_prefix(space: Space, table_id: int) -> bytes:
+    """The beginning of every key of one table in ROW, VERSION, EVENT or EVENT_DATA."""
+    return bytes([space]) + _U32.pack(table_id)
+
+
+def meta_key(name: str) -> bytes:
+    return bytes([Space.META]) + name.encode()
+
+
+def catalog_key(name: str) -> bytes:
+    return bytes([Space.CATALOG]) + name.encode()
+
+
+def row_key(table_id: int, key: bytes) -> bytes:
+    return _ROW + _U32.pack(table_id) + key
+
+
+def split_row_key(data: bytes) -> tuple[int, bytes]:
+    """``row_key`` undone: (table id, key)."""
+    return _U32.unpack_from(data, 1)[0], data[5:]
+
+
+def version_prefix(table_id: int, key: bytes) -> bytes:
+    """The beginning of all older versions of a row."""
+    return _VERSION + _U32.pack(table_id) + key
+
+
+def version_key(table_id: int, key: bytes, cts: int) -> bytes:
+    """A scan from here to the end of ``version_prefix`` meets versions with CTS <= ``cts``, newest first."""
+    return _VERSION + _U32.pack(table_id) + key + _U64.pack(_MASK64 - cts)
+
+
+def split_version_key(data: bytes) -> tuple[int, bytes, int]:
+    """``version_key`` undone: (table id, key, cts)."""
+    return _U32.unpack_from(data, 1)[0], data[5:-8], _MASK64 - _U64.unpack_from(data, len(data) - 8)[0]
+
+
+def event_meta_key(table_id: int) -> bytes:
+    return table_prefix(Space.EVENT, table_id) + b"\x00"
+
+
+def event_header_key(table_id: int, block_id: int) -> bytes:
+    return table_prefix(Space.EVENT, table_id) + b"\x01" + _U64.pack(block_id)
+
+
+def event_data_key(table_id: int, block_id: int) -> bytes:
+    return table_prefix(Space.EVENT_DATA, table_id) + _U64.pack(block_id)
+
+
+def token_key(token: str) -> bytes:
+    return bytes([Space.TOKEN]) + token.encode()
+
+
+def batch_key(scope: str, sequence: int) -> bytes:
+    """All sequence numbers of one scope are neighbours, in order."""
+    return bytes([Space.BATCH]) + _encode_string(scope) + _U64.pack(sequence)
+
+
+def time_key(ms: int) -> bytes:
+    return bytes([Space.TIME]) + _U64.pack(ms)
