@@ -36,6 +36,7 @@ columns, without a Python statement per row; both give the same bytes.
     0x07 TOKEN       token                                      what became of a request token
     0x08 BATCH       scope 0x00 0x00 | sequence u64             what became of a batch token
     0x09 TIME        milliseconds u64                           commit time -> commit timestamp
+    0x0a TOMBSTONE   cts u64 | table u32 | row key              to do: sweep the row deleted at that CTS
 
 All integers are big endian, so order is numeric. Meta and headers of an event table share a space so that
 *one* engine scan sees both in one consistent view. Bytes that no key of ours can have are DataLoss.
@@ -74,12 +75,15 @@ __all__ = [
     "meta_key",
     "prefix_end",
     "row_key",
+    "space_prefix",
     "split_row_key",
+    "split_tombstone_key",
     "split_version_key",
     "stored_array",
     "table_prefix",
     "time_key",
     "token_key",
+    "tombstone_key",
     "version_key",
     "version_prefix",
 ]
@@ -484,10 +488,17 @@ class Space(IntEnum):
     """Batch tokens."""
     TIME = 9
     """Moments and the commit timestamp that was newest then."""
+    TOMBSTONE = 10
+    """Rows that were deleted, oldest first, until their tombstones are swept."""
 
 
 _ROW: Final = bytes([Space.ROW])
 _VERSION: Final = bytes([Space.VERSION])
+
+
+def space_prefix(space: Space) -> bytes:
+    """The beginning of every key of a space."""
+    return bytes([space])
 
 
 def table_prefix(space: Space, table_id: int) -> bytes:
@@ -550,3 +561,12 @@ def batch_key(scope: str, sequence: int) -> bytes:
 
 def time_key(ms: int) -> bytes:
     return bytes([Space.TIME]) + _U64.pack(ms)
+
+
+def tombstone_key(cts: int, table_id: int, key: bytes) -> bytes:
+    return bytes([Space.TOMBSTONE]) + _U64.pack(cts) + _U32.pack(table_id) + key
+
+
+def split_tombstone_key(data: bytes) -> tuple[int, int, bytes]:
+    """``tombstone_key`` undone: (cts, table id, key)."""
+    return _U64.unpack_from(data, 1)[0], _U32.unpack_from(data, 9)[0], data[13:]

@@ -253,7 +253,7 @@ def test_floats_are_ordered_through_the_extremes() -> None:
 
 
 def test_every_space_has_its_byte() -> None:
-    listed = ["META", "CATALOG", "ROW", "VERSION", "EVENT", "EVENT_DATA", "TOKEN", "BATCH", "TIME"]
+    listed = ["META", "CATALOG", "ROW", "VERSION", "EVENT", "EVENT_DATA", "TOKEN", "BATCH", "TIME", "TOMBSTONE"]
     assert [(s.name, int(s)) for s in Space] == [(name, i) for i, name in enumerate(listed, 1)]
 
 
@@ -267,6 +267,8 @@ def test_golden_space_keys() -> None:
     assert keys.event_data_key(7, 258) == b"\x06\0\0\0\x07\0\0\0\0\0\0\x01\x02"
     assert keys.token_key("t") == b"\x07t"
     assert keys.batch_key("s", 3) == b"\x08s\0\0\0\0\0\0\0\0\0\x03"
+    assert keys.tombstone_key(1, 7, b"k") == b"\x0a\0\0\0\0\0\0\0\x01\0\0\0\x07k"
+    assert keys.space_prefix(Space.TOKEN) == b"\x07"
     assert keys.time_key(5) == b"\x09\0\0\0\0\0\0\0\x05"
 
 
@@ -274,6 +276,7 @@ def test_golden_space_keys() -> None:
 def test_split(table: int, key: bytes, cts: int) -> None:
     assert keys.split_row_key(keys.row_key(table, key)) == (table, key)
     assert keys.split_version_key(keys.version_key(table, key, cts)) == (table, key, cts)
+    assert keys.split_tombstone_key(keys.tombstone_key(cts, table, key)) == (cts, table, key)
     assert keys.version_key(table, key, cts).startswith(keys.version_prefix(table, key))
 
 
