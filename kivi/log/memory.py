@@ -78,7 +78,7 @@ class MemoryLog(CommitLog):
             return Ticket(first, self._last, self._time_us)
 
     def release(self, count: int | None = None) -> None:
-        """Let the next ``count`` groups in flight (None: all) become durable; waits until their ``done`` ran."""
+        """Make the next ``count`` groups in flight (None: all) durable; returns when their ``done`` ran."""
         with self._changed:
             self._released = len(self._inflight) if count is None else min(count, len(self._inflight))
             self._changed.notify_all()

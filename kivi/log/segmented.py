@@ -1,0 +1,558 @@
+"""The local log: segment files, two writer threads, a mark of what was acknowledged.
+
+The way of a group of records::
+
+    append     caller's thread   find room, take numbers, time and place under the lock, join the queue
+    write      a writer          take everything queued, chain the checksums, pwritev         (write lock)
+    sync       the same writer   fdatasync through its own open file, with no lock
+    complete   the same writer   in turn: write the mark, raise `durable`, call every done()
+
+Two writers alternate: while one syncs, the other may already write and sync what came in meanwhile. An idle
+log writes and syncs at once, nothing lingers. Invariants, and where they are kept:
+
+* **Log order.** Numbers and places are given under ``_lock`` in `append`; the queue is emptied and written
+  under ``_write_lock`` in `_writer`; groups complete by turn in `_complete`.
+* **A failed sync is never missed.** The kernel reports a failed write-back once to each open file
+  description, so each writer has its own for every segment. A group completes only after its own sync and all
+  syncs that began before have returned without an error; any error seen by then fails it (`_fail`,
+  `_complete`).
+* **Nothing is retried.** After `_fail` nothing is written, not even the mark: the next open decides.
+* **A segment that has a successor is whole and durable**: `_roll` syncs it before it writes the next one's
+  header.
+* **The mark is behind the log and ahead of the acknowledgement**: `_complete` writes it between sync and
+  done().
+* **Disk space is had before a number is**: `append` asks `kivi.log.room`, which preallocates.
+
+Measured on two cores against a file written and synced by one loop (= 1): see ``tests/log/bench.py``, which
+prints these figures. FIGURES
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+from kivi.errors import (
+    DataLoss,
+    InvalidArgument,
+    KiviError,
+    NotFound,
+    ResourceExhausted,
+    StoreInUse,
+    Unavailable,
+)
+from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
+from kivi.log.files import Files, is_no_space
+from kivi.log.mark import INFLIGHT_RECORDS_MAX, MARK_NAME, Mark, MarkFile, parse_mark
+from kivi.log.reading import pieces, read_pieces
+from kivi.log.records import (
+    BLOCK_BYTES,
+    HEADER_BYTES,
+    SegmentHeader,
+    is_segment_name,
+    pack_checksum,
+    pack_header,
+)
+from kivi.log.records import segment_name as name_of
+from kivi.log.recovery import Segment, recover
+from kivi.log.room import Room
+
+__all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
+
+GROUP_BYTES_MAX = 1 << 30
+QUEUED_BYTES_MAX = 2 << 30
+_SEGMENT_BYTES_MAX = 2 << 30
+_TAIL_BYTES = 4 << 20
+_IOV_MAX = 1024
+_WRITERS = 2
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """What one append entered: its records (kind, parts, length), their numbers, and their place."""
+
+    records: list[tuple[Kind, list[bytes | memoryview], int]]
+    first: int
+    time_us: int
+    segment: Segment
+    offset: int
+    size: int
+    done: Done
+
+
+class SegmentedLog(CommitLog):
+    """The log in ``path``, for this process alone.
+
+    ``store_id`` (16 bytes) must be the one that the log was made with. ``clock`` gives nanoseconds since
+    1970. ``recovered`` tells what opening it found. Raises `DataLoss` (naming file and offset) if it is
+    damaged, `StoreInUse`, `FormatTooNew`, `ResourceExhausted` if recovery needs disk space that is not there.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        store_id: bytes,
+        files: Files | None = None,
+        segment_bytes: int = 64 << 20,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        if len(store_id) != 16 or not 2 * BLOCK_BYTES <= segment_bytes <= _SEGMENT_BYTES_MAX:
+            raise InvalidArgument("a store id has 16 bytes, and a segment between 8 KiB and 2 GiB")
+        self._files = files or Files()
+        self._path = os.fspath(path)
+        self._store_id = store_id
+        self._clock = clock
+        self._max_record_bytes = min(max_record_bytes, GROUP_BYTES_MAX)
+        self._mark_fd = -1
+        try:
+            self._mark = self._open_mark()
+            state = recover(self._files, self._path, self._mark)
+        except BaseException as error:
+            if self._mark_fd >= 0:
+                self._files.close(self._mark_fd)
+            if isinstance(error, OSError):
+                raise _at_open(self._path, error) from error
+            raise
+        self.recovered = state.recovery
+        # Under the lock:
+        self._lock = threading.Lock()
+        self._ready = threading.Condition(self._lock)
+        self._progress = threading.Condition(self._lock)
+        self._queue: list[_Group] = []
+        self._segments = state.segments
+        self._active: Segment | None = None
+        self._next = self._mark.current.start
+        self._last = self._durable = state.last
+        self._time_us = state.time_us
+        self._inflight_records = self._inflight_bytes = 0
+        self._failed: LogFailed | None = None
+        self._closing = self._closed = self._abandoned = False
+        self._turns = 0
+        self._counts = {"groups": 0, "syncs": 0, "written_bytes": 0, "rolls": 0, "sync_s": 0.0}
+        # Under the write lock: the segment being written, and the state of the chain at its end.
+        self._write_lock = threading.Lock()
+        self._writing: Segment | None = None
+        self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
+        # Under the order lock:
+        self._order = threading.Condition()
+        self._completing = 0
+        self._truncating = threading.Lock()
+        self._room = Room(
+            self._files, self._path, segment_bytes, self._lock, self._mark, self._fail, writers=_WRITERS
+        )
+        with self._lock:
+            self._room.prepare()
+        self._threads = [
+            threading.Thread(target=self._writer, args=(i,), name=f"kivi-log-writer-{i}", daemon=True)
+            for i in range(_WRITERS)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _open_mark(self) -> MarkFile:
+        files, directory = self._files, self._path
+        path = os.path.join(directory, MARK_NAME)
+        files.makedirs(directory)
+        names = files.listdir(directory)
+        if MARK_NAME not in names:
+            if found := sorted(filter(is_segment_name, names)):
+                raise DataLoss(
+                    f"{path} is missing, but {found[0]} is there: what was acknowledged is unknown; "
+                    "restore the data directory from a checkpoint",
+                    path=path,
+                    offset=0,
+                )
+            MarkFile.create(files, directory, Mark(self._store_id))
+            files.fsync_directory(os.path.dirname(os.path.abspath(directory)))
+        fd = self._mark_fd = files.open(path, os.O_RDWR)
+        if not files.lock(fd):
+            raise StoreInUse(f"{directory} is open in another process: stop that one first", path=directory)
+        mark = parse_mark(files, fd)
+        if mark is None or mark.store_id != self._store_id:
+            why = "both slots are damaged" if mark is None else "it belongs to another store"
+            raise DataLoss(
+                f"{path}: {why}; restore the data directory from a checkpoint", path=path, offset=0
+            )
+        for name in files.listdir(directory):
+            if name.endswith(".tmp"):
+                files.unlink(os.path.join(directory, name))
+        return MarkFile(files, path, fd, mark)
+
+    # -- entering
+
+    def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
+        prepared = []
+        size = 0
+        for kind, parts in records:
+            views: list[bytes | memoryview] = []
+            length = 0
+            for part in parts:
+                view = part if type(part) is bytes else memoryview(part)
+                count = len(view) if type(view) is bytes else memoryview(view).nbytes
+                if count:
+                    views.append(view if type(view) is bytes else memoryview(view).cast("B"))
+                    length += count
+            if length > self._max_record_bytes:
+                raise InvalidArgument(
+                    f"a record of {length} bytes is over the limit of {self._max_record_bytes}"
+                )
+            prepared.append((kind, views, length))
+            size += HEADER_BYTES + length
+        if not prepared or size > GROUP_BYTES_MAX:
+            raise InvalidArgument(
+                f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}"
+            )
+        with self._lock:
+            segment = self._find_room(len(prepared), size)
+            first, offset = self._next, segment.end
+            self._time_us = max(self._time_us, self._clock() // 1000)
+            for _, _, length in prepared:
+                segment.offsets.append(segment.end)
+                segment.end += HEADER_BYTES + length
+            self._last = first + len(prepared) - 1
+            self._next = self._last + 1
+            self._inflight_records += len(prepared)
+            self._inflight_bytes += size
+            ticket = Ticket(first, self._last, self._time_us)
+            self._queue.append(_Group(prepared, first, self._time_us, segment, offset, size, done))
+            self._ready.notify()
+            if segment.end > segment.capacity // 2:
+                self._room.prepare()
+        return ticket
+
+    def _find_room(self, count: int, size: int) -> Segment:
+        """The segment with space for the next group; under the lock, which waiting releases."""
+        while True:
+            self._check()
+            if (
+                self._inflight_records + count > INFLIGHT_RECORDS_MAX
+                or self._inflight_bytes + size > QUEUED_BYTES_MAX
+            ):
+                raise ResourceExhausted(
+                    f"{self._inflight_records} records ({self._inflight_bytes} bytes) wait to be synced: "
+                    "wait, the disk is behind"
+                )
+            active = self._active
+            if active is not None and active.end + size <= active.capacity:
+                return active
+            spare = self._room.take(size)
+            if spare is not None:
+                spare.header = SegmentHeader(
+                    self._store_id, self._next, self._last, 0, 0
+                )  # completed by _roll
+                self._segments.append(spare)
+                self._active = spare
+                return spare
+            error = self._room.wait(size, lambda: self._failed is not None or self._closing)
+            if error is not None:
+                raise error
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise LogFailed(str(self._failed), **self._failed.details)
+        if self._closing:
+            raise Unavailable("the log is closed: open the store again", path=self._path)
+
+    # -- writing, syncing, completing
+
+    def _writer(self, me: int) -> None:
+        while True:
+            with self._write_lock:
+                with self._lock:
+                    while not self._queue and not self._closing:
+                        self._ready.wait()
+                    groups, self._queue = self._queue, []
+                    if not groups:
+                        return
+                    turn = self._turns
+                    self._turns += 1
+                if self._failed is None:
+                    try:
+                        self._write(me, groups)
+                    except Exception as error:
+                        self._fail(error)
+                writing, chain = self._writing, self._chain
+            began = time.perf_counter()
+            if self._failed is None and writing is not None:
+                try:
+                    self._files.fdatasync(writing.fds[me])
+                except Exception as error:
+                    self._fail(error)
+            self._complete(turn, groups, chain, time.perf_counter() - began)
+
+    def _write(self, me: int, groups: list[_Group]) -> None:
+        buffers: list[bytes | memoryview] = []
+        start = 0
+        for group in groups:
+            if group.segment is not self._writing:
+                self._put(me, buffers, start)
+                buffers = []
+                self._roll(me, group)
+            if not buffers:
+                start = group.offset
+            chain, sequence = self._chain, group.first
+            for kind, parts, length in group.records:
+                rest = pack_header(kind, length, sequence, group.time_us)
+                chain = crc32(rest, chain)
+                for part in parts:
+                    chain = crc32(part, chain)
+                buffers.append(pack_checksum(chain) + rest)
+                buffers += parts
+                sequence += 1
+            self._chain, self._written, self._written_time_us = chain, sequence - 1, group.time_us
+        self._put(me, buffers, start)
+
+    def _put(self, me: int, buffers: list[bytes | memoryview], offset: int) -> None:
+        """Write all of the buffers, however many calls it takes."""
+        if not buffers:
+            return
+        assert self._writing is not None
+        fd, pwritev = self._writing.fds[me], self._files.pwritev
+        for i in range(0, len(buffers), _IOV_MAX):
+            part = buffers[i : i + _IOV_MAX]
+            while part:
+                written = pwritev(fd, part, offset)
+                if written <= 0:
+                    raise OSError(f"nothing was written to {self._writing.path} at {offset}")
+                offset += written
+                while part and written >= len(part[0]):
+                    written -= len(part.pop(0))
+                if written:
+                    part[0] = memoryview(part[0])[written:]
+
+    def _roll(self, me: int, group: _Group) -> None:
+        """Make the group's segment the one that is written, with all before it durable."""
+        files, old, new = self._files, self._writing, group.segment
+        if old is not None:
+            files.fdatasync(old.fds[me])
+        header = SegmentHeader(self._store_id, group.first, self._written, self._written_time_us, self._chain)
+        if files.pwritev(new.fds[me], [header.pack()], 0) != BLOCK_BYTES:
+            raise OSError(f"short write to {new.path}")
+        files.fdatasync(new.fds[me])
+        path = os.path.join(self._path, name_of(group.first))
+        files.rename(new.path, path)
+        files.fsync_directory(self._path)
+        with self._lock:
+            new.path, new.header = path, header
+            self._counts["rolls"] += 1
+            turn = self._turns
+            # An empty segment that a restart left under the same name is replaced by the new file.
+            self._segments[:] = [s for s in self._segments if s is new or s.path != path]
+            if old is not None:
+                self._room.retire(old, lambda: self._completing >= turn)
+        current = self._mark.current
+        self._mark.put(in_use=True, first=current.first or group.first)
+        self._mark.sync()
+        self._writing = new
+
+    def _complete(self, turn: int, groups: list[_Group], chain: int, sync_s: float) -> None:
+        with self._order:
+            while self._completing != turn:
+                self._order.wait()
+        newest = groups[-1]
+        last = newest.first + len(newest.records) - 1
+        if self._failed is None:
+            try:
+                self._mark.put(sequence=last, time_us=newest.time_us, chain=chain)
+            except Exception as error:
+                self._fail(error)
+        size = sum(group.size for group in groups)
+        with self._lock:
+            failed = self._failed
+            if failed is None:
+                self._durable = last
+            self._inflight_records -= sum(len(group.records) for group in groups)
+            self._inflight_bytes -= size
+            counts = self._counts
+            counts["groups"] += len(groups)
+            counts["syncs"] += 1
+            counts["written_bytes"] += size
+            counts["sync_s"] += sync_s
+            self._progress.notify_all()
+        if not self._abandoned:
+            for group in groups:
+                try:
+                    group.done(None if failed is None else LogFailed(str(failed), **failed.details))
+                except Exception:
+                    logging.getLogger("kivi.log").exception("done() of the group at %d raised", group.first)
+        with self._order:
+            self._completing += 1
+            self._order.notify_all()
+
+    def _fail(self, error: BaseException) -> None:
+        """From now on the log is failed, for good. The first error is the one that is told."""
+        with self._lock:
+            if self._failed is None:
+                self._failed = LogFailed(
+                    f"the log in {self._path} failed ({error}); the outcome of what is in flight is unknown: "
+                    "open the store again, then ask by token",
+                    path=self._path,
+                )
+                self._failed.__cause__ = error
+                logging.getLogger("kivi.log").error("the log in %s failed: %s", self._path, error)
+            self._room.wake()
+            self._ready.notify_all()
+            self._progress.notify_all()
+
+    # -- reading
+
+    def replay(self, after: int) -> Iterator[Record]:
+        with self._lock:
+            self._check_kept(after)
+            if after > self._last:
+                raise DataLoss(
+                    f"{self._path}: the log ends at {self._last}, before {after}: it lost records, or is not "
+                    "the one that belongs here; restore the data directory from a checkpoint",
+                    path=self._path,
+                )
+            found = pieces(self._segments, after, self._durable)
+        return read_pieces(self._files, found)
+
+    def read(self, sequence: int) -> Record:
+        with self._lock:
+            found = pieces(self._segments, sequence - 1, min(sequence, self._durable))
+        try:
+            for record in read_pieces(self._files, found):
+                return record
+        except DataLoss:
+            if sequence >= self.first:
+                raise
+        raise NotFound(f"the log has no durable record {sequence}")
+
+    def tail(self, after: int, timeout: float | None) -> list[Record]:
+        with self._lock:
+            self._progress.wait_for(
+                lambda: self._durable > after or self._failed is not None or self._closing, timeout
+            )
+            self._check_kept(after)
+            found = pieces(self._segments, after, self._durable)
+            if not found:
+                self._check()
+                return []
+        records: list[Record] = []
+        size = 0
+        for record in read_pieces(self._files, found):
+            size += len(record.body) + HEADER_BYTES
+            if records and size > _TAIL_BYTES:
+                break
+            records.append(record)
+        return records
+
+    def _check_kept(self, after: int) -> None:
+        forgotten = self._segments[0].header.previous if self._segments else 0
+        if after < forgotten:
+            raise DataLoss(
+                f"{self._path}: the log keeps nothing up to {forgotten}: it cannot be read on from {after}",
+                path=self._path,
+            )
+
+    # -- forgetting
+
+    def truncate(self, below: int) -> None:
+        with self._truncating:
+            with self._lock:
+                self._check()
+                keep = 0
+                # A segment goes if the next one begins at or below `below` and already holds an acknowledged
+                # record, so that the mark is always inside what is kept.
+                while keep + 1 < len(self._segments) and (
+                    self._segments[keep + 1].header.first <= min(below, self._durable)
+                ):
+                    keep += 1
+                gone = self._segments[:keep]
+                first = self._segments[keep].header.first if gone else 0
+            if not gone:
+                return
+            try:
+                self._mark.put(first=first)
+                self._mark.sync()
+            except OSError as error:
+                self._fail(error)
+                raise LogFailed(f"{self._mark.path}: {error}", path=self._mark.path) from error
+            with self._lock:
+                del self._segments[:keep]
+            try:
+                for segment in gone:
+                    self._files.unlink(segment.path)
+                self._files.fsync_directory(self._path)
+            except OSError as error:  # the next open removes them
+                logging.getLogger("kivi.log").warning("could not remove %s: %s", gone[0].path, error)
+
+    @property
+    def last(self) -> int:
+        return self._last
+
+    @property
+    def durable(self) -> int:
+        return self._durable
+
+    @property
+    def first(self) -> int:
+        with self._lock:
+            kept = [segment.header.first for segment in self._segments if segment.offsets]
+            return kept[0] if kept else self._next
+
+    @property
+    def last_time_us(self) -> int:
+        return self._time_us
+
+    def stats(self) -> dict[str, int | float]:
+        with self._lock:
+            return {
+                **self._counts,
+                "segments": len(self._segments),
+                "records": sum(len(segment.offsets) for segment in self._segments),
+                "log_bytes": sum(segment.end for segment in self._segments),
+                "inflight_records": self._inflight_records,
+                "inflight_bytes": self._inflight_bytes,
+                "failed": int(self._failed is not None),
+            }
+
+    # -- ending
+
+    def close(self) -> None:
+        self._end()
+
+    def abandon(self) -> None:
+        """Stop as a kill would: the queue is dropped, no ``done`` is called, nothing is tidied. For tests."""
+        self._abandoned = True
+        self._fail(RuntimeError("abandoned"))
+        self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            self._ready.notify_all()
+            self._progress.notify_all()
+            self._room.wake()
+        for thread in self._threads:
+            thread.join()
+        clean = self._failed is None
+        self._room.stop(trim=clean)
+        active = self._active
+        if active is not None:
+            self._room.trim(active, truncate=clean)
+        try:
+            if clean and self._mark.current.in_use:
+                self._mark.put(in_use=False, start=self._next)
+                self._mark.sync()
+        except OSError as error:
+            logging.getLogger("kivi.log").error("could not close %s: %s", self._mark.path, error)
+        finally:
+            self._mark.close()
+            self._closed = True
+
+
+def _at_open(path: str, error: OSError) -> KiviError:
+    if is_no_space(error):
+        return ResourceExhausted(f"no disk space to open the log in {path} ({error}): make room", path=path)
+    return Unavailable(f"cannot open the log in {path}: {error}", path=path)
