@@ -394,6 +394,15 @@ class TableSchema:
             out.append(column.type.to_stored(value, f"key column {column.name!r}"))
         return tuple(out)
 
+    def stored_bound(self, key: object) -> tuple[Any, ...]:
+        """A bound of a scan in stored form: a key or its first columns; for events, (event time,)."""
+        if self.kind != "event":
+            return self.stored_key(key, partial=True)
+        values = key if isinstance(key, (tuple, list)) else (key,)
+        if len(values) != 1 or values[0] is None:
+            raise InvalidArgument(f"a bound of event table {self.name!r} is its event time, (moment,), not {key!r}")
+        return (self.column(self.event_time or "").type.to_stored(values[0], f"bound of {self.event_time!r}"),)
+
     def _settable(self, name: str) -> Column:
         column = self.column(name)
         if column in self.key:
@@ -452,6 +461,29 @@ class TableSchema:
             name: by_name[name].type.from_stored(value, name) if name in by_name else value
             for name, value in row.items()
         }
+
+    def description(self) -> dict[str, Any]:
+        """What describe() returns: plain data, for people and programs."""
+        out: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "state": self.state,
+            "key": {column.name: str(column.type) for column in self.key},
+            "columns": {column.name: column.describe() for column in self.columns},
+            "history_us": self.history_us,
+            "created_ts": self.created_ts,
+            "id": self.id,
+        }
+        if self.kind == "event":
+            out |= {"event_time": self.event_time, "retention_us": self.retention_us}
+        if self.kind == "aggregate":
+            out["source"] = self.source
+            out["group_by"] = [
+                {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name for g in self.group_by
+            ]
+            out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.measures}
+            out["derived"] = dict(self.derived)
+        return out
 
     def same_definition(self, other: TableSchema) -> bool:
         """Equal but for identity and state: creating it again would change nothing."""

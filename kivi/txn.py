@@ -12,11 +12,10 @@ for commits of a few events, where plain Python is faster than starting column k
 from __future__ import annotations
 
 import hashlib
-import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -35,6 +34,9 @@ from kivi.rows import Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 
+if TYPE_CHECKING:
+    from kivi.scan import Scan
+
 __all__ = ["SMALL_EVENTS", "Staged", "Txn", "prepare"]
 
 SMALL_EVENTS: Final = 32
@@ -50,12 +52,29 @@ class Staged:
     batch: pa.RecordBatch
 
 
+class Host(Protocol):
+    """What a transaction needs of the store it belongs to."""
+
+    def get_in(
+        self, txn: Txn, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None
+    ) -> list[dict[str, Any] | None]: ...
+
+    def scan_in(self, txn: Txn, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]: ...
+
+    def row_in(self, txn: Txn, schema: TableSchema, key: bytes) -> bool: ...
+
+    def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]: ...
+
+    def rollback(self, txn: Txn) -> None: ...
+
+
 @dataclass(slots=True)
 class Txn:
-    """One open transaction. Not thread safe; the store's methods take its ``lock``."""
+    """One open transaction. Not thread safe. Keys are tuples, values named, both in stored form."""
 
     lease: Lease
     settings: Settings
+    host: Host
     rows: dict[tuple[int, bytes], RowOp] = field(default_factory=dict)
     guards: set[Guard] = field(default_factory=set)
     appends: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -63,9 +82,9 @@ class Txn:
     schemas: dict[int, TableSchema] = field(default_factory=dict)
     operations: int = 0
     nbytes: int = 0
+    run_stages: dict[int, list[int]] = field(default_factory=dict)
     closed: str = ""
     commit_ts: int | None = None
-    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def start_ts(self) -> int:
@@ -77,27 +96,55 @@ class Txn:
 
     # -- own writes -------------------------------------------------------------------------------
 
-    def put(self, schema: TableSchema, key: bytes, values: Mapping[str, Any]) -> None:
-        self._set(schema, key, then_put(self.rows.get((schema.id, key)), _indexed(schema, values)), values)
+    def put(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        """Upsert of the named columns."""
+        raw = encoded_key(schema, key)
+        self._set(schema, raw, then_put(self.rows.get((schema.id, raw)), _indexed(schema, values)), values)
 
-    def delta(self, schema: TableSchema, key: bytes, values: Mapping[str, Any]) -> None:
-        op = then_delta(schema, self.rows.get((schema.id, key)), _indexed(schema, values))
-        self._set(schema, key, op, values)
+    def delta(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        """Deltas of the named columns, by their operators."""
+        raw = encoded_key(schema, key)
+        op = then_delta(schema, self.rows.get((schema.id, raw)), _indexed(schema, values))
+        self._set(schema, raw, op, values)
 
-    def insert(self, schema: TableSchema, key: bytes, values: Mapping[str, Any], exists: bool) -> None:
-        """``exists``: whether this transaction sees the row, own writes included."""
-        if exists:
-            raise RowExists(table=schema.name, key=caller_key(schema, key))
-        self._set(schema, key, then_insert(_indexed(schema, values)), values)
+    def insert(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        """Strict: RowExists if this transaction sees the row, own writes included."""
+        raw = encoded_key(schema, key)
+        if self.host.row_in(self, schema, raw):
+            raise RowExists(table=schema.name, key=caller_key(schema, raw))
+        self._set(schema, raw, then_insert(_indexed(schema, values)), values)
 
-    def delete(self, schema: TableSchema, key: bytes) -> None:
-        self._set(schema, key, then_delete(), {})
+    def delete(self, schema: TableSchema, key: tuple[Any, ...]) -> None:
+        """The row is gone; harmless if it was not there."""
+        self._set(schema, encoded_key(schema, key), then_delete(), {})
 
-    def guard(self, schema: TableSchema, key: bytes, column: str | None) -> None:
-        index = EXISTENCE if column is None else _indexed(schema, {column: None}).popitem()[0]
-        self._count(1, len(key))
+    def guard(self, schema: TableSchema, key: tuple[Any, ...], column: str | None) -> None:
+        """The commit conflicts with a concurrent write of the cell; ``column`` None: of the row."""
+        index = EXISTENCE if column is None else next(iter(_indexed(schema, {column: None})))
+        raw = encoded_key(schema, key)
+        self._count(1, len(raw))
         self._use(schema)
-        self.guards.add(Guard(schema.id, key, index))
+        self.guards.add(Guard(schema.id, raw, index))
+
+    def get(
+        self, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any] | None]:
+        """Rows at the snapshot with own writes, in stored form."""
+        return self.host.get_in(self, schema, keys, columns)
+
+    def scan(self, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
+        """A scan at the snapshot with own writes."""
+        return self.host.scan_in(self, schema, wanted)
+
+    def append_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> None:
+        """Makes staged events part of the transaction. NotFound for a stage that is gone or of another table."""
+        staged = self.host.load_stages(schema, stage_ids)
+        self._use(schema)
+        self.staged.setdefault(schema.id, []).extend(staged)
+
+    def rollback(self) -> None:
+        """Gives the transaction up; harmless after a commit."""
+        self.host.rollback(self)
 
     def append(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
@@ -109,10 +156,6 @@ class Txn:
         self._count(0, int(batch.nbytes))
         self._use(schema)
         self.appends.setdefault(schema.id, []).append(batch)
-
-    def append_staged(self, schema: TableSchema, staged: Sequence[Staged]) -> None:
-        self._use(schema)
-        self.staged.setdefault(schema.id, []).extend(staged)
 
     def _set(self, schema: TableSchema, key: bytes, op: RowOp, values: Mapping[str, Any]) -> None:
         size = len(key)

@@ -40,6 +40,7 @@ from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
 from kivi.mvcc.record import Abort, Commit
+from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
 from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
 from kivi.mvcc.watermark import Watermark
@@ -66,8 +67,8 @@ class StaleCatalog(Exception):
 
 @dataclass(slots=True)
 class Prepared:
-    """A commit ready to enter. ``schema_guards`` are implied by the tables it names; ``on_enter`` and ``on_apply`` are
-    the catalog's, for transactions that change it; ``on_commit(cts)`` runs before the acknowledgement."""
+    """A commit ready to enter. ``schema_guards`` are implied by the tables it names. The hooks are the catalog's
+    and the stages': ``on_check`` (may raise) and ``on_enter`` under the entry lock, ``on_apply`` before W passes it."""
 
     commit: Commit
     body: list[Any]
@@ -76,8 +77,10 @@ class Prepared:
     schema_guards: list[Guard]
     describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]]
     aggregate_newest: Callable[[int, bytes], int | None]
+    on_check: Callable[[], None] | None = None
     on_enter: Callable[[int], None] | None = None
     on_apply: Callable[[int], None] | None = None
+    on_abort: Callable[[int], None] | None = None
     digest: bytes = bytes(16)
     nbytes: int = 0
 
@@ -123,6 +126,8 @@ class Committer:
         *,
         pending_hard_bytes: int,
         catalog_version: Callable[[], int],
+        is_aggregate: Callable[[int], bool],
+        timeline: Timeline,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._log = log
@@ -133,6 +138,8 @@ class Committer:
         self._tokens = tokens
         self._hard_bytes = pending_hard_bytes
         self._catalog_version = catalog_version
+        self._is_aggregate = is_aggregate
+        self._timeline = timeline
         self._clock = clock
         self._entry = threading.Lock()
         self._by_token: dict[str, _Entered] = {}
@@ -144,8 +151,17 @@ class Committer:
         self.on_pressure: Callable[[], None] = lambda: None
 
     @property
+    def entry_lock(self) -> threading.Lock:
+        """Held while a record enters the log; tokens and stages live under it too."""
+        return self._entry
+
+    @property
     def facts_floor(self) -> int:
         return self._facts.floor
+
+    @property
+    def facts_size(self) -> int:
+        return len(self._facts)
 
     # -- 2 to 8 ---------------------------------------------------------------------------------
 
@@ -185,6 +201,8 @@ class Committer:
             if prepared.catalog_version != self._catalog_version():
                 self.counters.rederived += 1
                 raise StaleCatalog
+            if prepared.on_check:
+                prepared.on_check()
             footprint = prepared.footprint
             collision = self._facts.check(footprint, self._newest_of(prepared)) or self._derived_collision(prepared)
             if collision is not None:
@@ -203,7 +221,11 @@ class Committer:
             cts = entered.cts = ticket.first
             self._watermark.enter(cts)
             self._in_flight[cts] = entered
+            for guard in commit.guards:
+                if self._is_aggregate(guard.table):
+                    self._facts.is_aggregate(guard.table)
             self._facts.note(footprint, cts, ticket.time_us)
+            self._timeline.note(cts, ticket.time_us)
             if commit.request:
                 self._by_token[commit.request[0]] = entered
             if commit.batch:
@@ -344,6 +366,8 @@ class Committer:
                     if commit.batch:
                         self._by_batch.pop(commit.batch, None)
                         self._tokens.forget_batch(*commit.batch)
+                    if entered.prepared.on_abort:
+                        entered.prepared.on_abort(cts)
                 aborted = Outcome(None, Aborted("the commit was aborted; it did nothing"))
                 self._watermark.finish(cts, lambda: [done(aborted) for done in entered.waiters])  # type: ignore[func-returns-value]
             settled.set()

@@ -70,6 +70,16 @@ class Sealer(Protocol):
     def compact(self, max_rows: int) -> bool: ...
 
 
+class StageIndex(Protocol):
+    """What consolidation needs of the stages: how far back they need the log, and what to record of them."""
+
+    def oldest(self, upto: int) -> int | None: ...
+
+    def rows(self, upto: int) -> Iterator[tuple[bytes, bytes]]: ...
+
+    def folded(self, upto: int) -> None: ...
+
+
 class Consolidator:
     """One at a time: ``run`` holds a mutex. ``start`` runs it in the background."""
 
@@ -84,9 +94,9 @@ class Consolidator:
         settings: Settings,
         *,
         schema_of: Callable[[int], TableSchema | None],
+        schemas: Callable[[], list[TableSchema]],
         sealer_of: Callable[[int], Sealer | None],
-        oldest_stage: Callable[[int], int | None],
-        extra_rows: Callable[[int], Iterator[tuple[bytes, bytes]]],
+        stages: StageIndex,
         entry_lock: Any,
         clock: Callable[[], float],
         position: int,
@@ -99,9 +109,9 @@ class Consolidator:
         self._timeline = timeline
         self._settings = settings
         self._schema_of = schema_of
+        self._schemas = schemas
         self._sealer_of = sealer_of
-        self._oldest_stage = oldest_stage
-        self._extra_rows = extra_rows
+        self._stages = stages
         self._entry_lock = entry_lock
         self._clock = clock
         self.position = position
@@ -120,10 +130,13 @@ class Consolidator:
         self.rows_folded = 0
         self.busy_s = 0.0
         self.failure: BaseException | None = None
+        self._also: Callable[[], None] = lambda: None
 
     # -- background -----------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, also: Callable[[], None]) -> None:
+        """Runs passes until ``stop``; ``also`` is the store's own housekeeping, one bounded step a round."""
+        self._also = also
         self._thread = threading.Thread(target=self._work, name="kivi-consolidate", daemon=True)
         self._thread.start()
 
@@ -133,6 +146,12 @@ class Consolidator:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+
+    def close(self) -> None:
+        """The last pass of a graceful stop: everything visible is in base, durably."""
+        self.run()
+        with self._mutex:
+            self.flush()
 
     def hurry(self) -> None:
         """Writers are waiting for room, or soon will."""
@@ -148,6 +167,7 @@ class Consolidator:
                 self.run()
                 self.sweep()
                 self.compact()
+                self._also()
             except BaseException as error:  # a damaged store must stop answering, not spin
                 self.failure = error
                 return
@@ -184,7 +204,7 @@ class Consolidator:
     def _record_position(self, upto: int) -> None:
         batch = WriteBatch()
         with self._entry_lock:
-            rows = [*self._tokens.take(upto), *self._timeline.take(upto), *self._extra_rows(upto)]
+            rows = [*self._tokens.take(upto), *self._timeline.take(upto), *self._stages.rows(upto)]
         for key, value in rows:
             batch.put(key, value)
         batch.put(POSITION, upto.to_bytes(8, "little"))
@@ -209,7 +229,9 @@ class Consolidator:
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
         self.durable_position = position
-        oldest = self._oldest_stage(position)
+        with self._entry_lock:
+            oldest = self._stages.oldest(position)
+            self._stages.folded(position)
         self._log.truncate(position + 1 if oldest is None else min(position + 1, oldest))
 
     # -- events ---------------------------------------------------------------------------------
@@ -235,13 +257,9 @@ class Consolidator:
 
     def compact(self) -> None:
         """One bounded step of block compaction in each event table that has work."""
-        for table in self._compactable():
-            sealer = self._sealer_of(table)
-            if sealer is not None and not self._stopping:
+        for schema in self._schemas():
+            if schema.kind == "event" and not self._stopping and (sealer := self._sealer_of(schema.id)) is not None:
                 sealer.compact(self._settings.block_rows)
-
-    def _compactable(self) -> list[int]:
-        return []
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -361,10 +379,7 @@ class Consolidator:
                 self._leases.cut_oldest("the versions kept for it cost more than version_budget_bytes")
 
     def _longest_history_us(self) -> int:
-        return max([24 * 3_600_000_000, *self._histories()])
-
-    def _histories(self) -> list[int]:
-        return []
+        return max([24 * 3_600_000_000, *(s.history_us for s in self._schemas() if s.history_us is not None)])
 
     def _sweep_tombstones(self) -> None:
         oldest = self._leases.oldest()
@@ -400,6 +415,12 @@ class Consolidator:
             floor = max(floor, min(reached, oldest if oldest is not None else reached))
             self.history_floors[schema.id] = floor
         return floor
+
+    def history_floor_of(self, schema: TableSchema) -> int | None:
+        """The oldest S that the table answers to a snapshot that was not open all along; None: it keeps no history."""
+        if schema.history_us is None:
+            return None
+        return max(self.history_floors.get(schema.id, 0), schema.created_ts)
 
     def _sweep_versions(self) -> None:
         space = space_prefix(Space.VERSION)

@@ -47,7 +47,7 @@ class Applied(NamedTuple):
 
     rows: Sequence[tuple[int, bytes, RowOp]]
     events: Sequence[tuple[int, pa.RecordBatch]]
-    runs: Sequence[tuple[int, DeltaRun]]
+    runs: list[tuple[int, DeltaRun]]
 
     @property
     def nbytes(self) -> int:

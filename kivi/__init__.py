@@ -1,0 +1,112 @@
+"""kivi: an online-aggregates transactional key-value store.
+
+``kivi.open`` is the store in this process, ``kivi.connect`` and ``kivi.aio.connect`` are clients of a server, and
+``kivi.spark`` is the Spark side. Names load when they are first used, so that a client never loads the storage
+engine and ``import kivi`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kivi import errors as errors
+from kivi.errors import (
+    AlreadyExists,
+    CommitUnknown,
+    Conflict,
+    DataLoss,
+    FormatTooNew,
+    InvalidArgument,
+    KiviError,
+    NotAStore,
+    NotFound,
+    OutOfRange,
+    OutOfSequence,
+    PermissionDenied,
+    ResourceExhausted,
+    RowExists,
+    SchemaError,
+    SnapshotTooOld,
+    StoreInUse,
+    Unauthenticated,
+    Unavailable,
+)
+
+if TYPE_CHECKING:
+    from kivi import aio as aio
+    from kivi import spark as spark
+    from kivi.client import connect
+    from kivi.embedded import open_database as open
+    from kivi.expr import col
+    from kivi.outcomes import ABORTED, UNKNOWN
+    from kivi.schema import time_slot
+    from kivi.surface import count, max, min, sum, transactional
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ABORTED",
+    "UNKNOWN",
+    "AlreadyExists",
+    "CommitUnknown",
+    "Conflict",
+    "DataLoss",
+    "FormatTooNew",
+    "InvalidArgument",
+    "KiviError",
+    "NotAStore",
+    "NotFound",
+    "OutOfRange",
+    "OutOfSequence",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "RowExists",
+    "SchemaError",
+    "SnapshotTooOld",
+    "StoreInUse",
+    "Unauthenticated",
+    "Unavailable",
+    "aio",
+    "col",
+    "connect",
+    "count",
+    "errors",
+    "max",
+    "min",
+    "open",
+    "spark",
+    "sum",
+    "time_slot",
+    "transactional",
+]
+
+_LAZY = {
+    "ABORTED": "kivi.outcomes",
+    "UNKNOWN": "kivi.outcomes",
+    "col": "kivi.expr",
+    "connect": "kivi.client",
+    "count": "kivi.surface",
+    "max": "kivi.surface",
+    "min": "kivi.surface",
+    "open": "kivi.embedded",
+    "sum": "kivi.surface",
+    "time_slot": "kivi.schema",
+    "transactional": "kivi.surface",
+}
+_MODULES = ("aio", "spark")
+_RENAMED = {"open": "open_database"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"kivi.{name}")
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), _RENAMED.get(name, name))
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'kivi' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,125 @@
+"""Creating an aggregate on a table that already has events: exact, while writers go on, without a write lock.
+
+::
+
+    c    catalog commit: the aggregate is BUILDING and unreadable. Every commit that enters the log after c carries
+         its deltas (the catalog version is compared under the entry lock), so events above c are summed by writers
+    ...  events at or below c are summed in chunks; each chunk's deltas are a stage: durable, invisible, no CTS
+    b    one commit names all the stages and makes the aggregate readable: their deltas apply at b
+
+Every event is summed once: at or below c by a chunk, above c by its own commit. A crash on the way leaves a BUILDING
+table; opening the store drops its stages and builds again. Snapshots below b do not see the table.
+
+Float sums of backfilled events fold at b, in commit order within each chunk, and after it in CTS order; the log holds
+the chunks' deltas, so this too is the same for every replay.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from kivi.delta.runs import DeltaRun, derive
+from kivi.errors import KiviError, NotFound
+from kivi.mvcc.commit import Prepared
+from kivi.mvcc.record import Bulk, StageKind, decode_stage
+from kivi.schema import TableSchema
+
+if TYPE_CHECKING:
+    from kivi.store import Store
+
+__all__ = ["attach", "build", "resume"]
+
+Progress = Callable[[int, int], None]
+
+
+def build(store: Store, schema: TableSchema, progress: Progress | None) -> TableSchema:
+    """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
+
+    If the events cannot be summed (a null group key), the aggregate is dropped again and the error raised.
+    """
+    from kivi.store import waited
+
+    owner = f"backfill/{schema.id}"
+    try:
+        with store.committer.entry_lock:
+            stale = store.stages.owned(owner)
+        if stale:
+            store.drop_stages(stale)
+        total = done = 0
+        stages: list[int] = []
+        for batch, total in _events_upto(store, schema):
+            run = derive(schema, batch)
+            stage_id = waited(
+                lambda settled, run=run: store.log_stage(  # type: ignore[misc]
+                    StageKind.RUN, schema.id, run.rows, owner, run.to_buffers(), settled
+                )
+            )
+            stages.append(store.stages.sequence_of(stage_id))
+            done += batch.num_rows
+            if progress is not None:
+                progress(done, total)
+        ready = dataclasses.replace(schema, state="ready", by_name={})
+        store.redefine(ready, stages)
+        return store.catalog.visible.by_id[schema.id]
+    except NotFound:
+        raise
+    except KiviError:
+        store.drop(schema.name)
+        raise
+
+
+def _events_upto(store: Store, schema: TableSchema) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """(batch, total rows) of the source's events at or below the aggregate's catalog commit, in commit order."""
+    upto = schema.created_ts
+    lease = store.begin(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s)
+    try:
+        events = store.event_store(schema.source_id)
+        if events is None:
+            raise NotFound(f"the source of {schema.name!r} was dropped")
+        pending = store.pending.events(schema.source_id, upto)
+        with events.view(upto) as view:
+            recent = [item.batch for item in pending if item.cts > view.events_upto]
+            total = view.rows + sum(batch.num_rows for batch in recent)
+            for batch in view.scan():
+                yield batch, total
+            for batch in recent:
+                yield batch, total
+    finally:
+        store.release(lease)
+
+
+def attach(store: Store, prepared: Prepared, run_stages: dict[int, list[int]]) -> None:
+    """Makes staged runs part of a prepared commit: their deltas apply at its CTS."""
+    for table, sequences in run_stages.items():
+        schema = store.catalog.schema_of(table)
+        if schema is None:
+            raise NotFound(f"table {table} was dropped meanwhile")
+        for sequence in sequences:
+            data = decode_stage(store.log.read(sequence).body).data[0]
+            prepared.applied.runs.append((table, DeltaRun.from_buffer(schema, 0, data)))
+            prepared.commit.runs.append(Bulk(table, sequence, []))
+    prepared.body = prepared.commit.encode()
+
+
+def resume(store: Store) -> threading.Thread | None:
+    """Builds what a crash left BUILDING, in the background; None if there is nothing."""
+    unfinished = [schema for schema in store.catalog.entered.by_id.values() if schema.state == "building"]
+    if not unfinished:
+        return None
+
+    def work() -> None:
+        for schema in unfinished:
+            try:
+                build(store, schema, None)
+            except KiviError:
+                if store.is_open:
+                    raise
+
+    thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
+    thread.start()
+    return thread

@@ -1,0 +1,339 @@
+"""Opening a store, and what the background does besides folding.
+
+::
+
+    directory   KIVI names format, store id and operators; LOCK keeps a second process out
+    base        position, catalog, stages and token marks as of that position
+    replay      log records after the position, in order: into pending, tokens, stages, catalog
+    then        W = the last record of the log; every CTS ever handed out lies at or below it (R13)
+
+Refused, with the file and what to do: a directory with something else in it, a newer format, operators we do not know,
+a directory in use, a log that is damaged or ends before what base already includes.
+
+A transaction from before a restart cannot commit: conflict facts begin at the last record.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from kivi.catalog import TABLES, changes
+from kivi.delta import operators
+from kivi.delta.ops import Barrier, RowOp
+from kivi.delta.runs import DeltaRun
+from kivi.engine import Engine, WriteBatch
+from kivi.engine.memory import MemoryEngine
+from kivi.errors import DataLoss, FormatTooNew, NotAStore, StoreInUse
+from kivi.keys import Space, decode_key, prefix_end, space_prefix, split_row_key, table_prefix
+from kivi.log import CommitLog, Kind, Record
+from kivi.log.memory import MemoryLog
+from kivi.mvcc.consolidate import POSITION
+from kivi.mvcc.pending import Applied
+from kivi.mvcc.record import StageKind, decode_abort, decode_commit, decode_stage
+from kivi.rows import RowLayout
+from kivi.settings import Settings
+from kivi.stages import LiveStage, sequences_of
+
+if TYPE_CHECKING:
+    from kivi.store import Parts, Store
+
+__all__ = ["FORMAT", "Housekeeping", "Recovered", "checkpoint", "open_parts"]
+
+FORMAT: Final = 1
+_MARKER: Final = "KIVI"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What opening found: records replayed after the position, and what of the log was cut off as torn."""
+
+    position: int
+    last: int
+    replayed: int
+    log: Any = None
+
+
+# -- the directory --------------------------------------------------------------------------------------
+
+
+def open_parts(path: str | None, settings: Settings, engine: Engine | None, log: CommitLog | None) -> Parts:
+    """Engine, log and identity for ``path``; in memory if it is None."""
+    from kivi.store import Parts
+
+    if path is None:
+        memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
+        return Parts(memory_engine, memory_log, b"memory", lambda: None)
+    from kivi.engine.rocks import RocksEngine
+    from kivi.log.segmented import SegmentedLog
+
+    release_lock, store_id = claim(path)
+    try:
+        rocks = engine or RocksEngine(
+            os.path.join(path, "engine"), cache_bytes=settings.cache_bytes, memtable_bytes=settings.memtable_bytes
+        )
+        try:
+            segments = log or SegmentedLog(
+                os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes
+            )
+        except BaseException:
+            rocks.close()
+            raise
+    except BaseException:
+        release_lock()
+        raise
+
+    def release() -> None:
+        segments.close()
+        rocks.close()
+        release_lock()
+
+    return Parts(rocks, segments, store_id, release)
+
+
+def claim(path: str) -> tuple[Callable[[], None], bytes]:
+    """Locks the directory, creating the store's marker in an empty one. (how to let go, the store id)"""
+    marker = os.path.join(path, _MARKER)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise NotAStore(f"{path} is a file, not a directory: name a directory for the store") from None
+    entries = set(os.listdir(path)) - {"LOCK"}
+    if entries and _MARKER not in entries:
+        raise NotAStore(
+            f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: it is not a kivi store; name an empty directory"
+        )
+    lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUse(f"{path} is open in another process: stop that one, or connect to its server") from None
+        if not os.path.exists(marker):
+            write_marker(path, {"format": FORMAT, "store_id": secrets.token_hex(16), "operators": operators.ids()})
+        return lambda: os.close(lock), read_marker(path)
+    except BaseException:
+        os.close(lock)
+        raise
+
+
+def write_marker(path: str, content: dict[str, Any]) -> None:
+    temporary = os.path.join(path, _MARKER + ".new")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, os.path.join(path, _MARKER))
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_marker(path: str) -> bytes:
+    """The store id. Raises FormatTooNew, DataLoss."""
+    marker = os.path.join(path, _MARKER)
+    try:
+        with open(marker, encoding="utf-8") as file:
+            content = json.load(file)
+        version, store_id, known = content["format"], bytes.fromhex(content["store_id"]), content["operators"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLoss(f"{marker} is damaged ({error}): restore it from a backup", path=marker, offset=0) from None
+    if not isinstance(version, int) or version > FORMAT:
+        raise FormatTooNew(f"{path} has format {version}; this version of kivi reads up to {FORMAT}: use a newer one")
+    operators.check_ids(known)
+    return bytes(store_id)
+
+
+# -- base and log -----------------------------------------------------------------------------------------
+
+
+def load_base(store: Store) -> int:
+    """Catalog and stages as of the recorded position, which is returned."""
+    engine = store.engine
+    raw = engine.get(POSITION)
+    position = int.from_bytes(raw, "little") if raw else 0
+    if store.log.last < position:
+        raise DataLoss(
+            f"the commit log ends at {store.log.last}, but base already includes {position}: log files are missing; "
+            "put them back, or restore a backup"
+        )
+    layout = RowLayout.of(TABLES)
+    prefix = table_prefix(Space.ROW, TABLES.id)
+    for key, value in engine.scan(prefix, prefix_end(prefix)):
+        version = layout.decode(value)
+        if version.alive:
+            table_id = decode_key([c.type for c in TABLES.key], split_row_key(key)[1])[0]
+            op = RowOp(Barrier.PATCH, dict(enumerate(version.cells)), {})
+            store.catalog.load([(table_id, op)], version.cts)
+    store.stages.load(engine.get(store.stages.index_key()))
+    return position
+
+
+def replay(store: Store, position: int) -> Recovered:
+    """Everything in the log after ``position``, into memory."""
+    count = 0
+    for record in store.log.replay(position):
+        count += 1
+        try:
+            _replay_one(store, record)
+        except DataLoss as error:
+            raise DataLoss(f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path) from None
+    return Recovered(position, store.log.last, count, getattr(store.log, "recovered", None))
+
+
+def _replay_one(store: Store, record: Record) -> None:
+    match record.kind:
+        case Kind.COMMIT:
+            _replay_commit(store, record)
+        case Kind.STAGE:
+            stage = decode_stage(record.body)
+            store.stages.add(
+                LiveStage(
+                    record.sequence, stage.kind, stage.table, stage.rows, len(record.body), stage.owner, record.time_us
+                )
+            )
+        case Kind.ABORT:
+            abort = decode_abort(record.body)
+            for cts in abort.commits:
+                store.pending.discard(cts)
+                store.stages.undo(cts)
+                aborted = decode_commit(store.log.read(cts).body)
+                if aborted.request:
+                    store.tokens.forget(aborted.request[0])
+                if aborted.batch:
+                    store.tokens.forget_batch(*aborted.batch)
+            for token in abort.tokens:
+                store.tokens.forget(token)
+            store.stages.drop(abort.stages)
+        case Kind.FLOOR:
+            pass
+
+
+def _replay_commit(store: Store, record: Record) -> None:
+    cts = record.sequence
+    commit = decode_commit(record.body)
+    catalog_rows = changes(commit.rows)
+    if catalog_rows:
+        store.catalog.load(catalog_rows, cts)
+    known = store.catalog.schema_of
+    events: list[tuple[int, pa.RecordBatch]] = []
+    for bulk in commit.appends:
+        if known(bulk.table) is not None:
+            data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
+            events += [(bulk.table, batch) for batch in _batches(data)]
+    runs: list[tuple[int, DeltaRun]] = []
+    for bulk in commit.runs:
+        schema = known(bulk.table)
+        if schema is not None:
+            data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
+            runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, data)))
+    rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
+    store.pending.apply(cts, Applied(rows, events, runs))
+    store.stages.commit(sequences_of([*commit.appends, *commit.runs]), cts)
+    store.timeline.note(cts, record.time_us)
+    if commit.request:
+        store.tokens.remember(commit.request[0], cts, commit.request[1])
+    if commit.batch:
+        store.tokens.remember_batch(*commit.batch, cts)
+
+
+def _batches(data: Any) -> list[pa.RecordBatch]:
+    table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+    return table.combine_chunks().to_batches() if table.num_rows else []
+
+
+# -- checkpoint ---------------------------------------------------------------------------------------------
+
+
+def checkpoint(store: Store, path: str) -> None:
+    """A copy that opens by itself: fold and flush, copy the engine at that position, begin an empty log after it.
+
+    The copy has its own identity. Commits that arrive meanwhile are not in it.
+    """
+    from kivi.log.segmented import SegmentedLog
+
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise NotAStore(f"{path} is not an empty directory: a checkpoint makes a new one")
+    os.makedirs(path, exist_ok=True)
+    try:
+        with store.consolidator.paused() as position:
+            store.engine.checkpoint(os.path.join(path, "engine"))
+        store_id = secrets.token_bytes(16)
+        SegmentedLog.start_after(os.path.join(path, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us)
+        write_marker(path, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+# -- housekeeping ---------------------------------------------------------------------------------------------
+
+
+class Housekeeping:
+    """Bounded steps beside consolidation: stages past their time limit, rows of dropped tables."""
+
+    _SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT, Space.EVENT_DATA)
+    _ROWS: Final = 1_024
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._rounds = 0
+        self._catalog_version = -1
+        self._dropped: list[int] = []
+
+    def step(self) -> None:
+        store = self._store
+        self._rounds += 1
+        if self._rounds % 20 == 0:
+            limit = int((store.clock() - store.settings.stage_ttl_s) * 1_000_000)
+            with store.committer.entry_lock:
+                expired = store.stages.expired(limit)
+            if expired:
+                store.drop_stages(expired)
+        version = store.catalog.visible.version
+        if version != self._catalog_version and store.pending.operations == 0:
+            self._dropped = self._orphans()
+            self._catalog_version = version
+        if self._dropped:
+            self._erase(self._dropped[-1])
+
+    def _orphans(self) -> list[int]:
+        """Ids of tables that have rows and no definition: one seek per table and key space."""
+        found: set[int] = set()
+        for space in self._SPACES:
+            at = space_prefix(space)
+            end = prefix_end(at)
+            while at is not None:
+                first = next(iter(self._store.engine.scan(at, end)), None)
+                if first is None:
+                    break
+                table = int.from_bytes(first[0][1:5], "big")
+                if self._store.catalog.schema_of(table) is None:
+                    found.add(table)
+                if table == 2**32 - 1:
+                    break
+                at = table_prefix(space, table + 1)
+        return sorted(found)
+
+    def _erase(self, table: int) -> None:
+        batch = WriteBatch()
+        for space in self._SPACES:
+            prefix = table_prefix(space, table)
+            for key, _ in self._store.engine.scan(prefix, prefix_end(prefix)):
+                batch.delete(key)
+                if len(batch) >= self._ROWS:
+                    self._store.engine.write(batch)
+                    return
+        if len(batch):
+            self._store.engine.write(batch)
+        self._dropped.pop()

@@ -1,0 +1,296 @@
+"""Reads as callers ask for them: rows by key, and scans as Arrow record batches.
+
+What a snapshot sees is decided in ``mvcc.snapshot``; here keys are decoded, derived columns computed, predicates
+applied and sums narrowed to their column's type. A predicate is always evaluated here, next to the rows. An exact sum
+that does not fit its column's type is OUT_OF_RANGE only if that column was asked for (R10).
+
+Event tables: commit order; ``start`` and ``end`` bound the event time. Pending events are captured first, then the
+block view, whose ``events_upto`` says which pending events it already has.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from kivi.arrow import filter_batch, rows_batch
+from kivi.errors import InvalidArgument, NotFound, OutOfRange
+from kivi.expr import Expr, bind, matches, names
+from kivi.keys import decode_key, prefix_end
+from kivi.mvcc.leases import Lease
+from kivi.rows import Version
+from kivi.schema import ColumnType, TableSchema, evaluate_expression, parse_expression
+from kivi.txn import Txn, encoded_key, merged
+
+if TYPE_CHECKING:
+    from kivi.store import Store
+
+__all__ = ["Scan", "bound_predicate", "get", "scan"]
+
+BATCH_ROWS: Final = 4_096
+_FLOAT: Final = ColumnType("float64")
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What to scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
+    stored form; ``where`` is bound; ``limit`` counts rows that match."""
+
+    prefix: tuple[Any, ...] = ()
+    start: tuple[Any, ...] | None = None
+    end: tuple[Any, ...] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    limit: int | None = None
+    reverse: bool = False
+
+
+def bound_predicate(schema: TableSchema, where: object) -> Expr | None:
+    """A caller's predicate checked against the schema, literals in stored form."""
+    if where is None:
+        return None
+    derived = dict(schema.derived)
+    return bind(where, lambda name: _FLOAT if name in derived else schema.column(name).type)  # type: ignore[arg-type]
+
+
+def _visible(lease: Lease, schema: TableSchema) -> None:
+    if lease.ts < schema.created_ts:
+        raise NotFound(
+            f"table {schema.name!r} was created at {schema.created_ts}, after the snapshot {lease.ts}", table=schema.name
+        )
+    if schema.state != "ready":
+        raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
+
+
+class _Projection:
+    """Makes rows of one schema: the columns asked for, and what predicates and derived columns need."""
+
+    def __init__(self, schema: TableSchema, columns: Sequence[str] | None, where: Expr | None) -> None:
+        self.schema = schema
+        self.outputs = schema.output_columns(columns)
+        self.where = where
+        derived = dict(schema.derived)
+        wanted = {*self.outputs, *(names(where) if where is not None else ())}
+        self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
+        inputs = {node.id for e in self.derived.values() for node in ast.walk(e) if isinstance(node, ast.Name)}
+        needed = (wanted - derived.keys()) | inputs
+        self._key_types = [c.type for c in schema.key]
+        self._keys = [(i, c.name) for i, c in enumerate(schema.key) if c.name in needed]
+        self._cells = [(i, c.name) for i, c in enumerate(schema.columns) if c.name in needed]
+        self._inputs = [schema.column(name) for name in inputs]
+
+    def row(self, key: bytes, version: Version) -> dict[str, Any] | None:
+        """The row in stored form, or None if the predicate does not select it."""
+        row: dict[str, Any] = {}
+        if self._keys:
+            values = decode_key(self._key_types, key)
+            for i, name in self._keys:
+                row[name] = values[i]
+        for i, name in self._cells:
+            row[name] = version.cells[i]
+        if self.derived:
+            operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
+            for name, expression in self.derived.items():
+                try:
+                    row[name] = evaluate_expression(expression, operands)
+                except OverflowError:
+                    raise OutOfRange(f"{name} is too large for a float64", column=name) from None
+        if self.where is not None and not matches(self.where, row):
+            return None
+        return row
+
+    def narrowed(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The columns asked for, each checked against its type. Raises OutOfRange."""
+        by_name = self.schema.by_name
+        for name in self.outputs:
+            column = by_name.get(name)
+            if column is not None and column.operator is not None:
+                column.type.from_stored(row[name], name)
+        return {name: row[name] for name in self.outputs}
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, known: frozenset[str]) -> ast.expr:
+    return parse_expression(text, set(known))
+
+
+def _expression(schema: TableSchema, text: str) -> ast.expr:
+    return _parsed(text, frozenset(schema.by_name))
+
+
+def get(
+    store: Store,
+    lease: Lease,
+    schema: TableSchema,
+    keys: Sequence[tuple[Any, ...]],
+    columns: Sequence[str] | None,
+    txn: Txn | None,
+) -> list[dict[str, Any] | None]:
+    """See ``Store.get``."""
+    _visible(lease, schema)
+    projection = _Projection(schema, columns, None)
+    raw = [encoded_key(schema, key) for key in keys]
+    versions: list[Version | None] = store.reader.get(lease, schema, raw) if raw else []
+    if txn is not None:
+        own = txn.own_ops(schema)
+        if own:
+            versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
+    out: list[dict[str, Any] | None] = []
+    for key, version in zip(raw, versions, strict=True):
+        row = projection.row(key, version) if version is not None else None
+        out.append(projection.narrowed(row) if row is not None else None)
+    return out
+
+
+def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
+    """See ``Store.scan``. Arguments are checked and the snapshot is captured at the call."""
+    _visible(lease, schema)
+    if wanted.limit is not None and wanted.limit < 0:
+        raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
+    if schema.kind == "event":
+        return _limited(_events(store, lease, schema, wanted, txn), wanted.limit)
+    start, end = _range(schema, wanted)
+    projection = _Projection(schema, wanted.columns, wanted.where)
+    rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse)
+    own = txn.own_ops(schema) if txn is not None else {}
+    if own and txn is not None:
+        inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
+        rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
+    selected = (row for key, version in rows if (row := projection.row(key, version)) is not None)
+    return _batched(schema, projection, itertools.islice(selected, wanted.limit))
+
+
+def _batched(schema: TableSchema, projection: _Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+    outputs = list(projection.outputs)
+    while portion := list(itertools.islice(rows, BATCH_ROWS)):
+        yield rows_batch(schema, outputs, portion)
+
+
+def _range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
+    """The byte range [start, end) of a scan: the prefix, narrowed by start and end."""
+    start: bytes | None = None
+    end: bytes | None = None
+    if wanted.prefix:
+        start = encoded_key(schema, wanted.prefix)
+        end = prefix_end(start)
+    if wanted.start is not None:
+        bound = encoded_key(schema, wanted.start)
+        start = bound if start is None else max(start, bound)
+    if wanted.end is not None:
+        bound = encoded_key(schema, wanted.end)
+        end = bound if end is None else min(end, bound)
+    if start is not None and end is not None and start > end:
+        end = start
+    return start, end
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+def _events(
+    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None
+) -> Iterator[pa.RecordBatch]:
+    events = store.event_store(schema.id)
+    if events is None:
+        raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+    if wanted.prefix:
+        raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
+    time_from = wanted.start[0] if wanted.start else None
+    time_to = wanted.end[0] if wanted.end else None
+    outputs = list(schema.output_columns(wanted.columns))
+    pending = store.pending.events(schema.id, lease.ts)
+    view = events.view(lease.ts)
+    store.leases.check(lease)
+    recent = [item.batch for item in pending if item.cts > view.events_upto]
+    own = txn.events_of(schema.id) if txn is not None else []
+    trim = _trimmer(schema, wanted.where, time_from, time_to, view.floor_us, outputs)
+    return _event_batches(store, lease, view, recent, own, trim, wanted, time_from, time_to, outputs)
+
+
+def _event_batches(
+    store: Store,
+    lease: Lease,
+    view: Any,
+    recent: list[pa.RecordBatch],
+    own: list[pa.RecordBatch],
+    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch],
+    wanted: Scan,
+    time_from: int | None,
+    time_to: int | None,
+    outputs: list[str],
+) -> Iterator[pa.RecordBatch]:
+    def memory() -> Iterator[pa.RecordBatch]:
+        tail = [*((batch, True) for batch in recent), *((batch, False) for batch in own)]
+        for batch, committed in reversed(tail) if wanted.reverse else tail:
+            kept = trim(batch, committed)
+            if wanted.reverse:
+                kept = kept.take(pa.array(range(kept.num_rows - 1, -1, -1), pa.int64()))
+            yield from _pieces(kept)
+
+    with view:
+        stored = view.scan(
+            time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
+        )
+        parts = [memory(), stored] if wanted.reverse else [stored, memory()]
+        for part in parts:
+            for batch in part:
+                store.leases.check(lease)
+                if batch.num_rows:
+                    yield batch
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    for at in range(0, batch.num_rows, 65_536):
+        yield batch.slice(at, 65_536)
+
+
+def _trimmer(
+    schema: TableSchema,
+    where: Expr | None,
+    time_from: int | None,
+    time_to: int | None,
+    floor_us: int | None,
+    outputs: list[str],
+) -> Callable[[pa.RecordBatch, bool], pa.RecordBatch]:
+    """What the block scan does to stored batches, for batches in memory: time range, floor, predicate, columns."""
+    time_column = schema.event_time or ""
+
+    def bounds(low: int | None) -> Expr | None:
+        terms = [where] if where is not None else []
+        if low is not None:
+            terms.append(Expr(">=", time_column, low))
+        if time_to is not None:
+            terms.append(Expr("<", time_column, time_to))
+        combined: Expr | None = None
+        for term in terms:
+            combined = term if combined is None else combined & term
+        return combined
+
+    floor = [bound for bound in (time_from, floor_us) if bound is not None]
+    committed_filter = bounds(max(floor) if floor else None)
+    own_filter = bounds(time_from)
+    types = {c.name: c.type for c in schema.columns}
+
+    def trim(batch: pa.RecordBatch, committed: bool) -> pa.RecordBatch:
+        predicate = committed_filter if committed else own_filter
+        if predicate is not None:
+            batch = filter_batch(batch, predicate, types)
+        return batch.select(outputs)
+
+    return trim
+
+
+def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    if limit is None:
+        yield from batches
+        return
+    left = limit
+    while left > 0 and (batch := next(batches, None)) is not None:
+        yield batch.slice(0, left)
+        left -= min(left, batch.num_rows)

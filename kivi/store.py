@@ -1,0 +1,659 @@
+"""The store: wiring, and the operations that the embedded database and the server share.
+
+Holds no rules of its own: what a read sees is ``mvcc.snapshot``, what may commit is ``mvcc.verdict``, in which order is
+``mvcc.commit``, what reaches base is ``mvcc.consolidate``. Values here are in stored form (``kivi.schema``).
+
+::
+
+    open      format file and directory lock -> engine -> position -> catalog -> replay the log after it
+    begin     a lease on W, or on a past timestamp
+    commit    prepare (derive, encode) -> Committer.submit -> done(outcome)
+    close     no new commits -> what is in the log queue finishes -> fold, flush
+
+On disk, under one directory: ``KIVI`` (format and store id), ``LOCK``, ``log/`` (segments and the acknowledged mark),
+``engine/`` (RocksDB).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from kivi import backfill, recovery, scan
+from kivi.arrow import encode_ipc
+from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
+from kivi.engine import Engine
+from kivi.errors import AlreadyExists, Conflict, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.events import EventStore
+from kivi.log import CommitLog, Kind
+from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
+from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.pending import Pending
+from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
+from kivi.mvcc.snapshot import Reader
+from kivi.mvcc.timeline import Timeline
+from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
+from kivi.mvcc.verdict import Facts
+from kivi.mvcc.watermark import Watermark
+from kivi.scan import Scan
+from kivi.schema import TableSchema
+from kivi.settings import Settings
+from kivi.stages import LiveStage, Stages, sequences_of
+from kivi.txn import Staged, Txn, check_batch_token, prepare
+
+__all__ = ["Lease", "Outcome", "Scan", "Settings", "Store", "TokenState", "Txn"]
+
+TokenState = Literal["committed", "aborted", "unknown"]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a store is made of: opened by ``recovery``, closed in reverse order."""
+
+    engine: Engine
+    log: CommitLog
+    store_id: bytes
+    release: Callable[[], None]
+
+
+class Store:
+    """Thread safe. Get one with ``Store.open``."""
+
+    def __init__(self, parts: Parts, settings: Settings, clock: Callable[[], float]) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.parts = parts
+        engine, log = parts.engine, parts.log
+        self.engine, self.log = engine, log
+        self.catalog = Catalog()
+        self.pending = Pending()
+        self.timeline = Timeline(engine)
+        self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
+        self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
+        self._event_stores: dict[int, EventStore] = {}
+        self._event_mutex = threading.Lock()
+        self._ddl = threading.RLock()
+        self._closed = False
+        position = recovery.load_base(self)
+        recovered = recovery.replay(self, position)
+        lock = threading.RLock()
+        self._watermark = Watermark(log.last, lock)
+        self.leases = Leases(
+            self._watermark,
+            lock,
+            clock=clock,
+            ttl_s=settings.lease_ttl_s,
+            ttl_max_s=settings.lease_ttl_max_s,
+            max_leases=settings.max_leases,
+        )
+        facts = Facts(log.last, window_us=int(settings.conflict_window_s * 1_000_000), entries=settings.conflict_entries)
+        self.committer = Committer(
+            log,
+            self.pending,
+            self._watermark,
+            self.leases,
+            facts,
+            self.tokens,
+            pending_hard_bytes=settings.pending_hard_bytes,
+            catalog_version=lambda: self.catalog.entered.version,
+            is_aggregate=lambda table: (s := self.catalog.schema_of(table)) is not None and s.kind == "aggregate",
+            timeline=self.timeline,
+            clock=clock,
+        )
+        self.consolidator = Consolidator(
+            engine,
+            log,
+            self.pending,
+            self.leases,
+            self.tokens,
+            self.timeline,
+            settings,
+            schema_of=self.catalog.schema_of,
+            schemas=lambda: list(self.catalog.entered.by_id.values()),
+            sealer_of=self.event_store,
+            stages=self.stages,
+            entry_lock=self.committer.entry_lock,
+            clock=clock,
+            position=position,
+        )
+        self.reader = Reader(engine, self.pending, self.leases, self.consolidator.history_floor_of)
+        self.committer.on_pressure = self.consolidator.hurry
+        self.recovered = recovered
+        self.housekeeping = recovery.Housekeeping(self)
+        if settings.background:
+            self.consolidator.start(self.housekeeping.step)
+        self._resumed = backfill.resume(self)
+
+    @staticmethod
+    def open(
+        path: str | None = None,
+        *,
+        settings: Settings | None = None,
+        engine: Engine | None = None,
+        log: CommitLog | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Store:
+        """Opens the store in the directory ``path``, creating it if it is missing or empty; None is in memory.
+
+        Raises NotAStore, FormatTooNew, StoreInUse, DataLoss.
+        """
+        chosen = settings or Settings()
+        parts = recovery.open_parts(path, chosen, engine, log)
+        try:
+            return Store(parts, chosen, clock)
+        except BaseException:
+            parts.release()
+            raise
+
+    def close(self) -> None:
+        """Finishes what is in the log, folds and flushes. Harmless twice."""
+        with self._ddl:
+            if self._closed:
+                return
+            self._closed = True
+        self.consolidator.stop()
+        if self.consolidator.failure is None:
+            self.consolidator.close()
+        self.parts.release()
+
+    def crash(self) -> None:
+        """For tests: lets go of everything at once, as if the process had been killed."""
+        self._closed = True
+        self.consolidator.stop()
+        self.parts.release()
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
+    def check_open(self) -> None:
+        if self._closed:
+            raise Unavailable("the store is closed")
+        if self.consolidator.failure is not None:
+            failure = self.consolidator.failure
+            if isinstance(failure, KiviError):
+                raise failure
+            raise Unavailable(f"the store stopped: {failure!r}; restart it")
+
+    # -- catalog ------------------------------------------------------------------------------------
+
+    def table(self, name: str) -> TableSchema:
+        """The definition that readers see now. Raises NotFound."""
+        self.check_open()
+        return self.catalog.visible.table(name)
+
+    def tables(self) -> list[TableSchema]:
+        self.check_open()
+        return sorted(self.catalog.visible.by_id.values(), key=lambda schema: schema.name)
+
+    def create(self, schema: TableSchema, *, progress: Progress | None = None) -> TableSchema:
+        """Creates a table; for an aggregate on a table with events, returns when it is complete and readable.
+
+        Raises AlreadyExists, and NotFound if an aggregate's source has gone.
+        """
+        import dataclasses
+
+        with self._ddl:
+            self.check_open()
+            if schema.name in self.catalog.entered.by_name:
+                raise AlreadyExists(f"there is a table {schema.name!r} already: drop it first, or use another name")
+            if schema.kind == "aggregate":
+                source = self.catalog.entered.table(schema.source or "")
+                schema = dataclasses.replace(schema, source_id=source.id, state="building", by_name={})
+            created = self._define(schema)
+        return backfill.build(self, created, progress) if schema.kind == "aggregate" else created
+
+    def _define(self, schema: TableSchema) -> TableSchema:
+        """One catalog transaction: name, counter, definition."""
+        import dataclasses
+
+        txn = self.transaction()
+        try:
+            counter = txn.get(COUNTERS, [("table",)])[0]
+            table_id = (counter["value"] if counter else FIRST_ID - 1) + 1
+            defined = dataclasses.replace(schema, id=table_id, by_name={})
+            txn.put(COUNTERS, ("table",), {"value": table_id})
+            txn.insert(NAMES, (schema.name,), {"id": table_id})
+            txn.put(TABLES, (table_id,), {"name": schema.name, "definition": defined.to_json().decode()})
+            if schema.source_id:
+                txn.guard(TABLES, (schema.source_id,), "name")
+            self.commit_wait(txn)
+        except (Conflict, RowExists) as error:
+            raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from error
+        finally:
+            self.rollback(txn)
+        return self.catalog.entered.by_id[table_id]
+
+    def redefine(self, schema: TableSchema, commit_runs: Sequence[int] = ()) -> None:
+        """Replaces a definition; for a finished backfill, together with the stages that hold its sums."""
+        txn = self.transaction()
+        try:
+            txn.put(TABLES, (schema.id,), {"name": schema.name, "definition": schema.to_json().decode()})
+            if txn.get(NAMES, [(schema.name,)])[0] != {"name": schema.name, "id": schema.id}:
+                raise NotFound(f"table {schema.name!r} was dropped meanwhile")
+            txn.guard(NAMES, (schema.name,), "id")
+            txn.run_stages[schema.id] = list(commit_runs)
+            self.commit_wait(txn)
+        finally:
+            self.rollback(txn)
+
+    def drop(self, name: str) -> None:
+        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
+        with self._ddl:
+            self.check_open()
+            schema = self.catalog.entered.table(name)
+            dependent = self.catalog.entered.aggregates.get(schema.id, ())
+            if dependent:
+                names = ", ".join(aggregate.name for aggregate in dependent)
+                raise InvalidArgument(f"{name!r} is the source of {names}: drop these first")
+            while True:
+                txn = self.transaction()
+                try:
+                    txn.delete(TABLES, (schema.id,))
+                    txn.delete(NAMES, (name,))
+                    self.commit_wait(txn)
+                    return
+                except Conflict:
+                    continue  # somebody wrote to the table; the next attempt begins after that
+                finally:
+                    self.rollback(txn)
+
+    def event_store(self, table: int) -> EventStore | None:
+        """The blocks of an event table, or None."""
+        found = self._event_stores.get(table)
+        if found is None:
+            schema = self.catalog.schema_of(table)
+            if schema is None or schema.kind != "event":
+                return None
+            with self._event_mutex:
+                found = self._event_stores.get(table)
+                if found is None:
+                    found = self._event_stores[table] = EventStore(
+                        self.engine, schema, block_rows=self.settings.block_rows
+                    )
+        return found
+
+    # -- snapshots ------------------------------------------------------------------------------------
+
+    def watermark(self) -> int:
+        """The snapshot that a reader gets now."""
+        return self._watermark.value
+
+    def begin(
+        self,
+        *,
+        as_of_ts: int | None = None,
+        as_of_us: int | None = None,
+        min_snapshot: int | None = None,
+        timeout_s: float | None = None,
+        ttl_s: float | None = None,
+    ) -> Lease:
+        """A lease on the watermark, on a commit timestamp or on a moment (microseconds UTC).
+
+        With ``min_snapshot`` it waits until the watermark is there; Unavailable when the time is up.
+        """
+        self.check_open()
+        if min_snapshot is not None and self._watermark.value < min_snapshot:
+            waited = 10.0 if timeout_s is None else timeout_s
+            if min_snapshot > self.log.last or not self._watermark.wait_for(min_snapshot, waited):
+                raise Unavailable(
+                    f"the snapshot {min_snapshot} is not readable yet; the watermark is {self._watermark.value}"
+                )
+        if as_of_us is not None:
+            as_of_ts = min(self.timeline.at(as_of_us), self._watermark.value)
+        return self.leases.open(as_of_ts, ttl_s)
+
+    def renew(self, lease_id: int, ttl_s: float | None = None) -> None:
+        self.leases.renew(self.leases.find(lease_id), ttl_s)
+
+    def release(self, lease: Lease | int) -> None:
+        """Ends a snapshot; harmless if it has ended."""
+        if isinstance(lease, int):
+            try:
+                lease = self.leases.find(lease)
+            except SnapshotTooOld:
+                return
+        self.leases.release(lease)
+
+    def get(
+        self, lease: Lease, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any] | None]:
+        """Rows by key at the snapshot, in stored form, derived columns included; None where there is no row."""
+        self.check_open()
+        return scan.get(self, lease, schema, keys, columns, None)
+
+    def scan(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
+        """Record batches of bounded size, in key order (events: in commit order)."""
+        self.check_open()
+        return scan.scan(self, lease, schema, wanted, None)
+
+    # -- transactions -----------------------------------------------------------------------------------
+
+    def transaction(self, lease: Lease | None = None) -> Txn:
+        self.check_open()
+        return Txn(lease or self.begin(), self.settings, self)
+
+    def rollback(self, txn: Txn) -> None:
+        """Gives the transaction up, and its lease. Harmless after a commit."""
+        txn.closed = txn.closed or "it was rolled back"
+        self.leases.release(txn.lease)
+
+    def get_in(
+        self, txn: Txn, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any] | None]:
+        """``get`` with the transaction's own writes."""
+        self.check_open()
+        return scan.get(self, txn.lease, schema, keys, columns, txn)
+
+    def scan_in(self, txn: Txn, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
+        """``scan`` with the transaction's own writes."""
+        self.check_open()
+        return scan.scan(self, txn.lease, schema, wanted, txn)
+
+    def row_in(self, txn: Txn, schema: TableSchema, key: bytes) -> bool:
+        """Whether the transaction sees a row at ``key``."""
+        version = self.reader.get(txn.lease, schema, [key])[0]
+        return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
+
+    def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]:
+        """The events of live stages of ``schema``. Raises NotFound."""
+        sequences = [self.stages.sequence_of(stage_id) for stage_id in stage_ids]
+        if len(set(sequences)) != len(sequences):
+            raise InvalidArgument("a stage is named twice")
+        with self.committer.entry_lock:
+            self.stages.live(sequences, schema.id)
+        return [
+            Staged(sequence, batch)
+            for sequence in sequences
+            for batch in stage_batches(decode_stage(self.log.read(sequence).body))
+        ]
+
+    # -- commit -------------------------------------------------------------------------------------------
+
+    def commit(
+        self,
+        txn: Txn,
+        *,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """Commits. ``done(outcome)`` is called once, here or later from the log's thread: it must be quick.
+
+        Encodes and derives in the calling thread, which may also wait for room. The lease ends with the commit.
+        """
+
+        def settled(outcome: Outcome) -> None:
+            txn.commit_ts = outcome.commit_ts
+            self.leases.release(txn.lease)
+            if outcome.repeated and stages:
+                self._drop_stages(stages)
+            done(outcome)
+
+        stages: list[int] = []
+        try:
+            self.check_open()
+            if txn.closed:
+                raise InvalidArgument(f"the transaction is over: {txn.closed}")
+            txn.closed = "it was committed"
+            check_batch_token(batch)
+            if token is not None and (not token or len(token.encode()) > 1024):
+                raise InvalidArgument("a token is a text of 1 to 1024 bytes")
+            named = batch is not None or (token is not None and issued_at_us(token) is None)
+            if not txn.wrote and not named:
+                self.leases.check(txn.lease)
+                settled(Outcome(txn.start_ts))
+                return
+            stages += [staged.sequence for items in txn.staged.values() for staged in items]
+            while True:
+                prepared = self._prepare(txn, token, batch)
+                try:
+                    self.committer.submit(prepared, txn.lease, settled)
+                    return
+                except StaleCatalog:
+                    continue
+        except KiviError as error:
+            settled(Outcome(None, error))
+
+    def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Prepared:
+        view = self.catalog.entered
+
+        def newest(table: int, key: bytes) -> int | None:
+            schema = view.by_id.get(table)
+            return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
+
+        prepared = prepare(
+            txn, view, request=token, batch=batch, newest=newest, name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t)
+        )
+        for table, schema in txn.schemas.items():
+            if table not in SYSTEM and view.by_id.get(table) is None:
+                raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+        commit = prepared.commit
+        catalog_rows = changes(commit.rows)
+        run_stages = [stage for stages in txn.run_stages.values() for stage in stages]
+        if run_stages:
+            backfill.attach(self, prepared, txn.run_stages)
+        named = sequences_of([*commit.appends, *commit.runs])
+
+        def check() -> None:
+            for bulk in (*commit.appends, *commit.runs):
+                if bulk.stage:
+                    self.stages.live([bulk.stage], bulk.table)
+
+        def enter(cts: int) -> None:
+            self.stages.commit(named, cts)
+            if catalog_rows:
+                self.catalog.enter(catalog_rows, cts)
+
+        prepared.on_check = check if named else None
+        prepared.on_enter = enter if named or catalog_rows else None
+        if catalog_rows:
+            prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
+        prepared.on_abort = self.stages.undo if named else None
+        return prepared
+
+    def commit_wait(
+        self,
+        txn: Txn,
+        *,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """The blocking form: the commit timestamp, or raises. CommitUnknown if the time is up first."""
+        from kivi.errors import CommitUnknown
+
+        settled = threading.Event()
+        outcomes: list[Outcome] = []
+
+        def done(outcome: Outcome) -> None:
+            outcomes.append(outcome)
+            settled.set()
+
+        self.commit(txn, token=token, batch=batch, done=done)
+        if not settled.wait(self.settings.commit_timeout_s if timeout_s is None else timeout_s):
+            raise CommitUnknown(token=token)
+        outcome = outcomes[0]
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.commit_ts is not None
+        return outcome.commit_ts
+
+    def outcome(self, token: str, *, timeout_s: float = 10.0) -> tuple[TokenState, int | None]:
+        """What became of a request token. Fences it before it says aborted, so that a late attempt cannot commit."""
+        self.check_open()
+        while True:
+            cts, wait = self.committer.find_token(token)
+            if wait is not None:
+                settled = threading.Event()
+                outcomes: list[Outcome] = []
+                wait(lambda outcome: (outcomes.append(outcome), settled.set())[0])
+                if not settled.wait(timeout_s) or isinstance(outcomes[0].error, Unavailable):
+                    return "unknown", None
+                found = outcomes[0].commit_ts
+                if found is not None:
+                    return "committed", found
+                return ("aborted" if isinstance(outcomes[0].error, Aborted) else "unknown"), None
+            if cts is not None:
+                if cts == FENCED:
+                    return "aborted", None
+                self._watermark.wait_for(cts, timeout_s)
+                return "committed", cts
+            try:
+                self.tokens.check_age(token, int(self.clock() * 1_000_000))
+            except InvalidArgument:
+                return "unknown", None
+            if self.committer.fence(token):
+                return "aborted", None
+
+    def batch_scopes(self, prefix: str = "") -> list[str]:
+        """The scopes under which batches were committed, by prefix."""
+        return self.tokens.scopes(prefix)
+
+    # -- stages -------------------------------------------------------------------------------------------
+
+    def stage(
+        self,
+        schema: TableSchema,
+        batch: pa.RecordBatch,
+        *,
+        owner: str,
+        done: Callable[[BaseException | None, bytes | None], None],
+    ) -> None:
+        """Logs events durably and invisibly; ``done(None, stage id)`` once they are on disk."""
+        if schema.kind != "event":
+            raise InvalidArgument(f"only events can be staged, and {schema.name!r} is a {schema.kind} table")
+        self.log_stage(StageKind.EVENTS, schema.id, batch.num_rows, owner, [encode_ipc(batch)], done)
+
+    def log_stage(
+        self,
+        kind: StageKind,
+        table: int,
+        rows: int,
+        owner: str,
+        data: Sequence[Any],
+        done: Callable[[BaseException | None, bytes | None], None],
+    ) -> None:
+        self.check_open()
+        body = Stage(kind, table, rows, owner, data).encode()
+        nbytes = sum(memoryview(part).nbytes for part in body)
+        entered: list[int] = []
+
+        def enter(sequence: int) -> None:
+            entered.append(sequence)
+            self.stages.add(LiveStage(sequence, kind, table, rows, nbytes, owner, int(self.clock() * 1_000_000)))
+
+        def durable(error: BaseException | None) -> None:
+            done(error, None if error else self.stages.id_of(entered[0]))
+
+        with self.committer.entry_lock:
+            self.stages.check_quota(nbytes)
+        self.committer.log_other(Kind.STAGE, body, durable, enter)
+
+    def stage_wait(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str) -> bytes:
+        """The blocking form of ``stage``."""
+        return waited(lambda done: self.stage(schema, batch, owner=owner, done=done))
+
+    def discard_stages(self, stage_ids: Sequence[bytes]) -> None:
+        """Gives stages up; those that were committed or dropped before are passed over."""
+        self._drop_stages([self.stages.sequence_of(stage_id) for stage_id in stage_ids])
+
+    def _drop_stages(self, sequences: Sequence[int]) -> None:
+        with self.committer.entry_lock:
+            live = [s for s in sequences if self.stages.is_live(s)]
+            self.stages.drop(live)
+        if live:
+            self.committer.log_other(Kind.ABORT, Abort(stages=tuple(live)).encode(), lambda error: None)
+
+    def drop_stages(self, sequences: Sequence[int]) -> None:
+        self._drop_stages(sequences)
+
+    # -- operation ------------------------------------------------------------------------------------------
+
+    def consolidate(self) -> int:
+        """Folds everything up to the watermark of now into base; returns that watermark."""
+        self.check_open()
+        return self.consolidator.run()
+
+    def checkpoint(self, path: str) -> None:
+        """A copy of the store at one moment, in a new directory: opening it gives the same answers."""
+        self.check_open()
+        recovery.checkpoint(self, path)
+
+    def statistics(self, schema: TableSchema) -> dict[str, int]:
+        """What is cheap to know about a table's contents."""
+        events = self.event_store(schema.id) if schema.kind == "event" else None
+        if events is None:
+            return {}
+        summary = events.view(self.watermark())
+        with summary:
+            waiting = self.pending.events(schema.id, self.watermark())
+            recent = sum(item.batch.num_rows for item in waiting if item.cts > summary.events_upto)
+            return {"rows": summary.rows + recent}
+
+    def stats(self) -> dict[str, int | float]:
+        """Flat numbers for metrics and ``kivi status``."""
+        counters = self.committer.counters
+        oldest = self.leases.oldest()
+        return {
+            "watermark": self._watermark.value,
+            "last_ts": self.log.last,
+            "watermark_lag": self.log.last - self._watermark.value,
+            "in_flight": self._watermark.in_flight,
+            "commits": counters.commits,
+            "aborts_conflict": counters.conflicts,
+            "aborts_too_old": counters.too_old,
+            "commits_unknown": counters.unknown,
+            "rederived": counters.rederived,
+            "token_hits": self.tokens.hits,
+            "tokens_unsaved": self.tokens.unsaved,
+            "conflict_facts": self.committer.facts_size,
+            "conflict_floor": self.committer.facts_floor,
+            "leases": len(self.leases),
+            "leases_cut": self.leases.cut,
+            "oldest_snapshot": oldest if oldest is not None else self._watermark.value,
+            "pending_bytes": self.pending.nbytes,
+            "pending_operations": self.pending.operations,
+            "consolidated_upto": self.consolidator.position,
+            "consolidated_durable_upto": self.consolidator.durable_position,
+            "consolidations": self.consolidator.passes,
+            "consolidated_rows": self.consolidator.rows_folded,
+            "consolidation_seconds": self.consolidator.busy_s,
+            "version_bytes": self.consolidator.versions_bytes,
+            "stages": len(self.stages),
+            "stage_bytes": self.stages.live_bytes,
+            "tables": len(self.catalog.visible.by_id),
+            **{f"log_{name}": value for name, value in self.log.stats().items()},
+            **{f"engine_{name}": value for name, value in self.engine.stats().items()},
+        }
+
+
+def stage_batches(stage: Stage) -> list[pa.RecordBatch]:
+    """The events in a STAGE record: one batch (zero copy), or none."""
+    table = pa.ipc.open_stream(pa.py_buffer(stage.data[0])).read_all()
+    return table.combine_chunks().to_batches() if table.num_rows else []
+
+
+def waited(call: Callable[[Callable[[BaseException | None, bytes | None], None]], None]) -> bytes:
+    """Runs an asynchronous stage call and waits for it."""
+    settled = threading.Event()
+    results: list[tuple[BaseException | None, bytes | None]] = []
+
+    def done(error: BaseException | None, stage_id: bytes | None) -> None:
+        results.append((error, stage_id))
+        settled.set()
+
+    call(done)
+    settled.wait()
+    error, stage_id = results[0]
+    if error is not None:
+        raise error
+    assert stage_id is not None
+    return stage_id
