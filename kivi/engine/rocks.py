@@ -74,7 +74,7 @@ class RocksEngine(Engine):
         self,
         path: str,
         *,
-        block_cache_bytes: int = 128 << 20,
+        cache_bytes: int = 128 << 20,
         memtable_bytes: int = 64 << 20,
         background_jobs: int = 2,
     ) -> None:
@@ -86,9 +86,7 @@ class RocksEngine(Engine):
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         try:
             os.makedirs(self.path, exist_ok=True)
-            self._db = rocksdict.Rdict(
-                self.path, _options(block_cache_bytes, memtable_bytes, background_jobs)
-            )
+            self._db = rocksdict.Rdict(self.path, _options(cache_bytes, memtable_bytes, background_jobs))
         except Exception as error:
             raise self._translate(error) from error
 
@@ -173,7 +171,7 @@ class RocksEngine(Engine):
             raise self._translate(error) from error
 
     def _translate(self, error: Exception) -> KiviError:
-        """The error to raise for one of rocksdict's, which are all plain ``Exception`` with RocksDB's text."""
+        """The error for one of rocksdict's, which are all plain ``Exception`` with RocksDB's text."""
         text = str(error)
         if isinstance(error, rocksdict.DbClosedError):
             return Unavailable("the engine is closed: open the store again", path=self.path)
@@ -234,9 +232,9 @@ def _backward(
     iterator.status()
 
 
-def _options(block_cache_bytes: int, memtable_bytes: int, background_jobs: int) -> rocksdict.Options:
+def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> rocksdict.Options:
     blocks = rocksdict.BlockBasedOptions()
-    blocks.set_block_cache(rocksdict.Cache(block_cache_bytes))
+    blocks.set_block_cache(rocksdict.Cache(cache_bytes))
     blocks.set_block_size(8 * 1024)
     blocks.set_bloom_filter(10, False)
 

@@ -114,7 +114,8 @@ def recover(files: Files, directory: str, mark_file: MarkFile) -> State:
     mark = mark_file.current
     segments, sizes = _headers(files, directory, mark)
     cut: list[Cut] = []
-    end, rewritten = End(BLOCK_BYTES, 0, 0, 0, None), 0
+    # Without a segment the log is new, or begins empty behind a number that was acknowledged elsewhere.
+    end, rewritten = End(BLOCK_BYTES, mark.sequence, mark.time_us, mark.chain, None), 0
     for i, segment in enumerate(segments):
         following = segments[i + 1].header if i + 1 < len(segments) else None
         fd = files.open(segment.path, os.O_RDWR)

@@ -5,7 +5,7 @@ is noticed here, before a number is assigned, and is a definite answer; inside p
 cannot run out. A spare file is called ``<n>.spare.tmp`` until the writer that fills it names it; recovery
 deletes spares.
 
-The same thread closes and trims segments that are full, and syncs the acknowledged mark once a second.
+The same thread closes and trims segments that are full, and lets the log sync its mark once a second.
 
 Invariant, under the log's lock: every request (`Room.wait`) is answered by a round that *began* after it, so
 an old failure is never the answer to a new question. That is why service resumes by itself when there is
@@ -22,7 +22,6 @@ from collections.abc import Callable
 
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.log.files import Files, is_no_space
-from kivi.log.mark import MarkFile
 from kivi.log.records import BLOCK_BYTES, SegmentHeader
 from kivi.log.recovery import Segment
 
@@ -33,7 +32,10 @@ _NOBODY = SegmentHeader(bytes(16), 0, 0, 0, 0)
 
 
 class Room:
-    """The spare segment, with an open file for each of ``writers``, and its thread. ``lock`` is the log's."""
+    """The spare segment, with an open file for each of ``writers``, and the thread that makes it.
+
+    ``lock`` is the log's; ``tick`` is called about once a second.
+    """
 
     def __init__(
         self,
@@ -41,16 +43,14 @@ class Room:
         directory: str,
         segment_bytes: int,
         lock: threading.Lock,
-        mark: MarkFile,
-        fail: Callable[[BaseException], None],
+        tick: Callable[[], None],
         *,
         writers: int,
     ) -> None:
         self._files = files
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._mark = mark
-        self._fail = fail
+        self._tick = tick
         self._writers = writers
         self._work = threading.Condition(lock)
         self._answered = threading.Condition(lock)
@@ -144,10 +144,7 @@ class Room:
                 self.trim(segment)
             if time.monotonic() - synced_at >= _EVERY_S / 2:
                 synced_at = time.monotonic()
-                try:
-                    self._mark.sync()
-                except OSError as error:
-                    self._fail(error)
+                self._tick()
 
     def _make(self, wanted: int) -> None:
         with self._work:

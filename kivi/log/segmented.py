@@ -145,7 +145,7 @@ class SegmentedLog(CommitLog):
         self._completing = 0
         self._truncating = threading.Lock()
         self._room = Room(
-            self._files, self._path, segment_bytes, self._lock, self._mark, self._fail, writers=_WRITERS
+            self._files, self._path, segment_bytes, self._lock, self._sync_mark, writers=_WRITERS
         )
         with self._lock:
             self._room.prepare()
@@ -155,6 +155,22 @@ class SegmentedLog(CommitLog):
         ]
         for thread in self._threads:
             thread.start()
+
+    @staticmethod
+    def start_after(
+        path: str, *, store_id: bytes, last: int, time_us: int, files: Files | None = None
+    ) -> None:
+        """Make an empty log in the empty directory ``path`` whose next number is ``last + 1``.
+
+        For a checkpoint: the engine's copy includes everything up to ``last``, so the log needs none of it.
+        """
+        files = files or Files()
+        files.makedirs(path)
+        if files.listdir(path):
+            raise InvalidArgument(
+                f"{path} is not empty: a log can only be started in a new directory", path=path
+            )
+        MarkFile.create(files, path, Mark(store_id, sequence=last, time_us=time_us, start=last + 1))
 
     def _open_mark(self) -> MarkFile:
         files, directory = self._files, self._path
@@ -396,10 +412,18 @@ class SegmentedLog(CommitLog):
                     path=self._path,
                 )
                 self._failed.__cause__ = error
-                logging.getLogger("kivi.log").error("the log in %s failed: %s", self._path, error)
+                if not self._abandoned:
+                    logging.getLogger("kivi.log").error("the log in %s failed: %s", self._path, error)
             self._room.wake()
             self._ready.notify_all()
             self._progress.notify_all()
+
+    def _sync_mark(self) -> None:
+        if self._failed is None:
+            try:
+                self._mark.sync()
+            except OSError as error:
+                self._fail(error)
 
     # -- reading
 
@@ -446,7 +470,7 @@ class SegmentedLog(CommitLog):
         return records
 
     def _check_kept(self, after: int) -> None:
-        forgotten = self._segments[0].header.previous if self._segments else 0
+        forgotten = self._segments[0].header.previous if self._segments else self._durable
         if after < forgotten:
             raise DataLoss(
                 f"{self._path}: the log keeps nothing up to {forgotten}: it cannot be read on from {after}",

@@ -101,7 +101,7 @@ def test_scan_sees_the_moment_of_the_call(engine: Engine, reverse: bool) -> None
 def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
     """Writers keep every key of the store at one value per batch: a scan must see one value only."""
     keys = [b"%04d" % i for i in range(200)]
-    engine.write(batch({key: b"0" for key in keys}))
+    engine.write(batch(dict.fromkeys(keys, b"0")))
     stop = threading.Event()
     wrong: list[object] = []
 
@@ -109,7 +109,7 @@ def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
         for n in range(1, 10_000):
             if stop.is_set():
                 break
-            engine.write(batch({key: b"%d" % n for key in keys}))
+            engine.write(batch(dict.fromkeys(keys, b"%d" % n)))
             if n % 50 == 0:
                 engine.flush()
 

@@ -81,9 +81,8 @@ def test_kill_leaves_exactly_a_prefix(tmp_path: Path) -> None:
         process.stdout.readline()
         time.sleep(rng.random() * 0.5)
         process.kill()
-        for line in process.stdout.read().split("\n"):
-            flushed = int(line) if line.strip() else flushed
-        process.wait()
+        for line in process.communicate()[0].split("\n")[:-1]:
+            flushed = int(line)
         engine = RocksEngine(path, memtable_bytes=256 * 1024)
         found = engine.get(b"count")
         n = int(found) if found else 0
