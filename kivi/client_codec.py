@@ -1,0 +1,260 @@
+"""Between stored-form Python values and the messages of kivi.v1: pure, used by the clients and by the server.
+
+Values, keys, rows, predicates and table definitions each have one ``to_`` and one ``from_`` function.
+Decoding here trusts the *shape* of a message, which protobuf guarantees, and nothing about its
+contents: what a stranger sent is checked against the schema by the server.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.expr import Expr
+from kivi.schema import Column, ColumnType, GroupKey, Measure, TableSchema
+from kivi.wire.v1 import types_pb2 as pb
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "fill_values",
+    "from_expr",
+    "from_table",
+    "from_value",
+    "from_values",
+    "new_token",
+    "rows_from_batch",
+    "to_expr",
+    "to_table",
+    "type_of",
+]
+
+
+def new_token() -> str:
+    """A request token: who asks, and when it was issued, so that "too old to be remembered" can be told (R16)."""
+    return f"k1-{time.time_ns() // 1000}-{secrets.token_hex(12)}"
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+_FIELD_OF: Final[dict[type, str]] = {
+    int: "int_value",
+    str: "string_value",
+    float: "float_value",
+    bytes: "bytes_value",
+    bool: "bool_value",
+}
+
+
+def fill_values(target: Any, values: Iterable[Any]) -> None:
+    """Appends stored-form values to a repeated Value field."""
+    for value in values:
+        if value is None:
+            target.add()
+        else:
+            kind = type(value)
+            if kind is int:
+                target.add(int_value=value)
+            elif kind is str:
+                target.add(string_value=value)
+            else:
+                target.add(**{_FIELD_OF[kind]: value})
+
+
+def from_value(value: pb.Value) -> Any:
+    kind = value.WhichOneof("kind")
+    return None if kind is None else getattr(value, kind)
+
+
+def from_values(values: Iterable[pb.Value]) -> list[Any]:
+    out = []
+    for value in values:
+        kind = value.WhichOneof("kind")
+        out.append(None if kind is None else getattr(value, kind))
+    return out
+
+
+# -- predicates -------------------------------------------------------------------------------------
+
+_OPS: Final[dict[str, pb.Expr.Op]] = {
+    "==": pb.Expr.OP_EQ,
+    "!=": pb.Expr.OP_NE,
+    "<": pb.Expr.OP_LT,
+    "<=": pb.Expr.OP_LE,
+    ">": pb.Expr.OP_GT,
+    ">=": pb.Expr.OP_GE,
+    "isin": pb.Expr.OP_IS_IN,
+    "is_null": pb.Expr.OP_IS_NULL,
+    "and": pb.Expr.OP_AND,
+    "or": pb.Expr.OP_OR,
+    "not": pb.Expr.OP_NOT,
+}
+_NAMES: Final = {number: name for name, number in _OPS.items()}
+_EXPR_DEPTH_MAX: Final = 50
+
+
+def _operands(expr: Expr, op: str) -> Iterator[Expr]:
+    """The operands of a chain ``a & b & c``, which the tree nests, side by side."""
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node.op == op:
+            stack.extend(reversed(node.args))
+        else:
+            yield node
+
+
+def to_expr(expr: Expr, depth: int = 0) -> pb.Expr:
+    """A bound predicate as a message."""
+    if depth > _EXPR_DEPTH_MAX:
+        raise InvalidArgument(f"the predicate is nested more than {_EXPR_DEPTH_MAX} deep")
+    out = pb.Expr(op=_OPS[expr.op], column=expr.column)
+    if expr.op in ("and", "or"):
+        out.args.extend(to_expr(arg, depth + 1) for arg in _operands(expr, expr.op))
+    elif expr.op == "not":
+        out.args.append(to_expr(expr.args[0], depth + 1))
+    elif expr.op == "isin":
+        fill_values(out.values, expr.value)
+    elif expr.op != "is_null":
+        fill_values(out.values, (expr.value,))
+    return out
+
+
+def _balanced(op: str, args: list[Expr]) -> Expr:
+    """Many operands as a tree whose depth is their number's logarithm."""
+    while len(args) > 1:
+        paired = [Expr(op, args=(args[i], args[i + 1])) for i in range(0, len(args) - 1, 2)]
+        args = paired + args[len(args) & ~1 :]
+    return args[0]
+
+
+def from_expr(message: pb.Expr) -> Expr:
+    """A message as a predicate. Literals are what was sent: check them against the schema."""
+    op = _NAMES.get(message.op)
+    if op is None:
+        raise InvalidArgument(f"{message.op} is not an operator of a predicate")
+    if op in ("and", "or", "not"):
+        args = [from_expr(arg) for arg in message.args]
+        if not args or (op == "not" and len(args) != 1):
+            raise InvalidArgument(f"{op!r} with {len(args)} operands")
+        return Expr("not", args=(args[0],)) if op == "not" else _balanced(op, args)
+    values = from_values(message.values)
+    if op == "is_null":
+        return Expr(op, message.column)
+    if op == "isin":
+        return Expr(op, message.column, tuple(values))
+    if len(values) != 1:
+        raise InvalidArgument(f"{op!r} compares with one value, not {len(values)}")
+    return Expr(op, message.column, values[0])
+
+
+def type_of(schema: TableSchema, name: str) -> ColumnType:
+    """The type a read returns for a column; derived columns are float64."""
+    if any(name == derived for derived, _ in schema.derived):
+        return ColumnType("float64")
+    return schema.column(name).type
+
+
+# -- rows -------------------------------------------------------------------------------------------
+
+
+def rows_from_batch(schema: TableSchema, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a scan's batch as a caller sees them."""
+    import pyarrow as pa
+
+    names, columns = [], []
+    for field, column in zip(batch.schema, batch.columns, strict=True):
+        names.append(field.name)
+        if pa.types.is_timestamp(field.type):
+            convert = ColumnType("timestamp").from_stored
+            columns.append([convert(value, field.name) for value in column.cast(pa.int64()).to_pylist()])
+        else:
+            columns.append(column.to_pylist())
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
+
+
+# -- table definitions ------------------------------------------------------------------------------
+
+_KINDS: Final[dict[str, pb.Table.Kind]] = {
+    "row": pb.Table.KIND_ROW,
+    "event": pb.Table.KIND_EVENT,
+    "aggregate": pb.Table.KIND_AGGREGATE,
+}
+_KIND_NAMES: Final[dict[int, Any]] = {number: name for name, number in _KINDS.items()}
+_OPERATORS: Final[dict[str | None, pb.Column.Operator]] = {
+    None: pb.Column.OPERATOR_UNSPECIFIED,
+    "sum": pb.Column.OPERATOR_SUM,
+    "min": pb.Column.OPERATOR_MIN,
+    "max": pb.Column.OPERATOR_MAX,
+}
+_OPERATOR_NAMES: Final[dict[int, Any]] = {number: name for name, number in _OPERATORS.items()}
+_MEASURES: Final[dict[str, pb.Measure.Kind]] = {
+    "sum": pb.Measure.KIND_SUM,
+    "count": pb.Measure.KIND_COUNT,
+    "min": pb.Measure.KIND_MIN,
+    "max": pb.Measure.KIND_MAX,
+}
+_MEASURE_NAMES: Final[dict[int, Any]] = {number: name for name, number in _MEASURES.items()}
+
+
+def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
+    return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us) for g in groups]
+
+
+def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:
+    return [pb.Measure(name=m.name, kind=_MEASURES[m.operator], source=m.source or "") for m in measures]
+
+
+def from_measures(measures: Iterable[pb.Measure]) -> tuple[Measure, ...]:
+    out = []
+    for m in measures:
+        if m.kind not in _MEASURE_NAMES:
+            raise SchemaError(f"measure {m.name!r} does not say what it measures")
+        out.append(Measure(m.name, _MEASURE_NAMES[m.kind], m.source or None))
+    return tuple(out)
+
+
+def to_table(schema: TableSchema) -> pb.Table:
+    return pb.Table(
+        name=schema.name,
+        kind=_KINDS[schema.kind],
+        id=schema.id,
+        state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
+        created_ts=schema.created_ts,
+        key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
+        columns=[pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS[c.operator]) for c in schema.columns],
+        history_us=schema.history_us,
+        event_time=schema.event_time or "",
+        retention_us=schema.retention_us,
+        source=schema.source or "",
+        source_id=schema.source_id,
+        group_by=to_groups(schema.group_by),
+        measures=to_measures(schema.measures),
+        derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
+    )
+
+
+def from_table(table: pb.Table) -> TableSchema:
+    if table.kind not in _KIND_NAMES:
+        raise SchemaError(f"table {table.name!r} does not say what kind of table it is")
+    return TableSchema(
+        name=table.name,
+        kind=_KIND_NAMES[table.kind],
+        key=tuple(Column(c.name, ColumnType.parse(c.type)) for c in table.key),
+        columns=tuple(Column(c.name, ColumnType.parse(c.type), _OPERATOR_NAMES.get(c.operator)) for c in table.columns),
+        id=table.id,
+        state="building" if table.state == pb.Table.STATE_BUILDING else "ready",
+        created_ts=table.created_ts,
+        history_us=table.history_us if table.HasField("history_us") else None,
+        event_time=table.event_time or None,
+        retention_us=table.retention_us if table.HasField("retention_us") else None,
+        source=table.source or None,
+        source_id=table.source_id,
+        group_by=tuple(GroupKey(g.name, g.source, g.slot_us) for g in table.group_by),
+        measures=from_measures(table.measures),
+        derived=tuple((d.name, d.expression) for d in table.derived),
+    )

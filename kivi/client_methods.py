@@ -1,0 +1,100 @@
+"""The names of the service's methods and how a channel to it is set up: shared by clients and server."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+
+from kivi.errors import InvalidArgument
+from kivi.wire.v1 import service_pb2 as pb
+
+__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "UNARY", "Tls", "channel_options", "credentials", "metadata", "path"]
+
+SERVICE: Final = "kivi.v1.Kivi"
+MESSAGE_BYTES_MAX: Final = 64 << 20  # what both ends tell gRPC; the server publishes it as a limit
+DEFAULT_ENDPOINT: Final = "localhost:7420"
+
+# Unary calls: the message sent, the message returned.
+UNARY: Final[dict[str, tuple[Any, Any]]] = {
+    "Append": (pb.AppendRequest, pb.AppendResponse),
+    "DiscardStages": (pb.DiscardStagesRequest, pb.DiscardStagesResponse),
+    "ListBatchScopes": (pb.ListBatchScopesRequest, pb.ListBatchScopesResponse),
+    "CreateTable": (pb.CreateTableRequest, pb.CreateTableResponse),
+    "DropTable": (pb.DropTableRequest, pb.DropTableResponse),
+    "ListTables": (pb.ListTablesRequest, pb.ListTablesResponse),
+    "Describe": (pb.DescribeRequest, pb.DescribeResponse),
+    "Watermark": (pb.WatermarkRequest, pb.WatermarkResponse),
+    "Consolidate": (pb.ConsolidateRequest, pb.ConsolidateResponse),
+    "Stats": (pb.StatsRequest, pb.StatsResponse),
+    "Checkpoint": (pb.CheckpointRequest, pb.CheckpointResponse),
+}
+# One request, a stream of answers.
+STREAMED: Final[dict[str, tuple[Any, Any]]] = {
+    "Scan": (pb.ScanRequest, pb.ScanResponse),
+    "CreateAggregate": (pb.CreateAggregateRequest, pb.CreateAggregateResponse),
+}
+
+
+def path(method: str) -> str:
+    return f"/{SERVICE}/{method}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How to speak TLS. Each is the path of a PEM file; ``ca`` None means the system's authorities."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    server_name: str | None = None
+    """The name in the server's certificate, where it is not the one that is dialled."""
+
+
+def _read(name: str | None) -> bytes | None:
+    if name is None:
+        return None
+    try:
+        with open(os.fspath(name), "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {name}: {error.strerror}") from None
+
+
+def as_tls(tls: Tls | bool | str | None) -> Tls | None:
+    if tls is None or tls is False:
+        return None
+    if tls is True:
+        return Tls()
+    return Tls(ca=tls) if isinstance(tls, str) else tls
+
+
+def credentials(tls: Tls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
+
+
+def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:
+    options: list[tuple[str, int | str]] = [
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        # A server that restarts is found again within a second.
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 1_000),
+        # A peer that vanished without a word is noticed within half a minute.
+        ("grpc.keepalive_time_ms", 20_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        # Each connect() has its own connection, not a share of another's.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if tls is not None and tls.server_name:
+        options.append(("grpc.ssl_target_name_override", tls.server_name))
+    return options
+
+
+def metadata(access_token: str | None) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {access_token}"),) if access_token else ()

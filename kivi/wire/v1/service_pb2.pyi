@@ -1,0 +1,219 @@
+from kivi.wire.v1 import session_pb2 as _session_pb2
+from kivi.wire.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ScanRequest(_message.Message):
+    __slots__ = ("spec", "as_of_ts", "as_of_us", "min_snapshot", "lease", "session", "txn")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_TS_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_US_FIELD_NUMBER: _ClassVar[int]
+    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    spec: _types_pb2.ScanSpec
+    as_of_ts: int
+    as_of_us: int
+    min_snapshot: int
+    lease: bytes
+    session: bytes
+    txn: int
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., lease: _Optional[bytes] = ..., session: _Optional[bytes] = ..., txn: _Optional[int] = ...) -> None: ...
+
+class ScanResponse(_message.Message):
+    __slots__ = ("start_ts", "arrow")
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    ARROW_FIELD_NUMBER: _ClassVar[int]
+    start_ts: int
+    arrow: bytes
+    def __init__(self, start_ts: _Optional[int] = ..., arrow: _Optional[bytes] = ...) -> None: ...
+
+class AppendRequest(_message.Message):
+    __slots__ = ("table", "table_id", "arrow", "token", "batch")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    ARROW_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    arrow: bytes
+    token: str
+    batch: _session_pb2.BatchToken
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., arrow: _Optional[bytes] = ..., token: _Optional[str] = ..., batch: _Optional[_Union[_session_pb2.BatchToken, _Mapping]] = ...) -> None: ...
+
+class AppendResponse(_message.Message):
+    __slots__ = ("commit_ts",)
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    commit_ts: int
+    def __init__(self, commit_ts: _Optional[int] = ...) -> None: ...
+
+class StageRequest(_message.Message):
+    __slots__ = ("table", "table_id", "owner", "arrow")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    ARROW_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    owner: str
+    arrow: bytes
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., owner: _Optional[str] = ..., arrow: _Optional[bytes] = ...) -> None: ...
+
+class StageResponse(_message.Message):
+    __slots__ = ("stage",)
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    stage: bytes
+    def __init__(self, stage: _Optional[bytes] = ...) -> None: ...
+
+class DiscardStagesRequest(_message.Message):
+    __slots__ = ("stages",)
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    stages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, stages: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class DiscardStagesResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBatchScopesRequest(_message.Message):
+    __slots__ = ("prefix",)
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    prefix: str
+    def __init__(self, prefix: _Optional[str] = ...) -> None: ...
+
+class ListBatchScopesResponse(_message.Message):
+    __slots__ = ("scopes",)
+    SCOPES_FIELD_NUMBER: _ClassVar[int]
+    scopes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, scopes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CreateTableRequest(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: _types_pb2.Table
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
+class CreateTableResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: _types_pb2.Table
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
+class CreateAggregateRequest(_message.Message):
+    __slots__ = ("name", "source", "group_by", "measures", "derived", "history_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    group_by: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupKey]
+    measures: _containers.RepeatedCompositeFieldContainer[_types_pb2.Measure]
+    derived: _containers.RepeatedCompositeFieldContainer[_types_pb2.Derived]
+    history_us: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., group_by: _Optional[_Iterable[_Union[_types_pb2.GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ...) -> None: ...
+
+class CreateAggregateResponse(_message.Message):
+    __slots__ = ("done_rows", "total_rows", "table")
+    DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    done_rows: int
+    total_rows: int
+    table: _types_pb2.Table
+    def __init__(self, done_rows: _Optional[int] = ..., total_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
+class DropTableRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DropTableResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTablesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListTablesResponse(_message.Message):
+    __slots__ = ("tables",)
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.Table]
+    def __init__(self, tables: _Optional[_Iterable[_Union[_types_pb2.Table, _Mapping]]] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("table", "statistics")
+    class StatisticsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    table: _types_pb2.Table
+    statistics: _containers.ScalarMap[str, float]
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., statistics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class WatermarkRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatermarkResponse(_message.Message):
+    __slots__ = ("watermark",)
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    watermark: int
+    def __init__(self, watermark: _Optional[int] = ...) -> None: ...
+
+class ConsolidateRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConsolidateResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StatsResponse(_message.Message):
+    __slots__ = ("values",)
+    class ValuesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.ScalarMap[str, float]
+    def __init__(self, values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ("path",)
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    path: str
+    def __init__(self, path: _Optional[str] = ...) -> None: ...
+
+class CheckpointResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,247 @@
+from kivi.wire.v1 import types_pb2 as _types_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ClientFrame(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[Request]
+    def __init__(self, requests: _Optional[_Iterable[_Union[Request, _Mapping]]] = ...) -> None: ...
+
+class ServerFrame(_message.Message):
+    __slots__ = ("hello", "responses")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RESPONSES_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    responses: _containers.RepeatedCompositeFieldContainer[Response]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., responses: _Optional[_Iterable[_Union[Response, _Mapping]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("version", "limits", "instance", "session")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    limits: _types_pb2.Limits
+    instance: str
+    session: bytes
+    def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TXN_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    GET_FIELD_NUMBER: _ClassVar[int]
+    SCAN_OPEN_FIELD_NUMBER: _ClassVar[int]
+    SCAN_NEXT_FIELD_NUMBER: _ClassVar[int]
+    APPLY_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    RENEW_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    txn: int
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    timeout_ms: int
+    begin: Begin
+    get: Get
+    scan_open: ScanOpen
+    scan_next: ScanNext
+    apply: Apply
+    commit: Commit
+    release: Release
+    renew: Renew
+    outcome: Outcome
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+
+class Operation(_message.Message):
+    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow", "stages")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Operation.Kind]
+        KIND_PUT: _ClassVar[Operation.Kind]
+        KIND_DELTA: _ClassVar[Operation.Kind]
+        KIND_INSERT: _ClassVar[Operation.Kind]
+        KIND_DELETE: _ClassVar[Operation.Kind]
+        KIND_GUARD: _ClassVar[Operation.Kind]
+        KIND_APPEND: _ClassVar[Operation.Kind]
+        KIND_APPEND_STAGES: _ClassVar[Operation.Kind]
+    KIND_UNSPECIFIED: Operation.Kind
+    KIND_PUT: Operation.Kind
+    KIND_DELTA: Operation.Kind
+    KIND_INSERT: Operation.Kind
+    KIND_DELETE: Operation.Kind
+    KIND_GUARD: Operation.Kind
+    KIND_APPEND: Operation.Kind
+    KIND_APPEND_STAGES: Operation.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ARROW_FIELD_NUMBER: _ClassVar[int]
+    STAGES_FIELD_NUMBER: _ClassVar[int]
+    kind: Operation.Kind
+    table: str
+    table_id: int
+    key: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    values: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
+    arrow: bytes
+    stages: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow: _Optional[bytes] = ..., stages: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Begin(_message.Message):
+    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease")
+    AS_OF_TS_FIELD_NUMBER: _ClassVar[int]
+    AS_OF_US_FIELD_NUMBER: _ClassVar[int]
+    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    as_of_ts: int
+    as_of_us: int
+    min_snapshot: int
+    ttl_ms: int
+    shared: bool
+    lease: bytes
+    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ...) -> None: ...
+
+class Get(_message.Message):
+    __slots__ = ("table", "table_id", "keys", "columns")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ScanOpen(_message.Message):
+    __slots__ = ("spec", "page_rows")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    PAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    spec: _types_pb2.ScanSpec
+    page_rows: int
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ...) -> None: ...
+
+class ScanNext(_message.Message):
+    __slots__ = ("scan", "close")
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    CLOSE_FIELD_NUMBER: _ClassVar[int]
+    scan: int
+    close: bool
+    def __init__(self, scan: _Optional[int] = ..., close: _Optional[bool] = ...) -> None: ...
+
+class Apply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Commit(_message.Message):
+    __slots__ = ("token", "batch")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    batch: BatchToken
+    def __init__(self, token: _Optional[str] = ..., batch: _Optional[_Union[BatchToken, _Mapping]] = ...) -> None: ...
+
+class BatchToken(_message.Message):
+    __slots__ = ("scope", "sequence")
+    SCOPE_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    scope: str
+    sequence: int
+    def __init__(self, scope: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Renew(_message.Message):
+    __slots__ = ("ttl_ms",)
+    TTL_MS_FIELD_NUMBER: _ClassVar[int]
+    ttl_ms: int
+    def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("token",)
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    def __init__(self, token: _Optional[str] = ...) -> None: ...
+
+class Response(_message.Message):
+    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    GET_FIELD_NUMBER: _ClassVar[int]
+    PAGE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    start_ts: int
+    error: _types_pb2.Error
+    begin: BeginReply
+    get: GetReply
+    page: ScanPage
+    commit: CommitReply
+    outcome: OutcomeReply
+    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ...) -> None: ...
+
+class BeginReply(_message.Message):
+    __slots__ = ("lease",)
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    lease: bytes
+    def __init__(self, lease: _Optional[bytes] = ...) -> None: ...
+
+class GetReply(_message.Message):
+    __slots__ = ("rows",)
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.Row]
+    def __init__(self, rows: _Optional[_Iterable[_Union[_types_pb2.Row, _Mapping]]] = ...) -> None: ...
+
+class ScanPage(_message.Message):
+    __slots__ = ("arrow", "scan")
+    ARROW_FIELD_NUMBER: _ClassVar[int]
+    SCAN_FIELD_NUMBER: _ClassVar[int]
+    arrow: bytes
+    scan: int
+    def __init__(self, arrow: _Optional[bytes] = ..., scan: _Optional[int] = ...) -> None: ...
+
+class CommitReply(_message.Message):
+    __slots__ = ("commit_ts",)
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    commit_ts: int
+    def __init__(self, commit_ts: _Optional[int] = ...) -> None: ...
+
+class OutcomeReply(_message.Message):
+    __slots__ = ("state", "commit_ts")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[OutcomeReply.State]
+        STATE_COMMITTED: _ClassVar[OutcomeReply.State]
+        STATE_ABORTED: _ClassVar[OutcomeReply.State]
+        STATE_UNKNOWN: _ClassVar[OutcomeReply.State]
+    STATE_UNSPECIFIED: OutcomeReply.State
+    STATE_COMMITTED: OutcomeReply.State
+    STATE_ABORTED: OutcomeReply.State
+    STATE_UNKNOWN: OutcomeReply.State
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    state: OutcomeReply.State
+    commit_ts: int
+    def __init__(self, state: _Optional[_Union[OutcomeReply.State, str]] = ..., commit_ts: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,251 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Value(_message.Message):
+    __slots__ = ("bool_value", "int_value", "float_value", "string_value", "bytes_value")
+    BOOL_VALUE_FIELD_NUMBER: _ClassVar[int]
+    INT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    FLOAT_VALUE_FIELD_NUMBER: _ClassVar[int]
+    STRING_VALUE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_VALUE_FIELD_NUMBER: _ClassVar[int]
+    bool_value: bool
+    int_value: int
+    float_value: float
+    string_value: str
+    bytes_value: bytes
+    def __init__(self, bool_value: _Optional[bool] = ..., int_value: _Optional[int] = ..., float_value: _Optional[float] = ..., string_value: _Optional[str] = ..., bytes_value: _Optional[bytes] = ...) -> None: ...
+
+class Key(_message.Message):
+    __slots__ = ("values",)
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    values: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class Row(_message.Message):
+    __slots__ = ("found", "values")
+    FOUND_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    found: bool
+    values: _containers.RepeatedCompositeFieldContainer[Value]
+    def __init__(self, found: _Optional[bool] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+
+class Expr(_message.Message):
+    __slots__ = ("op", "column", "values", "args")
+    class Op(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OP_UNSPECIFIED: _ClassVar[Expr.Op]
+        OP_EQ: _ClassVar[Expr.Op]
+        OP_NE: _ClassVar[Expr.Op]
+        OP_LT: _ClassVar[Expr.Op]
+        OP_LE: _ClassVar[Expr.Op]
+        OP_GT: _ClassVar[Expr.Op]
+        OP_GE: _ClassVar[Expr.Op]
+        OP_IS_IN: _ClassVar[Expr.Op]
+        OP_IS_NULL: _ClassVar[Expr.Op]
+        OP_AND: _ClassVar[Expr.Op]
+        OP_OR: _ClassVar[Expr.Op]
+        OP_NOT: _ClassVar[Expr.Op]
+    OP_UNSPECIFIED: Expr.Op
+    OP_EQ: Expr.Op
+    OP_NE: Expr.Op
+    OP_LT: Expr.Op
+    OP_LE: Expr.Op
+    OP_GT: Expr.Op
+    OP_GE: Expr.Op
+    OP_IS_IN: Expr.Op
+    OP_IS_NULL: Expr.Op
+    OP_AND: Expr.Op
+    OP_OR: Expr.Op
+    OP_NOT: Expr.Op
+    OP_FIELD_NUMBER: _ClassVar[int]
+    COLUMN_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    op: Expr.Op
+    column: str
+    values: _containers.RepeatedCompositeFieldContainer[Value]
+    args: _containers.RepeatedCompositeFieldContainer[Expr]
+    def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ...) -> None: ...
+
+class ScanSpec(_message.Message):
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    START_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    REVERSE_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    table_id: int
+    prefix: Key
+    start: Key
+    end: Key
+    where: Expr
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    limit: int
+    reverse: bool
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ...) -> None: ...
+
+class Error(_message.Message):
+    __slots__ = ("code", "message", "reason", "metadata")
+    class MetadataEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    METADATA_FIELD_NUMBER: _ClassVar[int]
+    code: int
+    message: str
+    reason: str
+    metadata: _containers.ScalarMap[str, str]
+    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Column(_message.Message):
+    __slots__ = ("name", "type", "operator")
+    class Operator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OPERATOR_UNSPECIFIED: _ClassVar[Column.Operator]
+        OPERATOR_SUM: _ClassVar[Column.Operator]
+        OPERATOR_MIN: _ClassVar[Column.Operator]
+        OPERATOR_MAX: _ClassVar[Column.Operator]
+    OPERATOR_UNSPECIFIED: Column.Operator
+    OPERATOR_SUM: Column.Operator
+    OPERATOR_MIN: Column.Operator
+    OPERATOR_MAX: Column.Operator
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    type: str
+    operator: Column.Operator
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ...) -> None: ...
+
+class GroupKey(_message.Message):
+    __slots__ = ("name", "source", "slot_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SLOT_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    slot_us: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., slot_us: _Optional[int] = ...) -> None: ...
+
+class Measure(_message.Message):
+    __slots__ = ("name", "kind", "source")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Measure.Kind]
+        KIND_SUM: _ClassVar[Measure.Kind]
+        KIND_COUNT: _ClassVar[Measure.Kind]
+        KIND_MIN: _ClassVar[Measure.Kind]
+        KIND_MAX: _ClassVar[Measure.Kind]
+    KIND_UNSPECIFIED: Measure.Kind
+    KIND_SUM: Measure.Kind
+    KIND_COUNT: Measure.Kind
+    KIND_MIN: Measure.Kind
+    KIND_MAX: Measure.Kind
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: Measure.Kind
+    source: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
+
+class Derived(_message.Message):
+    __slots__ = ("name", "expression")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    expression: str
+    def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[Table.Kind]
+        KIND_ROW: _ClassVar[Table.Kind]
+        KIND_EVENT: _ClassVar[Table.Kind]
+        KIND_AGGREGATE: _ClassVar[Table.Kind]
+    KIND_UNSPECIFIED: Table.Kind
+    KIND_ROW: Table.Kind
+    KIND_EVENT: Table.Kind
+    KIND_AGGREGATE: Table.Kind
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        STATE_UNSPECIFIED: _ClassVar[Table.State]
+        STATE_READY: _ClassVar[Table.State]
+        STATE_BUILDING: _ClassVar[Table.State]
+    STATE_UNSPECIFIED: Table.State
+    STATE_READY: Table.State
+    STATE_BUILDING: Table.State
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    CREATED_TS_FIELD_NUMBER: _ClassVar[int]
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_US_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TIME_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_US_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+    GROUP_BY_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    kind: Table.Kind
+    id: int
+    state: Table.State
+    created_ts: int
+    key: _containers.RepeatedCompositeFieldContainer[Column]
+    columns: _containers.RepeatedCompositeFieldContainer[Column]
+    history_us: int
+    event_time: str
+    retention_us: int
+    source: str
+    source_id: int
+    group_by: _containers.RepeatedCompositeFieldContainer[GroupKey]
+    measures: _containers.RepeatedCompositeFieldContainer[Measure]
+    derived: _containers.RepeatedCompositeFieldContainer[Derived]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max")
+    MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    VALUE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    TRANSACTION_OPERATIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BATCH_ROWS_MAX_FIELD_NUMBER: _ClassVar[int]
+    BATCH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_TRANSACTIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_SCANS_MAX_FIELD_NUMBER: _ClassVar[int]
+    SESSION_REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
+    GET_KEYS_MAX_FIELD_NUMBER: _ClassVar[int]
+    message_bytes_max: int
+    key_bytes_max: int
+    value_bytes_max: int
+    transaction_operations_max: int
+    batch_rows_max: int
+    batch_bytes_max: int
+    session_transactions_max: int
+    session_scans_max: int
+    session_requests_max: int
+    get_keys_max: int
+    def __init__(self, message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., value_bytes_max: _Optional[int] = ..., transaction_operations_max: _Optional[int] = ..., batch_rows_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., session_transactions_max: _Optional[int] = ..., session_scans_max: _Optional[int] = ..., session_requests_max: _Optional[int] = ..., get_keys_max: _Optional[int] = ...) -> None: ...

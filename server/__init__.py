@@ -1,0 +1,18 @@
+"""The kivi server: transport only. Sessions, auth, limits, one error table, metrics; the rules are the store's.
+
+============ ==========================================================================
+``serve``    the process: listening, health, signals, the order of a graceful stop
+``service``  one method per call of kivi.v1.Kivi: decode, ask the store, encode
+``sessions`` the bidirectional stream: frames in, lanes, replies gathered into frames
+``translate`` messages to the store's arguments and back; what a stranger sent is checked here
+``auth``     access tokens and what they may do
+``limits``   the published limits
+``status``   errors to gRPC status
+``metrics``  the store's stats for Prometheus
+``offline``  dump, verify, backup, restore: tools that need no server
+============ ==========================================================================
+
+Installed as ``kivi_server``, so that no generic name lands among a user's packages.
+"""
+
+from __future__ import annotations

@@ -1,0 +1,193 @@
+"""The server's process: ``kivi serve``.
+
+A graceful stop (SIGTERM or SIGINT) goes in this order: health says NOT_SERVING and nothing new begins;
+commits that are in flight are answered; streams end; the store is closed. A second signal ends the
+process at once, which loses nothing either: that is what the log is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from kivi_server import metrics as metrics_http
+from kivi_server.auth import Tokens
+from kivi_server.service import Service, handlers
+from kivi_server.sessions import Sessions
+
+from kivi import client_methods as methods
+from kivi.errors import InvalidArgument, StoreInUse
+from kivi.settings import Settings
+from kivi.store import Store
+
+__all__ = ["Options", "run"]
+
+_log = logging.getLogger("kivi.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The arguments of ``kivi serve``."""
+
+    data: str
+    listen: str = methods.DEFAULT_ENDPOINT
+    metrics: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    tls_client_ca: str | None = None
+    token_file: str | None = None
+    insecure: bool = False
+    grace_s: float = 10.0
+    settings: Settings = field(default_factory=Settings)
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+def _split(endpoint: str) -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise InvalidArgument(f"--listen {endpoint!r} is not host:port")
+    return host, int(port)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
+
+
+def credentials(options: Options) -> grpc.ServerCredentials | None:
+    """TLS, or None for plaintext, which is for loopback unless --insecure says that the network is trusted."""
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
+    if options.tls_cert and options.tls_key:
+        ca = _read(options.tls_client_ca) if options.tls_client_ca else None
+        pair = (_read(options.tls_key), _read(options.tls_cert))
+        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+    if options.tls_client_ca:
+        raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
+    host, _ = _split(options.listen)
+    if not is_loopback(host) and not options.insecure:
+        raise InvalidArgument(
+            f"--listen {options.listen} would serve plaintext beyond this machine: "
+            "give --tls-cert and --tls-key, or --insecure if the network is trusted"
+        )
+    return None
+
+
+def _version() -> str:
+    try:
+        return version("kivi")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _bind(server: grpc.aio.Server, options: Options, secure: grpc.ServerCredentials | None) -> str:
+    host, _ = _split(options.listen)
+    try:
+        if secure is None:
+            port = server.add_insecure_port(options.listen)
+        else:
+            port = server.add_secure_port(options.listen, secure)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise StoreInUse(f"cannot listen on {options.listen}: the address is in use or not this machine's")
+    return f"{host}:{port}"
+
+
+async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens) -> None:
+    sessions = Sessions(store, _version())
+
+    def stats() -> dict[str, int | float]:
+        return {**store.stats(), **sessions.stats()}
+
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_send_message_length", methods.MESSAGE_BYTES_MAX),
+            ("grpc.max_receive_message_length", methods.MESSAGE_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+    )
+    server.add_generic_rpc_handlers((handlers(Service(sessions, tokens, stats)),))
+    healthy = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    endpoint = _bind(server, options, secure)
+    stop_metrics = metrics_http.serve(options.metrics, stats) if options.metrics else None
+    await server.start()
+    for name in ("", methods.SERVICE):
+        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    print(f"listening on {endpoint}", flush=True)
+    watching = asyncio.create_task(_drop_stalled(sessions))
+    await stop.wait()
+
+    print("stopping", flush=True)
+    await healthy.enter_graceful_shutdown()
+    sessions.stopping = True
+    if not await sessions.drained(options.grace_s):
+        _log.warning("%d commits were not answered in time", sessions.commits_in_flight)
+    await server.stop(grace=0.2)
+    watching.cancel()
+    if stop_metrics is not None:
+        stop_metrics()
+    await loop.run_in_executor(None, sessions.close)
+
+
+async def _drop_stalled(sessions: Sessions) -> None:
+    """Ends sessions whose client has stopped reading."""
+    while True:
+        await asyncio.sleep(1.0)
+        for session in list(sessions.live.values()):
+            if session.stalled():
+                sessions.dropped += 1
+                session.drop()
+
+
+def run(options: Options) -> int:
+    """Serves until it is told to stop; 0 after a graceful stop."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    # Threads hand the interpreter to each other many times per request; the default of 5 ms is what a read would
+    # wait for busy bytecode to let go.
+    sys.setswitchinterval(0.0005)
+    secure, tokens = credentials(options), Tokens.load(options.token_file)
+    _split(options.listen)
+    store = Store.open(options.data, settings=options.settings)
+    try:
+        asyncio.run(_serve(store, options, secure, tokens))
+    finally:
+        store.close()
+    print("stopped", flush=True)
+    return 0

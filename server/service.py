@@ -1,0 +1,318 @@
+"""The calls of kivi.v1.Kivi: decode, ask the store, encode. Nothing is decided here.
+
+Handlers are registered by name instead of through generated stubs: a session's frames pass through gRPC
+as bytes and are parsed by a worker thread, off the event loop. Store calls of unary methods run in the
+slow pool. A deadline or a cancel ends a call's handler; what the store has begun it finishes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+import grpc
+import pyarrow as pa
+from kivi.arrow import encode_ipc
+from kivi_server import limits, status
+from kivi_server.auth import Access, Tokens, require
+from kivi_server.sessions import Session, Sessions, stopping
+
+from kivi import client_methods as methods
+from kivi.client_codec import to_table
+from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld
+from kivi.schema import TableSchema
+from kivi.store import Lease
+from kivi.wire.v1 import service_pb2 as pb
+
+__all__ = ["handlers"]
+
+_NEEDS: Final = {
+    "Scan": Access.READ,
+    "ListTables": Access.READ,
+    "Describe": Access.READ,
+    "Watermark": Access.READ,
+    "Stats": Access.READ,
+    "ListBatchScopes": Access.READ,
+    "Append": Access.WRITE,
+    "Stage": Access.WRITE,
+    "DiscardStages": Access.WRITE,
+    "CreateTable": Access.ADMIN,
+    "CreateAggregate": Access.ADMIN,
+    "DropTable": Access.ADMIN,
+    "Consolidate": Access.ADMIN,
+    "Checkpoint": Access.ADMIN,
+}
+_STREAM_BYTES: Final = 1 << 20  # scan messages are about this large
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+
+
+class Service:
+    def __init__(self, sessions: Sessions, tokens: Tokens, stats: Callable[[], dict[str, int | float]]) -> None:
+        self.sessions = sessions
+        self.store = sessions.store
+        self.translator = sessions.translator
+        self.tokens = tokens
+        self._stats = stats
+
+    async def blocking(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.sessions.slow, fn, *args)
+
+    def access(self, method: str, context: Context) -> Access:
+        access = self.tokens.access(context.invocation_metadata() or ())
+        if method in _NEEDS:
+            require(access, _NEEDS[method], method)
+        return access
+
+    # -- streams --------------------------------------------------------------------------------
+
+    async def Session(self, _: object, context: Context) -> None:
+        try:
+            access = self.access("Session", context)
+            if self.sessions.stopping:
+                raise stopping()
+        except KiviError as error:
+            await status.abort(context, error)
+        session = Session(self.sessions, access, asyncio.get_running_loop())
+        await session.serve(context)
+
+    async def Scan(self, request: pb.ScanRequest, context: Context) -> AsyncIterator[pb.ScanResponse]:
+        lease: Lease | None = None
+        try:
+            self.access("Scan", context)
+            lease, schema, batches = await self.blocking(self._scan, request, context.time_remaining())
+            start_ts, sent = lease.ts, False
+            ahead = asyncio.ensure_future(self.blocking(self._next, batches))
+            try:
+                while (data := await ahead) is not None:
+                    ahead = asyncio.ensure_future(self.blocking(self._next, batches))
+                    yield pb.ScanResponse(start_ts=0 if sent else start_ts, arrow=data)
+                    sent = True
+            finally:
+                if not ahead.done():  # a batch is still being read: the snapshot must outlive that
+                    with contextlib.suppress(Exception):
+                        await asyncio.shield(ahead)
+            if not sent:
+                empty = bytes(encode_ipc(self.translator.empty(schema, request.spec)))
+                yield pb.ScanResponse(start_ts=start_ts, arrow=empty)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await status.abort(context, error)
+        finally:
+            if lease is not None and not (request.lease or request.session):
+                self.store.release(lease)
+
+    def _scan(self, request: pb.ScanRequest, timeout_s: float | None) -> tuple[Lease, TableSchema, Any]:
+        if request.lease:
+            lease = self.sessions.find_shared(request.lease)
+        elif request.session:
+            session = self.sessions.live.get(request.session)
+            if session is None:
+                raise SnapshotTooOld("the session of this snapshot has ended")
+            lease = session.lease_of(request.txn)
+        else:
+            lease = self.store.begin(
+                as_of_ts=request.as_of_ts if request.HasField("as_of_ts") else None,
+                as_of_us=request.as_of_us if request.HasField("as_of_us") else None,
+                min_snapshot=request.min_snapshot or None,
+                timeout_s=timeout_s,
+            )
+        try:
+            schema = self.translator.schema(request.spec.table, request.spec.table_id)
+            return lease, schema, self.store.scan(lease, schema, self.translator.scan(schema, request.spec))
+        except BaseException:
+            if not (request.lease or request.session):
+                self.store.release(lease)
+            raise
+
+    def _next(self, batches: Any) -> bytes | None:
+        """About a megabyte of rows, encoded; None at the end."""
+        gathered, size = [], 0
+        while size < _STREAM_BYTES:
+            batch = next(batches, None)
+            if batch is None:
+                break
+            gathered.append(batch)
+            size += batch.nbytes
+        if not gathered:
+            return None
+        if len(gathered) > 1:
+            gathered = pa.Table.from_batches(gathered).combine_chunks().to_batches()
+        return bytes(encode_ipc(gathered[0])) if len(gathered) == 1 else _stream(gathered)
+
+    async def CreateAggregate(
+        self, request: pb.CreateAggregateRequest, context: Context
+    ) -> AsyncIterator[pb.CreateAggregateResponse]:
+        try:
+            self.access("CreateAggregate", context)
+            loop = asyncio.get_running_loop()
+            news: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+
+            def progress(done: int, total: int) -> None:
+                loop.call_soon_threadsafe(news.put_nowait, (done, total))
+
+            def create() -> TableSchema:
+                return self.store.create(self.translator.new_aggregate(request), progress=progress)
+
+            creating = asyncio.ensure_future(self.blocking(create))
+            done = total = 0
+            while not creating.done():
+                waiting = asyncio.ensure_future(news.get())
+                await asyncio.wait({creating, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if waiting.done():
+                    done, total = waiting.result()
+                    while not news.empty():
+                        done, total = news.get_nowait()
+                    yield pb.CreateAggregateResponse(done_rows=done, total_rows=total)
+                else:
+                    waiting.cancel()
+            schema = await creating
+            while not news.empty():
+                done, total = news.get_nowait()
+            yield pb.CreateAggregateResponse(done_rows=done, total_rows=total, table=to_table(schema))
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await status.abort(context, error)
+
+    async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
+        try:
+            self.access("Stage", context)
+            first: pb.StageRequest | None = None
+            schema: TableSchema | None = None
+            batches: list[pa.RecordBatch] = []
+            size = 0
+            async for request in requests:
+                if schema is None:
+                    first, schema = request, self.translator.schema(request.table, request.table_id)
+                if request.arrow:
+                    batch = await self.blocking(self.translator.batch, schema, request.arrow)
+                    batches.append(batch)
+                    size += batch.nbytes
+                    if size > limits.STAGE_BYTES_MAX:
+                        raise limits.exceeded("stage_bytes_max", limits.STAGE_BYTES_MAX, size, "one stage")
+            if schema is None or first is None or not batches:
+                raise InvalidArgument("a stage needs a table and events")
+            return pb.StageResponse(stage=await self.blocking(self._stage, schema, batches, first.owner))
+        except Exception as error:
+            await status.abort(context, error)
+
+    def _stage(self, schema: TableSchema, batches: list[pa.RecordBatch], owner: str) -> bytes:
+        if len(batches) > 1:
+            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
+        return bytes(self.store.stage_wait(schema, batches[0], owner=owner))
+
+    # -- unary calls, each run in the slow pool -----------------------------------------------------
+
+    def append(self, request: pb.AppendRequest) -> pb.AppendResponse:
+        if self.sessions.stopping:
+            raise stopping()
+        schema = self.translator.schema(request.table, request.table_id)
+        batch = self.translator.batch(schema, request.arrow)
+        token = request.batch if request.HasField("batch") else None
+        self.sessions.commit_started()
+        try:
+            txn = self.store.transaction()
+            try:
+                txn.append(schema, batch)
+                commit_ts = self.store.commit_wait(
+                    txn, token=request.token or None, batch=(token.scope, token.sequence) if token else None
+                )
+            finally:
+                txn.rollback()
+        finally:
+            self.sessions.commit_ended()
+        return pb.AppendResponse(commit_ts=commit_ts)
+
+    def discard_stages(self, request: pb.DiscardStagesRequest) -> pb.DiscardStagesResponse:
+        self.store.discard_stages(list(request.stages))
+        return pb.DiscardStagesResponse()
+
+    def list_batch_scopes(self, request: pb.ListBatchScopesRequest) -> pb.ListBatchScopesResponse:
+        return pb.ListBatchScopesResponse(scopes=self.store.batch_scopes(request.prefix))
+
+    def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
+        return pb.CreateTableResponse(table=to_table(self.store.create(self.translator.new_table(request.table))))
+
+    def drop_table(self, request: pb.DropTableRequest) -> pb.DropTableResponse:
+        self.store.drop(request.name)
+        return pb.DropTableResponse()
+
+    def list_tables(self, _: pb.ListTablesRequest) -> pb.ListTablesResponse:
+        tables = sorted(self.store.tables(), key=lambda schema: schema.name)
+        return pb.ListTablesResponse(tables=[to_table(schema) for schema in tables])
+
+    def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        schema = self.store.table(request.name)
+        statistics = {name: float(value) for name, value in self.store.statistics(schema).items()}
+        return pb.DescribeResponse(table=to_table(schema), statistics=statistics)
+
+    def watermark(self, _: pb.WatermarkRequest) -> pb.WatermarkResponse:
+        return pb.WatermarkResponse(watermark=self.store.watermark())
+
+    def consolidate(self, _: pb.ConsolidateRequest) -> pb.ConsolidateResponse:
+        self.store.consolidate()
+        return pb.ConsolidateResponse()
+
+    def stats(self, _: pb.StatsRequest) -> pb.StatsResponse:
+        return pb.StatsResponse(values={name: float(value) for name, value in self._stats().items()})
+
+    def checkpoint(self, request: pb.CheckpointRequest) -> pb.CheckpointResponse:
+        if not request.path:
+            raise InvalidArgument("a checkpoint needs the path of a directory that does not exist yet")
+        self.store.checkpoint(request.path)
+        return pb.CheckpointResponse()
+
+
+def _stream(batches: list[pa.RecordBatch]) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
+
+
+def _unary(service: Service, method: str) -> Callable[[Any, Context], Coroutine[Any, Any, Any]]:
+    work = getattr(service, _snake(method))
+
+    @functools.wraps(work)
+    async def call(request: Any, context: Context) -> Any:
+        try:
+            service.access(method, context)
+            return await service.blocking(work, request)
+        except Exception as error:
+            await status.abort(context, error)
+
+    return call
+
+
+def handlers(service: Service) -> grpc.GenericRpcHandler:
+    """All methods of the service."""
+    table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        "Session": grpc.stream_stream_rpc_method_handler(service.Session),
+        "Stage": grpc.stream_unary_rpc_method_handler(
+            service.Stage,
+            request_deserializer=pb.StageRequest.FromString,
+            response_serializer=pb.StageResponse.SerializeToString,
+        ),
+    }
+    for name, (received, returned) in methods.STREAMED.items():
+        table[name] = grpc.unary_stream_rpc_method_handler(
+            getattr(service, name),
+            request_deserializer=received.FromString,
+            response_serializer=returned.SerializeToString,
+        )
+    for name, (received, returned) in methods.UNARY.items():
+        table[name] = grpc.unary_unary_rpc_method_handler(
+            _unary(service, name),
+            request_deserializer=received.FromString,
+            response_serializer=returned.SerializeToString,
+        )
+    return grpc.method_handlers_generic_handler(methods.SERVICE, table)

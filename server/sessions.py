@@ -1,0 +1,602 @@
+"""The session stream: frames of requests in, frames of replies out, and no store call on the event loop.
+
+::
+
+    event loop          worker thread (one per session, shared)       slow pool / the log's thread
+    read frame  ------> parse, run request after request
+                        replies -> out                                long scans, big appends, waits
+    take all of out <------------------------------------------------ commit outcomes -> out
+    write frame
+
+*Order.* A session's frames are handled by one worker, in order. A request that may take long goes to
+the slow pool and marks its transaction busy; what follows in that transaction waits behind it, and
+other transactions pass. A commit is answered whenever the log says so.
+
+*Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
+event loop, and the writer takes everything that is there when it comes to it. Encoded frames can be
+concatenated, which is how replies of many threads share a message without a lock.
+
+*Bounds.* The server stops reading from a session that has too many unanswered requests or too many
+bytes on their way in or out; gRPC's flow control then stops the client. A client that accepts no byte
+for a minute is dropped. Transactions, scans and keys per request have published limits.
+
+*Ends.* When the stream ends, transactions are rolled back and snapshots released, but a commit that
+was handed to the store completes whatever the client does. Shared snapshots stay until their time
+limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import queue
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import grpc
+from kivi_server import limits
+from kivi_server.auth import Access, require
+from kivi_server.translate import Translator
+
+from kivi.client_errors import to_error
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.store import Lease, Outcome, Store, Txn
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["Session", "Sessions"]
+
+_log = logging.getLogger("kivi.server")
+_WRITE_BYTES: Final = 4 << 20
+_SLOW_OPERATIONS: Final = 500
+_SLOW_BYTES: Final = 64 << 10
+_SLOW_KEYS: Final = 500
+_WORKERS: Final = 4
+
+
+def stopping() -> Unavailable:
+    return Unavailable("the server is stopping: connect again in a moment", stopping=True)
+
+
+class Sessions:
+    """All sessions of a server, the workers they share, and what is still to be answered."""
+
+    def __init__(self, store: Store, version: str) -> None:
+        self.store = store
+        self.translator = Translator(store)
+        self.version = version
+        self.instance = secrets.token_hex(8)
+        self.limits = limits.message(store.settings)
+        self.live: dict[bytes, Session] = {}
+        self.shared: dict[bytes, Lease] = {}
+        self.stopping = False
+        self.requests = 0
+        self.frames_in = 0
+        self.frames_out = 0
+        self.dropped = 0
+        self._commits = 0
+        self._mutex = threading.Lock()
+        self.slow = ThreadPoolExecutor(8, "kivi-slow")
+        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
+        self._turn = 0
+        for i in range(_WORKERS):
+            jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+            self._queues.append(jobs)
+            threading.Thread(target=self._work, args=(jobs,), name=f"kivi-worker-{i}", daemon=True).start()
+
+    def _work(self, jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                job()
+            except Exception:
+                _log.exception("a session's frame failed")
+
+    def next_queue(self) -> queue.SimpleQueue[Callable[[], None] | None]:
+        self._turn += 1
+        return self._queues[self._turn % len(self._queues)]
+
+    def commit_started(self) -> None:
+        with self._mutex:
+            self._commits += 1
+
+    def commit_ended(self) -> None:
+        with self._mutex:
+            self._commits -= 1
+
+    @property
+    def commits_in_flight(self) -> int:
+        return self._commits
+
+    def share(self, lease: Lease) -> bytes:
+        """A name, not to be guessed, under which any session may use the lease."""
+        self.prune()
+        name = secrets.token_bytes(16)
+        self.shared[name] = lease
+        return name
+
+    def prune(self) -> None:
+        """Forgets shared leases that have ended."""
+        if len(self.shared) > 1_000 and len(self.shared) % 256 == 0:
+            for name, lease in list(self.shared.items()):
+                if lease.ended:
+                    self.shared.pop(name, None)
+
+    def find_shared(self, name: bytes) -> Lease:
+        lease = self.shared.get(name)
+        if lease is None:
+            raise SnapshotTooOld("this shared snapshot has been released, or the server was restarted: begin again")
+        return lease
+
+    def stats(self) -> dict[str, int | float]:
+        return {
+            "server_sessions": len(self.live),
+            "server_open_transactions": sum(len(session.txns) for session in list(self.live.values())),
+            "server_shared_snapshots": len(self.shared),
+            "server_requests": self.requests,
+            "server_frames_in": self.frames_in,
+            "server_frames_out": self.frames_out,
+            "server_sessions_dropped": self.dropped,
+            "server_commits_in_flight": self._commits,
+        }
+
+    async def drained(self, grace_s: float) -> bool:
+        """True once no commit is in flight and every reply has been handed to gRPC."""
+        until = time.monotonic() + grace_s
+        while time.monotonic() < until:
+            if not self._commits and not any(session.out or session.writing for session in self.live.values()):
+                return True
+            await asyncio.sleep(0.01)
+        return False
+
+    def close(self) -> None:
+        for jobs in self._queues:
+            jobs.put(None)
+        self.slow.shutdown(wait=True, cancel_futures=True)
+
+
+class _Transaction:
+    """One of a session's transactions or snapshots."""
+
+    __slots__ = ("backlog", "busy", "failed", "lease", "number", "scans", "shared", "txn")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lease: Lease | None = None
+        self.txn: Txn | None = None
+        self.shared = b""
+        self.failed: BaseException | None = None
+        self.busy = False
+        self.backlog: deque[tuple[session_pb2.Request, float]] = deque()
+        self.scans: dict[int, Iterator[tuple[bytes, bool]]] = {}
+
+
+class Session:
+    """One stream."""
+
+    def __init__(self, sessions: Sessions, access: Access, loop: asyncio.AbstractEventLoop) -> None:
+        self.sessions = sessions
+        self.store = sessions.store
+        self.translator = sessions.translator
+        self.access = access
+        self.name = secrets.token_bytes(16)
+        self.txns: dict[int, _Transaction] = {}
+        self.out: deque[bytes] = deque()
+        self.writing = False
+        self.write_began = 0.0
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self._wake = asyncio.Event()
+        self._woken = False
+        self._closed = False
+        self._jobs = sessions.next_queue()
+        self._lock = threading.Lock()  # of the transactions' busy flags and backlogs
+        self._scans = 0
+        self._bytes_in = 0  # read; only the event loop adds
+        self._bytes_handled = 0  # only the worker adds
+        self._asked = 0  # requests that want an answer; only the worker adds
+        self._answered = 0  # only the event loop adds
+
+    # -- the event loop's half ------------------------------------------------------------------
+
+    async def serve(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        hello = session_pb2.Hello(
+            version=self.sessions.version,
+            limits=self.sessions.limits,
+            instance=self.sessions.instance,
+            session=self.name,
+        )
+        self.sessions.live[self.name] = self
+        self._task = asyncio.current_task()
+        writer = None
+        try:
+            await context.write(session_pb2.ServerFrame(hello=hello).SerializeToString())
+            writer = asyncio.create_task(self._write(context))
+            while (data := await context.read()) is not grpc.aio.EOF:
+                self._bytes_in += len(data)
+                self._jobs.put(functools.partial(self.handle, data))
+                while self._full():
+                    await asyncio.sleep(0.002)
+                    if writer.done():
+                        return
+                if writer.done():
+                    return
+            while self._asked > self._answered or self._bytes_in > self._bytes_handled:  # half-closed: answer first
+                await asyncio.sleep(0.005)
+        finally:
+            self._closed = True
+            self.sessions.live.pop(self.name, None)
+            if writer is not None:
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await writer
+            self._jobs.put(self._release_all)
+
+    def _full(self) -> bool:
+        return (
+            self._bytes_in - self._bytes_handled > limits.QUEUED_BYTES_MAX
+            or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
+        )
+
+    async def _write(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._woken = False
+            while self.out:
+                parts, size = [], 0
+                while self.out and size < _WRITE_BYTES:
+                    part = self.out.popleft()
+                    parts.append(part)
+                    size += len(part)
+                self.writing, self.write_began = True, time.monotonic()
+                await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                self.writing = False
+                self._answered += len(parts)
+                self.sessions.frames_out += 1
+
+    def stalled(self) -> bool:
+        return self.writing and time.monotonic() - self.write_began > limits.STALL_S_MAX
+
+    def drop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def _reply(self, response: session_pb2.Response) -> None:
+        if self._closed:
+            return
+        self.out.append(session_pb2.ServerFrame(responses=(response,)).SerializeToString())
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _succeed(self, request: session_pb2.Request, transaction: _Transaction | None, **body: Any) -> None:
+        if request.id:
+            lease = transaction.lease if transaction is not None else None
+            self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body))
+
+    def _fail(self, request: session_pb2.Request, transaction: _Transaction | None, error: BaseException) -> None:
+        if not isinstance(error, KiviError):
+            _log.error("a request failed", exc_info=error)
+        if request.id:
+            lease = transaction.lease if transaction is not None else None
+            self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, error=to_error(error)))
+        elif transaction is not None and transaction.failed is None:
+            transaction.failed = error
+
+    # -- the worker's half ----------------------------------------------------------------------
+
+    def handle(self, data: bytes) -> None:
+        """Runs a frame's requests in order."""
+        try:
+            frame = session_pb2.ClientFrame.FromString(data)
+        except Exception:
+            self._asked += 1
+            error = InvalidArgument("this is not a ClientFrame")
+            self._reply(session_pb2.Response(id=0, error=to_error(error)))
+            self._bytes_handled += len(data)
+            return
+        now = time.monotonic()
+        self.sessions.frames_in += 1
+        self.sessions.requests += len(frame.requests)
+        for request in frame.requests:
+            if request.id:
+                self._asked += 1
+            self._dispatch(request, now)
+        self._bytes_handled += len(data)
+
+    def _dispatch(self, request: session_pb2.Request, received: float) -> None:
+        number = request.txn
+        transaction = self.txns.get(number) if number else None
+        if transaction is not None and transaction.busy:
+            with self._lock:
+                if transaction.busy:
+                    transaction.backlog.append((request, received))
+                    return
+        body = request.WhichOneof("body")
+        if body == "begin":
+            if transaction is not None or not number:
+                self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
+                return
+            transaction = self.txns[number] = _Transaction(number)
+            if len(self.txns) > limits.SESSION_TRANSACTIONS_MAX:
+                transaction.failed = limits.exceeded(
+                    "session_transactions_max", limits.SESSION_TRANSACTIONS_MAX, len(self.txns), "open transactions"
+                )
+        elif transaction is None and number:
+            if body != "release":
+                self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
+            return
+        if self._may_take_long(request, body):
+            if transaction is not None:
+                transaction.busy = True
+            self.sessions.slow.submit(self._run_slow, request, body, transaction, received)
+        else:
+            self._run(request, body, transaction, received)
+
+    def _may_take_long(self, request: session_pb2.Request, body: str | None) -> bool:
+        operations = request.operations
+        if len(operations) > _SLOW_OPERATIONS:
+            return True
+        for operation in operations:
+            if len(operation.arrow) > _SLOW_BYTES or operation.stages:
+                return True
+        match body:
+            case "begin":
+                return request.begin.min_snapshot > self.store.watermark()
+            case "get":
+                return len(request.get.keys) > _SLOW_KEYS
+            case "scan_open":
+                spec = request.scan_open.spec
+                return spec.HasField("where") or not (spec.prefix.values or spec.limit)
+            case "scan_next" | "outcome":
+                return True
+        return False
+
+    def _run_slow(
+        self, request: session_pb2.Request, body: str | None, transaction: _Transaction | None, received: float
+    ) -> None:
+        try:
+            self._run(request, body, transaction, received)
+        finally:
+            if transaction is not None:
+                self._drain(transaction)
+
+    def _drain(self, transaction: _Transaction) -> None:
+        """Runs what gathered behind a slow request, here, until nothing is left."""
+        while True:
+            with self._lock:
+                if not transaction.backlog:
+                    transaction.busy = False
+                    return
+                request, received = transaction.backlog.popleft()
+            body = request.WhichOneof("body")
+            if body != "release" and self.txns.get(transaction.number) is not transaction:
+                self._fail(request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
+            else:
+                self._run(request, body, transaction, received)
+
+    def _run(
+        self, request: session_pb2.Request, body: str | None, transaction: _Transaction | None, received: float
+    ) -> None:
+        try:
+            if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
+                raise Unavailable("the request's time ran out before its work began; nothing was done")
+            if self._closed and body != "release":
+                return
+            if transaction is not None and transaction.failed is not None and body != "release":
+                raise transaction.failed
+            getattr(self, f"_do_{body}", self._do_nothing)(request, transaction)
+        except BaseException as error:
+            self._fail(request, transaction, error)
+
+    # -- one method per request -----------------------------------------------------------------
+
+    def _do_nothing(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        raise InvalidArgument("the request has no body")
+
+    def _begun(self, transaction: _Transaction | None) -> _Transaction:
+        if transaction is None or transaction.lease is None:
+            raise InvalidArgument("this request belongs to a transaction, and names none")
+        return transaction
+
+    def _do_begin(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        assert transaction is not None
+        begin = request.begin
+        if self.sessions.stopping:
+            raise stopping()
+        if begin.lease:
+            transaction.shared = begin.lease
+            transaction.lease = self.sessions.find_shared(begin.lease)
+        else:
+            transaction.lease = self.store.begin(
+                as_of_ts=begin.as_of_ts if begin.HasField("as_of_ts") else None,
+                as_of_us=begin.as_of_us if begin.HasField("as_of_us") else None,
+                min_snapshot=begin.min_snapshot or None,
+                timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
+                ttl_s=begin.ttl_ms / 1000 if begin.ttl_ms else None,
+            )
+            if self._closed:  # the stream ended while this waited
+                self.store.release(transaction.lease)
+                return
+            if begin.shared:
+                transaction.shared = self.sessions.share(transaction.lease)
+        self._succeed(request, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
+
+    def _apply(self, request: session_pb2.Request, transaction: _Transaction) -> None:
+        """The request's operations. Any failure but a failed insert dooms the transaction."""
+        if not request.operations:
+            return
+        require(self.access, Access.WRITE, "writing")
+        if transaction.txn is None:
+            if transaction.shared:
+                raise InvalidArgument("a shared snapshot is read only")
+            transaction.txn = self.store.transaction(transaction.lease)
+        try:
+            for operation in request.operations:
+                self.translator.apply(transaction.txn, operation)
+        except RowExists:
+            raise
+        except BaseException as error:
+            transaction.failed = error
+            raise
+
+    def _do_apply(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(request, transaction)
+        self._succeed(request, transaction)
+
+    def _do_get(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(request, transaction)
+        get = request.get
+        if len(get.keys) > limits.GET_KEYS_MAX:
+            raise limits.exceeded("get_keys_max", limits.GET_KEYS_MAX, len(get.keys), "keys of one read")
+        schema = self.translator.schema(get.table, get.table_id)
+        keys = [self.translator.key(schema, key.values) for key in get.keys]
+        columns = self.translator.columns(schema, get.columns)
+        if transaction.txn is not None:
+            rows = transaction.txn.get(schema, keys, columns)
+        else:
+            assert transaction.lease is not None
+            rows = self.store.get(transaction.lease, schema, keys, columns)
+        self._succeed(request, transaction, get=self.translator.rows(schema, columns, rows))
+
+    def _do_scan_open(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(request, transaction)
+        spec = request.scan_open.spec
+        schema = self.translator.schema(spec.table, spec.table_id)
+        wanted = self.translator.scan(schema, spec)
+        if transaction.txn is not None:
+            batches = transaction.txn.scan(schema, wanted)
+        else:
+            assert transaction.lease is not None
+            batches = self.store.scan(transaction.lease, schema, wanted)
+        rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
+        pages = self.translator.pages(batches, rows)
+        data, more = next(pages)
+        number = 0
+        if more:
+            with self._lock:
+                self._scans += 1
+                number = self._scans
+            open_scans = len(transaction.scans) + 1
+            if open_scans > limits.SESSION_SCANS_MAX:
+                raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
+            transaction.scans[number] = pages
+        self._succeed(request, transaction, page=session_pb2.ScanPage(arrow=data, scan=number))
+
+    def _do_scan_next(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        number = request.scan_next.scan
+        pages = transaction.scans.get(number)
+        if request.scan_next.close:
+            transaction.scans.pop(number, None)
+            self._succeed(request, transaction, page=session_pb2.ScanPage())
+            return
+        if pages is None:
+            raise NotFound(f"scan {number} has ended, or was never begun")
+        try:
+            data, more = next(pages)
+        except BaseException:
+            transaction.scans.pop(number, None)
+            raise
+        if not more:
+            transaction.scans.pop(number, None)
+        self._succeed(request, transaction, page=session_pb2.ScanPage(arrow=data, scan=number if more else 0))
+
+    def _do_commit(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        one_shot = transaction is None
+        if one_shot:
+            if self.sessions.stopping:
+                raise stopping()
+            transaction = _Transaction(0)
+            transaction.lease = self.store.begin()
+        transaction = self._begun(transaction)
+        self.txns.pop(transaction.number, None)
+        transaction.scans.clear()
+        try:
+            self._apply(request, transaction)
+            if transaction.txn is None:
+                if transaction.shared:
+                    raise InvalidArgument("a shared snapshot is read only")
+                transaction.txn = self.store.transaction(transaction.lease)
+            token = request.commit.token or None
+            batch = None
+            if request.commit.HasField("batch"):
+                batch = (request.commit.batch.scope, request.commit.batch.sequence)
+        except BaseException:
+            self._end(transaction)
+            raise
+        self.sessions.commit_started()
+
+        def done(outcome: Outcome) -> None:
+            try:
+                if outcome.error is None:
+                    reply = session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0)
+                    self._succeed(request, transaction, commit=reply)
+                else:
+                    error = outcome.error
+                    if isinstance(error, CommitUnknown) and error.token is None:
+                        error = CommitUnknown(error.message, token=token)
+                    self._fail(request, transaction, error)
+            finally:
+                self.sessions.commit_ended()
+
+        self.store.commit(transaction.txn, token=token, batch=batch, done=done)
+
+    def _do_release(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        if transaction is not None:
+            self.txns.pop(transaction.number, None)
+            if transaction.shared:
+                lease = self.sessions.shared.pop(transaction.shared, None)
+                if lease is not None:
+                    self.store.release(lease)
+            self._end(transaction)
+        self._succeed(request, transaction)
+
+    def _do_renew(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        assert transaction.lease is not None
+        ttl_ms = request.renew.ttl_ms
+        self.store.renew(transaction.lease.id, ttl_ms / 1000 if ttl_ms else None)
+        self._succeed(request, transaction)
+
+    def _do_outcome(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        state, commit_ts = self.store.outcome(request.outcome.token)
+        number = session_pb2.OutcomeReply.State.Value(f"STATE_{state.upper()}")
+        reply = session_pb2.OutcomeReply(state=number, commit_ts=commit_ts or 0)
+        self._succeed(request, transaction, outcome=reply)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _end(self, transaction: _Transaction) -> None:
+        transaction.scans.clear()
+        if transaction.shared or transaction.lease is None:
+            return
+        if transaction.txn is not None:
+            transaction.txn.rollback()
+        else:
+            self.store.release(transaction.lease)
+
+    def _release_all(self) -> None:
+        for transaction in list(self.txns.values()):
+            self.txns.pop(transaction.number, None)
+            with contextlib.suppress(KiviError):
+                self._end(transaction)
+
+    def lease_of(self, number: int) -> Lease:
+        """The snapshot of one of this session's transactions, for the Scan call."""
+        transaction = self.txns.get(number)
+        if transaction is None or transaction.lease is None:
+            raise SnapshotTooOld(f"transaction {number} has ended, or was never begun")
+        return transaction.lease

@@ -1,0 +1,277 @@
+"""Messages to the store's arguments and back. What a stranger sent is checked against the schema here.
+
+The store takes stored-form values on trust; a client in another language may send an int where a
+string belongs, a float that is not finite, a decimal with too many digits, or a schema of yesterday.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from kivi.arrow import arrow_schema, decode_ipc, encode_ipc, event_batch
+from kivi_server import limits
+
+from kivi.client_codec import fill_values, from_expr, from_measures, from_values, type_of
+from kivi.errors import InvalidArgument, NotFound, SchemaError
+from kivi.expr import Expr
+from kivi.schema import (
+    ColumnType,
+    OperatorCall,
+    TableSchema,
+    TimeSlot,
+    aggregate_schema,
+    event_table_schema,
+    row_table_schema,
+)
+from kivi.store import Scan, Store, Txn
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+
+__all__ = ["Translator"]
+
+Kind = session_pb2.Operation
+_PYTHON: Final[dict[str, type]] = {
+    "bool": bool,
+    "int64": int,
+    "decimal": int,
+    "timestamp": int,
+    "float64": float,
+    "string": str,
+    "bytes": bytes,
+}
+_TIME: Final = ColumnType("timestamp")
+_OPERATORS: Final[dict[int, Any]] = {
+    types_pb2.Column.OPERATOR_SUM: "sum",
+    types_pb2.Column.OPERATOR_MIN: "min",
+    types_pb2.Column.OPERATOR_MAX: "max",
+}
+
+
+class Translator:
+    """Bound to one store: its schemas and its limits."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._key_bytes_max = store.settings.max_key_bytes
+        self._value_bytes_max = store.settings.max_value_bytes
+        self._rows_max = store.settings.max_append_rows
+
+    def schema(self, name: str, table_id: int) -> TableSchema:
+        """The table, if it still is the one the client means (0: whichever is there)."""
+        try:
+            schema = self.store.table(name)
+        except NotFound as error:
+            if table_id:
+                error.details["stale"] = True
+            raise
+        if table_id not in (0, schema.id):
+            raise NotFound(
+                f"table {name!r} was dropped and created again since this client read its schema",
+                table=name,
+                stale=True,
+            )
+        return schema
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def _value(self, type_: ColumnType, value: Any, what: str) -> Any:
+        if value is None:
+            return None
+        kind = type(value)
+        if kind is not _PYTHON[type_.name]:
+            raise SchemaError(f"{what} was sent as {kind.__name__}, which is not the stored form of {type_}")
+        if kind is int:
+            if type_.name == "decimal" and not type_.stored_min <= value <= type_.stored_max:
+                raise InvalidArgument(f"{what} does not fit in {type_}")
+        elif kind is float:
+            if not math.isfinite(value):
+                raise InvalidArgument(f"{what} is {value!r}: NaN and infinities are not accepted")
+            return value + 0.0
+        elif kind is not bool and len(value) > self._value_bytes_max // 4:
+            size = len(value.encode()) if kind is str else len(value)
+            if size > self._value_bytes_max:
+                raise limits.exceeded("value_bytes_max", self._value_bytes_max, size, what)
+        return value
+
+    def key(self, schema: TableSchema, values: Iterable[types_pb2.Value], partial: bool = False) -> tuple[Any, ...]:
+        found = from_values(values)
+        if len(found) != len(schema.key) and not (partial and len(found) <= len(schema.key)):
+            raise SchemaError(f"a key of {schema.name!r} has {len(schema.key)} columns, not {len(found)}")
+        size = 0
+        for i, (column, value) in enumerate(zip(schema.key, found, strict=False)):
+            if value is None:
+                raise InvalidArgument(f"key column {column.name!r} of {schema.name!r} must not be null")
+            found[i] = value = self._value(column.type, value, f"key column {column.name!r}")
+            if type(value) in (str, bytes):
+                size += len(value.encode()) if type(value) is str else len(value)
+        if size > self._key_bytes_max:
+            raise limits.exceeded("key_bytes_max", self._key_bytes_max, size, f"a key of {schema.name!r}")
+        return tuple(found)
+
+    def _values(self, schema: TableSchema, operation: session_pb2.Operation, delta: bool) -> dict[str, Any]:
+        names = operation.columns
+        if len(names) != len(operation.values):
+            raise InvalidArgument(f"{len(names)} columns and {len(operation.values)} values")
+        out: dict[str, Any] = {}
+        for name, value in zip(names, from_values(operation.values), strict=True):
+            column = schema.column(name)
+            if column in schema.key:
+                raise SchemaError(f"{name!r} is a key column of {schema.name!r}")
+            if delta:
+                if column.operator is None:
+                    raise SchemaError(f"{name!r} of {schema.name!r} is a value column without an operator")
+                if value is None:
+                    continue
+            out[name] = self._value(column.type, value, f"column {name!r}")
+        return out
+
+    # -- writes ---------------------------------------------------------------------------------
+
+    def apply(self, txn: Txn, operation: session_pb2.Operation) -> None:
+        schema = self.schema(operation.table, operation.table_id)
+        kind = operation.kind
+        if kind in (Kind.KIND_APPEND, Kind.KIND_APPEND_STAGES):
+            self._event_table(schema)
+            if kind == Kind.KIND_APPEND:
+                txn.append(schema, self.batch(schema, operation.arrow))
+            else:
+                txn.append_stages(schema, list(operation.stages))
+            return
+        if schema.kind != "row":
+            raise InvalidArgument(f"{schema.name!r} is an {schema.kind} table: its rows are not written one by one")
+        key = self.key(schema, operation.key)
+        match kind:
+            case Kind.KIND_DELTA:
+                txn.delta(schema, key, self._values(schema, operation, True))
+            case Kind.KIND_PUT:
+                txn.put(schema, key, self._values(schema, operation, False))
+            case Kind.KIND_INSERT:
+                txn.insert(schema, key, self._values(schema, operation, False))
+            case Kind.KIND_DELETE:
+                txn.delete(schema, key)
+            case Kind.KIND_GUARD:
+                if len(operation.columns) > 1:
+                    raise InvalidArgument("a guard names one column, or none for the row's existence")
+                column = operation.columns[0] if operation.columns else None
+                schema.check_guardable(column)
+                txn.guard(schema, key, column)
+            case _:
+                raise InvalidArgument(f"{kind} is not a kind of operation")
+
+    def _event_table(self, schema: TableSchema) -> None:
+        if schema.kind != "event":
+            raise InvalidArgument(f"{schema.name!r} is not an event table")
+
+    def batch(self, schema: TableSchema, data: bytes) -> pa.RecordBatch:
+        """Events from an Arrow IPC stream: decoded as from a stranger, then held to the table's columns."""
+        self._event_table(schema)
+        decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max)
+        return event_batch(schema, decoded)
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def columns(self, schema: TableSchema, names: Sequence[str]) -> tuple[str, ...] | None:
+        return schema.output_columns(names) if names else None
+
+    def rows(
+        self, schema: TableSchema, columns: Sequence[str] | None, rows: Iterable[dict[str, Any] | None]
+    ) -> session_pb2.GetReply:
+        reply = session_pb2.GetReply()
+        names = schema.output_names if columns is None else columns
+        for row in rows:
+            if row is None:
+                reply.rows.add()
+            else:
+                fill_values(reply.rows.add(found=True).values, [row[name] for name in names])
+        return reply
+
+    def _where(self, schema: TableSchema, expr: Expr) -> Expr:
+        """The same predicate with its literals checked; they are in stored form already."""
+        if expr.args:
+            return Expr(expr.op, args=tuple(self._where(schema, arg) for arg in expr.args))
+        type_ = type_of(schema, expr.column)
+        if expr.op == "is_null":
+            return expr
+        values = expr.value if expr.op == "isin" else (expr.value,)
+        checked = tuple(self._value(type_, value, f"the value compared with {expr.column!r}") for value in values)
+        if any(value is None for value in checked):
+            raise SchemaError(f"compare {expr.column!r} with null by is_null()")
+        return Expr(expr.op, expr.column, checked if expr.op == "isin" else checked[0])
+
+    def _bound(self, schema: TableSchema, key: types_pb2.Key) -> tuple[Any, ...]:
+        """A key's first columns; for event tables, which are bounded by event time, one timestamp."""
+        if schema.kind != "event":
+            return self.key(schema, key.values, partial=True)
+        values = from_values(key.values)
+        if len(values) > 1 or None in values:
+            raise SchemaError(f"a scan of event table {schema.name!r} is bounded by one event time, not {values!r}")
+        return tuple(self._value(_TIME, value, "a bound of the event time") for value in values)
+
+    def scan(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Scan:
+        return Scan(
+            prefix=self._bound(schema, spec.prefix) if spec.prefix.values else (),
+            start=self._bound(schema, spec.start) if spec.HasField("start") else None,
+            end=self._bound(schema, spec.end) if spec.HasField("end") else None,
+            where=self._where(schema, from_expr(spec.where)) if spec.HasField("where") else None,
+            columns=self.columns(schema, spec.columns),
+            limit=spec.limit if spec.HasField("limit") else None,
+            reverse=spec.reverse,
+        )
+
+    def empty(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> pa.RecordBatch:
+        whole = arrow_schema(schema)
+        fields = [whole.field(name) for name in schema.output_columns(spec.columns or None)]
+        return pa.RecordBatch.from_pylist([], schema=pa.schema(fields))
+
+    def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[tuple[bytes, bool]]:
+        """Encoded pages of at most ``rows`` rows, and for each whether another follows."""
+        ahead = None
+        for batch in batches:
+            for start in range(0, batch.num_rows, rows):
+                if ahead is not None:
+                    yield bytes(encode_ipc(ahead)), True
+                ahead = batch.slice(start, rows)
+        yield (bytes(encode_ipc(ahead)) if ahead is not None else b""), False
+
+    # -- definitions ----------------------------------------------------------------------------
+
+    def new_table(self, table: types_pb2.Table) -> TableSchema:
+        """A definition built anew from what was sent, so that it has passed every check of the schema room."""
+        history = table.history_us if table.HasField("history_us") else None
+        if table.kind == types_pb2.Table.KIND_EVENT:
+            retention = table.retention_us if table.HasField("retention_us") else None
+            columns = {c.name: c.type for c in table.columns}
+            self._unique(table.name, [c.name for c in table.columns])
+            return event_table_schema(table.name, table.event_time, columns, retention)
+        if table.kind != types_pb2.Table.KIND_ROW:
+            raise InvalidArgument("CreateTable makes row tables and event tables; use CreateAggregate for aggregates")
+        self._unique(table.name, [c.name for c in (*table.key, *table.columns)])
+        declared: dict[str, object] = {}
+        for c in table.columns:
+            operator = _OPERATORS.get(c.operator)
+            declared[c.name] = OperatorCall(operator, c.type) if operator else c.type
+        return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
+
+    def _unique(self, table: str, names: list[str]) -> None:
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise SchemaError(f"table {table!r} names the column {twice!r} twice")
+
+    def new_aggregate(self, request: service_pb2.CreateAggregateRequest) -> TableSchema:
+        source = self.store.table(request.source)
+        groups: list[str | TimeSlot] = []
+        for group in request.group_by:
+            if group.slot_us < 0 or (not group.slot_us and group.name not in ("", group.source)):
+                raise SchemaError(f"group key {group.name!r}: only time slots have a name of their own")
+            groups.append(TimeSlot(group.source, group.slot_us, group.name) if group.slot_us else group.source)
+        self._unique(request.name, [m.name for m in request.measures])
+        return aggregate_schema(
+            request.name,
+            source,
+            groups,
+            {m.name: OperatorCall(m.operator, m.source) for m in from_measures(request.measures)},
+            {d.name: d.expression for d in request.derived},
+            request.history_us if request.HasField("history_us") else None,
+        )

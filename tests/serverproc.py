@@ -1,0 +1,112 @@
+"""A real server in its own process, on loopback, for tests: start, stop, kill, restart.
+
+::
+
+    with ServerProcess(tmp_path / "data") as server:
+        db = kivi.connect(server.endpoint)
+        server.kill()          # SIGKILL
+        server.start()         # the same directory, the same port
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class ServerProcess:
+    """``kivi serve`` on a directory; the port is picked at the first start and kept."""
+
+    def __init__(self, data: str | os.PathLike[str], *arguments: str, host: str = "localhost") -> None:
+        self.data = os.fspath(data)
+        self.arguments = list(arguments)
+        self.host = host
+        self.port = 0
+        self.process: subprocess.Popen[str] | None = None
+        self.output: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    @property
+    def endpoint(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self, timeout_s: float = 30.0) -> ServerProcess:
+        """Starts it and waits until it listens. Raises RuntimeError with its output if it does not."""
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self._lines = queue.SimpleQueue()
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-m", "kivi_server",
+                "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )  # fmt: skip
+        threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True).start()
+        while True:
+            try:
+                line = self._lines.get(timeout=timeout_s)
+            except queue.Empty:
+                self.kill()
+                raise RuntimeError("the server does not listen: " + "".join(self.output)) from None
+            if line is None:
+                self.process.wait()
+                raise RuntimeError("the server ended: " + "".join(self.output))
+            if line.startswith("listening on "):
+                self.port = int(line.rpartition(":")[2])
+                return self
+
+    def _read(self, process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                self.output.append(line)
+                lines.put(line)
+        lines.put(None)
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """SIGTERM, and its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL: what a crash of the process does."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self.wait()
+
+    def wait(self, timeout_s: float = 30.0) -> int:
+        assert self.process is not None
+        return self.process.wait(timeout_s)
+
+    def restart(self) -> ServerProcess:
+        """kill -9, then the same directory on the same port."""
+        self.kill()
+        return self.start()
+
+    def __enter__(self) -> ServerProcess:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
