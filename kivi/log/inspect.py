@@ -113,9 +113,9 @@ def _segment(
             if isinstance(item, End):
                 yield item.offset, item
                 return
-            yield item.offset, item.record
-            if item.record.sequence == limit:
-                yield item.end, End(item.end, limit, item.record.time_us, item.checksum, None)
+            yield item.offset, item.record()
+            if item.sequence == limit:
+                yield item.end, End(item.end, limit, item.time_us, item.checksum, None)
                 return
     finally:
         files.close(fd)

@@ -68,7 +68,7 @@ def read_pieces(files: Files, found: list[Piece]) -> Iterator[Record]:
             start = End(piece.offset, piece.first - 1, 0, chain, None)
             for item in walk(files, fd, piece.end, start):
                 if not isinstance(item, End):
-                    yield item.record
+                    yield item.record()
                 elif item.sequence != piece.last:
                     why = item.damage or "there are zeros"
                     raise DataLoss(

@@ -127,7 +127,14 @@ class Found(NamedTuple):
     offset: int
     end: int
     checksum: int
-    record: Record
+    sequence: int
+    time_us: int
+    kind: int
+    body: bytes | memoryview
+
+    def record(self) -> Record:
+        """The record, as everybody above knows it."""
+        return Record(self.sequence, self.time_us, _KINDS[self.kind], self.body)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +160,7 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
     """
     offset, sequence, time_us, chain = start.offset, start.sequence, start.time_us, start.chain
     base, window = offset, memoryview(b"")
-    unpack, crc32 = _RECORD.unpack_from, zlib.crc32
+    unpack, crc32, new = _RECORD.unpack_from, zlib.crc32, tuple.__new__
     while True:
         at = offset - base
         if at + HEADER_BYTES > len(window):
@@ -193,6 +200,6 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
             part = window[at + HEADER_BYTES : end]
             body = part if len(window) == end - at else bytes(part)
         following = offset + end - at
-        yield Found(offset, following, checksum, Record(number, when, _KINDS[kind], body))
+        yield new(Found, (offset, following, checksum, number, when, kind, body))
         offset = following
         sequence, time_us, chain = number, when, checksum

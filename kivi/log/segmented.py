@@ -3,7 +3,7 @@
 The way of a group of records::
 
     append     caller's thread   find room, take numbers, time and place under the lock, join the queue
-    write      a writer          take everything queued, chain the checksums, pwritev         (write lock)
+    write      a writer          take what is queued, chain the checksums, pwritev         (write lock)
     sync       the same writer   fdatasync through its own open file, with no lock
     complete   the same writer   in turn: write the mark, raise `durable`, call every done()
 
@@ -23,8 +23,10 @@ log writes and syncs at once, nothing lingers. Invariants, and where they are ke
   done().
 * **Disk space is had before a number is**: `append` asks `kivi.log.room`, which preallocates.
 
-Measured on two cores against a file written and synced by one loop (= 1): see ``tests/log/bench.py``, which
-prints these figures. FIGURES
+Measured by ``tests/log/bench.py`` on two busy cores, as multiples of a bare pwritev and fdatasync of the
+same bytes into a preallocated file. Waiting for each record: 300 bytes 2.1 to 2.4 (the rest is handing over
+between threads), 100 kB 1.4 to 1.7, 1 MiB 0.7 to 1.7. Nobody waiting: 300 bytes 0.07, 100 kB 0.7,
+1 MiB 1.2 to 2.8.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from zlib import crc32
@@ -69,6 +72,7 @@ QUEUED_BYTES_MAX = 2 << 30
 _SEGMENT_BYTES_MAX = 2 << 30
 _TAIL_BYTES = 4 << 20
 _IOV_MAX = 1024
+_FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
 
 
@@ -125,7 +129,7 @@ class SegmentedLog(CommitLog):
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
-        self._queue: list[_Group] = []
+        self._queue: deque[_Group] = deque()
         self._segments = state.segments
         self._active: Segment | None = None
         self._next = self._mark.current.start
@@ -284,7 +288,11 @@ class SegmentedLog(CommitLog):
                 with self._lock:
                     while not self._queue and not self._closing:
                         self._ready.wait()
-                    groups, self._queue = self._queue, []
+                    groups: list[_Group] = []
+                    size = 0
+                    while self._queue and size < _FLIGHT_BYTES:
+                        groups.append(self._queue.popleft())
+                        size += groups[-1].size
                     if not groups:
                         return
                     turn = self._turns
