@@ -89,6 +89,10 @@ class Stages:
             out.append(stage)
         return out
 
+    def is_live(self, sequence: int) -> bool:
+        stage = self._stages.get(sequence)
+        return stage is not None and not stage.committed_at
+
     def commit(self, sequences: Iterable[int], cts: int) -> None:
         for sequence in sequences:
             stage = self._stages.get(sequence)

@@ -26,6 +26,7 @@ import threading
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -153,6 +154,14 @@ class Consolidator:
         with self._mutex:
             self.flush()
 
+    @contextmanager
+    def paused(self) -> Iterator[int]:
+        """Base includes everything at or below the position it gives, durably, and stands still meanwhile."""
+        self.run()
+        with self._mutex:
+            self.flush()
+            yield self.position
+
     def hurry(self) -> None:
         """Writers are waiting for room, or soon will."""
         self._wake.set()
@@ -258,8 +267,12 @@ class Consolidator:
     def compact(self) -> None:
         """One bounded step of block compaction in each event table that has work."""
         for schema in self._schemas():
-            if schema.kind == "event" and not self._stopping and (sealer := self._sealer_of(schema.id)) is not None:
-                sealer.compact(self._settings.block_rows)
+            with self._mutex:
+                self._compact(schema)
+
+    def _compact(self, schema: TableSchema) -> None:
+        if schema.kind == "event" and not self._stopping and (sealer := self._sealer_of(schema.id)) is not None:
+            sealer.compact(self._settings.block_rows)
 
     # -- rows -----------------------------------------------------------------------------------
 
