@@ -24,9 +24,9 @@ log writes and syncs at once, nothing lingers. Invariants, and where they are ke
 * **Disk space is had before a number is**: `append` asks `kivi.log.room`, which preallocates.
 
 Measured by ``tests/log/bench.py`` on two busy cores, as multiples of a bare pwritev and fdatasync of the
-same bytes into a preallocated file. Waiting for each record: 300 bytes 2.1 to 2.4 (the rest is handing over
-between threads), 100 kB 1.4 to 1.7, 1 MiB 0.7 to 1.7. Nobody waiting: 300 bytes 0.07, 100 kB 0.7,
-1 MiB 1.2 to 2.8.
+same bytes into a preallocated file; ranges over runs on a machine that others used. Waiting for each record:
+300 bytes 1.6 to 2.4 (hand-overs between threads), 100 kB 1.4 to 1.7, 1 MiB 1.5 to 1.7. Nobody waiting:
+300 bytes 0.07, 100 kB 0.6 to 0.9, 1 MiB 1.2 to 2.8 (not understood; segment rolls are part of it).
 """
 
 from __future__ import annotations
@@ -570,9 +570,9 @@ class SegmentedLog(CommitLog):
             thread.join()
         clean = self._failed is None
         self._room.stop(trim=clean)
-        active = self._active
-        if active is not None:
-            self._room.trim(active, truncate=clean)
+        for segment in (self._writing, self._active):  # two, if the log failed before it could roll
+            if segment is not None:
+                self._room.trim(segment, truncate=clean)
         try:
             if clean and self._mark.current.in_use:
                 self._mark.put(in_use=False, start=self._next)
