@@ -20,7 +20,7 @@ import grpc
 
 from kivi import client_methods as methods
 from kivi.appending import Appender
-from kivi.client_codec import rows_from_batch
+from kivi.arrow import rows_from_batch
 from kivi.client_core import (
     Ask,
     ConnectionLost,
@@ -257,14 +257,15 @@ class _Transport:
         return session.ask(effect.request, effect.timeout_s)
 
     def unary(self, effect: Unary) -> Any:
-        call = self._calls.get(effect.method)
+        call: Any = self._calls.get(effect.method)
         if call is None:
             sent, returned = methods.UNARY[effect.method]
-            call = self._calls[effect.method] = self._channel.unary_unary(
+            call = self._channel.unary_unary(
                 methods.path(effect.method),
                 request_serializer=sent.SerializeToString,
                 response_deserializer=returned.FromString,
             )
+            self._calls[effect.method] = call
         deadline, attempt = self.core.deadline(), 0
         while True:
             self._open()  # raises once closed
@@ -576,7 +577,7 @@ class _Reads:
         try:
             while True:
                 for batch in read_batches(data):
-                    yield from rows_from_batch(schema, batch)
+                    yield from rows_from_batch(batch)
                 if not scan:
                     return
                 data, scan = self._run(self._core.scan_next(scan))

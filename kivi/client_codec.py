@@ -10,15 +10,12 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr
 from kivi.schema import Column, ColumnType, GroupKey, Measure, TableSchema
 from kivi.wire.v1 import types_pb2 as pb
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = [
     "fill_values",
@@ -27,7 +24,6 @@ __all__ = [
     "from_value",
     "from_values",
     "new_token",
-    "rows_from_batch",
     "to_expr",
     "to_table",
     "type_of",
@@ -157,24 +153,6 @@ def type_of(schema: TableSchema, name: str) -> ColumnType:
     if any(name == derived for derived, _ in schema.derived):
         return ColumnType("float64")
     return schema.column(name).type
-
-
-# -- rows -------------------------------------------------------------------------------------------
-
-
-def rows_from_batch(schema: TableSchema, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a scan's batch as a caller sees them."""
-    import pyarrow as pa
-
-    names, columns = [], []
-    for field, column in zip(batch.schema, batch.columns, strict=True):
-        names.append(field.name)
-        if pa.types.is_timestamp(field.type):
-            convert = ColumnType("timestamp").from_stored
-            columns.append([convert(value, field.name) for value in column.cast(pa.int64()).to_pylist()])
-        else:
-            columns.append(column.to_pylist())
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
 
 
 # -- table definitions ------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ class Core:
         self, schema: TableSchema, records: Any, token: str | None, batch: tuple[str, int] | None
     ) -> Steps[int]:
         parts = append_parts(schema, records)
-        token = token or new_token()
+        token = _token(token, batch)
         if len(parts) > 1:
             transaction = TransactionCore(self, token=token, batch=batch)
             transaction.begin()
@@ -271,7 +271,7 @@ class Core:
         request = session_pb2.Request(commit=_commit(token, batch))
         operation = request.operations.add(kind=Kind.KIND_APPEND, table=schema.name, table_id=schema.id)
         operation.arrow = parts[0]
-        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token))
+        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None))
         self.saw(reply.commit.commit_ts)
         return int(reply.commit.commit_ts)
 
@@ -514,7 +514,7 @@ class TransactionCore:
             self.release()
             self.commit_ts = self.start_ts
             return self.start_ts or 0
-        token = self.token or new_token()
+        token = _token(self.token, self.batch)
         request = self._take()
         request.commit.CopyFrom(_commit(token, self.batch))
         self.ended = True
@@ -530,6 +530,10 @@ class TransactionCore:
                     raise errors.Retryable(
                         "the connection was lost before the commit was sent; "
                         "nothing was applied: run the transaction again"
+                    ) from None
+                if not token:
+                    raise errors.CommitUnknown(
+                        "the connection was lost during the commit: repeat the batch, which applies it once"
                     ) from None
                 self.commit_ts = yield from self.core.resolve(token)
                 return self.commit_ts
@@ -705,6 +709,11 @@ class TransactionCore:
 
 
 # -- helpers ------------------------------------------------------------------------------------------
+
+
+def _token(token: str | None, batch: tuple[str, int] | None) -> str:
+    """The request token of a commit. A batch token is one already: the repeated batch is answered with its first CTS."""
+    return token or ("" if batch is not None else new_token())
 
 
 def _commit(token: str, batch: tuple[str, int] | None) -> session_pb2.Commit:

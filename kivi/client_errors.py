@@ -171,7 +171,8 @@ def from_rpc_error(error: grpc.RpcError) -> errors.KiviError:
     """A failed call (sync or asyncio) as the error that the server raised, or the nearest to gRPC's own."""
     code: grpc.StatusCode = error.code()
     message = error.details() or code.name
-    for name, value in error.trailing_metadata() or ():
+    trailing: Any = error.trailing_metadata()
+    for name, value in trailing or ():
         if name == DETAILS_KEY:
             status = status_pb2.Status.FromString(value)
             for detail in status.details:

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import sys
-from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
 import grpc
@@ -22,33 +21,17 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from kivi_server import metrics as metrics_http
 from kivi_server.auth import Tokens
+from kivi_server.options import Options
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
 
 from kivi import client_methods as methods
 from kivi.errors import InvalidArgument, StoreInUse
-from kivi.settings import Settings
 from kivi.store import Store
 
-__all__ = ["Options", "run"]
+__all__ = ["run"]
 
 _log = logging.getLogger("kivi.server")
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """The arguments of ``kivi serve``."""
-
-    data: str
-    listen: str = methods.DEFAULT_ENDPOINT
-    metrics: str | None = None
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    token_file: str | None = None
-    insecure: bool = False
-    grace_s: float = 10.0
-    settings: Settings = field(default_factory=Settings)
 
 
 def is_loopback(host: str) -> bool:

@@ -58,6 +58,11 @@ _SLOW_OPERATIONS: Final = 500
 _SLOW_BYTES: Final = 64 << 10
 _SLOW_KEYS: Final = 500
 _WORKERS: Final = 4
+_STATES: Final = {
+    "committed": session_pb2.OutcomeReply.STATE_COMMITTED,
+    "aborted": session_pb2.OutcomeReply.STATE_ABORTED,
+    "unknown": session_pb2.OutcomeReply.STATE_UNKNOWN,
+}
 
 
 def stopping() -> Unavailable:
@@ -204,7 +209,7 @@ class Session:
 
     # -- the event loop's half ------------------------------------------------------------------
 
-    async def serve(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         hello = session_pb2.Hello(
             version=self.sessions.version,
             limits=self.sessions.limits,
@@ -217,7 +222,7 @@ class Session:
         try:
             await context.write(session_pb2.ServerFrame(hello=hello).SerializeToString())
             writer = asyncio.create_task(self._write(context))
-            while (data := await context.read()) is not grpc.aio.EOF:
+            while (data := await _next_frame(context)) is not None:
                 self._bytes_in += len(data)
                 self._jobs.put(functools.partial(self.handle, data))
                 while self._full():
@@ -226,7 +231,8 @@ class Session:
                         return
                 if writer.done():
                     return
-            while self._asked > self._answered or self._bytes_in > self._bytes_handled:  # half-closed: answer first
+            # Half-closed: answer what was asked. Rare, so looking now and then is enough.
+            while self._asked > self._answered or self._bytes_in > self._bytes_handled:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         finally:
             self._closed = True
@@ -243,7 +249,7 @@ class Session:
             or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
         )
 
-    async def _write(self, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+    async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -573,8 +579,7 @@ class Session:
 
     def _do_outcome(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
         state, commit_ts = self.store.outcome(request.outcome.token)
-        number = session_pb2.OutcomeReply.State.Value(f"STATE_{state.upper()}")
-        reply = session_pb2.OutcomeReply(state=number, commit_ts=commit_ts or 0)
+        reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
         self._succeed(request, transaction, outcome=reply)
 
     # -- the end --------------------------------------------------------------------------------
@@ -600,3 +605,8 @@ class Session:
         if transaction is None or transaction.lease is None:
             raise SnapshotTooOld(f"transaction {number} has ended, or was never begun")
         return transaction.lease
+
+
+async def _next_frame(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
+    data: Any = await context.read()
+    return None if data is grpc.aio.EOF else data

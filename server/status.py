@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import grpc
 
@@ -15,7 +15,7 @@ __all__ = ["abort", "to_error"]
 _log = logging.getLogger("kivi.server")
 
 
-async def abort(context: grpc.aio.ServicerContext, error: BaseException) -> NoReturn:
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
     """Ends a call with the error's status and details."""
     if not isinstance(error, KiviError):
         _log.error("a request failed", exc_info=error)

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from kivi.arrow import arrow_schema, decode_ipc, encode_ipc, event_batch
 from kivi_server import limits
 
+from kivi.arrow import arrow_schema, decode_ipc, encode_ipc, event_batch
 from kivi.client_codec import fill_values, from_expr, from_measures, from_values, type_of
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.expr import Expr

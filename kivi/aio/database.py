@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kivi import client_methods as methods
 from kivi.aio.appender import Appender
 from kivi.aio.transport import Transport
-from kivi.client_codec import rows_from_batch
+from kivi.arrow import rows_from_batch
 from kivi.client_core import Core, TransactionCore, backoff_s, read_batches
 from kivi.client_methods import Tls
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
@@ -221,7 +221,8 @@ class Database:
         await self._run(self._core.checkpoint(path))
 
     async def _schema(self, table: str) -> TableSchema:
-        return self._core.schemas.get(table) or (await self._run(self._core.fetch(table)))
+        known = self._core.schemas.get(table)
+        return known if known is not None else await self._run(self._core.fetch(table))
 
 
 class _Reads:
@@ -267,7 +268,7 @@ class _Reads:
         try:
             while True:
                 for batch in read_batches(data):
-                    for row in rows_from_batch(schema, batch):
+                    for row in rows_from_batch(batch):
                         yield row
                 if not scan:
                     return

@@ -212,14 +212,15 @@ class Transport:
         return await session.ask(effect.request, effect.timeout_s)
 
     async def unary(self, effect: Unary) -> Any:
-        call = self._calls.get(effect.method)
+        call: Any = self._calls.get(effect.method)
         if call is None:
             sent, returned = methods.UNARY[effect.method]
-            call = self._calls[effect.method] = self._channel.unary_unary(
+            call = self._channel.unary_unary(
                 methods.path(effect.method),
                 request_serializer=sent.SerializeToString,
                 response_deserializer=returned.FromString,
             )
+            self._calls[effect.method] = call
         deadline, attempt = self.core.deadline(), 0
         while True:
             self._open()  # raises once closed

@@ -1,0 +1,347 @@
+"""The command line: ``kivi status``, ``kivi scan`` ... (``kivi --help``).
+
+Exit codes: 0, 1 for an error (one line on stderr says what happened and what to do), 2 for wrong usage.
+Environment: KIVI_ENDPOINT, KIVI_TOKEN, KIVI_TLS_CA, KIVI_OUTPUT stand in for the options of those names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kivi.cli_text import assignments, parse_value, print_rows, print_value, type_names, where
+from kivi.errors import InvalidArgument, KiviError, Unavailable
+
+__all__ = ["main"]
+
+
+def connect(args: argparse.Namespace) -> Any:
+    from kivi.client import Tls, connect
+
+    tls = None
+    if args.tls or args.tls_ca or args.tls_cert:
+        tls = Tls(ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key)
+    return connect(args.endpoint, access_token=args.token, tls=tls, timeout=args.timeout)
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def status(args: argparse.Namespace) -> int:
+    """Ten lines: healthy or not, and what it is doing."""
+    try:
+        with connect(args) as db:
+            before, began = db.stats(), time.monotonic()
+            time.sleep(0.25)
+            now, took = db.stats(), time.monotonic() - began
+            tables = db.tables()
+    except Unavailable as error:
+        print_value({"server": args.endpoint, "healthy": False, "reason": error.message}, args.output)
+        return 1
+
+    def number(name: str) -> int | float:
+        return now.get(name, 0)
+
+    def rate(name: str) -> float:
+        return max(0.0, (number(name) - before.get(name, 0)) / took)
+
+    lines = {
+        "server": args.endpoint,
+        "healthy": True,
+        "tables": len(tables),
+        "watermark": f"{number('watermark')} ({number('watermark_lag')} behind the log)",
+        "commits": f"{number('commits'):,} ({rate('commits'):,.0f}/s, {number('in_flight')} in flight)",
+        "conflicts": f"{number('aborts_conflict'):,} ({rate('aborts_conflict'):,.0f}/s)",
+        "clients": f"{number('server_sessions')} ({number('server_open_transactions')} transactions open)",
+        "snapshots": f"{number('leases')} open",
+        "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
+        "log": f"{number('log_bytes') / 1e6:,.1f} MB kept",
+    }
+    print_value(lines, args.output)
+    return 0
+
+
+def tables(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = [db.describe(name) for name in db.tables()]
+    rows = [
+        {
+            "table": d["name"],
+            "kind": d["kind"],
+            "state": d["state"],
+            "key": ", ".join(d["key"]) or None,
+            "columns": len(d["columns"]),
+            "source": d.get("source"),
+        }
+        for d in found
+    ]
+    print_rows(rows, ["table", "kind", "state", "key", "columns", "source"], args.output)
+    return 0
+
+
+def describe(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = db.describe(args.table)
+    if args.output == "json":
+        print_value(found, "json")
+        return 0
+    rows = [{"column": name, "type": declared, "role": "key"} for name, declared in found["key"].items()]
+    rows += [{"column": name, "type": declared, "role": ""} for name, declared in found["columns"].items()]
+    rows += [{"column": n, "type": text, "role": "derived"} for n, text in found.get("derived", {}).items()]
+    for row in rows:
+        if row["column"] == found.get("event_time"):
+            row["role"] = "event time"
+    if args.output == "table":
+        facts = [f"{found['name']}: {found['kind']} table, {found['state']}"]
+        if found.get("source"):
+            facts.append(f"aggregate of {found['source']}")
+        for name in ("history_us", "retention_us"):
+            if found.get(name):
+                facts.append(f"{name.removesuffix('_us')} {found[name] / 1e6:,.0f} s")
+        facts += [f"{name} {value:,}" for name, value in found["statistics"].items()]
+        print("; ".join(facts))
+    print_rows(rows, ["column", "type", "role"], args.output)
+    return 0
+
+
+def key_of(description: dict[str, Any], words: Sequence[str], *, partial: bool = False) -> tuple[Any, ...]:
+    """Words as a key, or as its first columns."""
+    names = list(description["key"])
+    if len(words) > len(names) or (len(words) < len(names) and not partial):
+        raise InvalidArgument(
+            f"a key of {description['name']!r} is {' '.join(names) or 'nothing: it is an event table'}; "
+            f"{len(words)} values were given"
+        )
+    return tuple(
+        parse_value(description["key"][name], word, f"key column {name!r}")
+        for name, word in zip(names, words, strict=False)
+    )
+
+
+def outputs(description: dict[str, Any], chosen: str | None) -> list[str]:
+    if chosen:
+        return [name.strip() for name in chosen.split(",")]
+    return [*description["key"], *description["columns"], *description.get("derived", {})]
+
+
+def as_of(args: argparse.Namespace) -> Any:
+    if args.as_of is None:
+        return None
+    return int(args.as_of) if args.as_of.isdigit() else parse_value("timestamp", args.as_of, "--as-of")
+
+
+def get(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = db.describe(args.table)
+        with db.snapshot(as_of=as_of(args)) as snap:
+            row = snap.get(args.table, key_of(found, args.key))
+    if row is None:
+        raise InvalidArgument(f"{args.table} has no row with the key {' '.join(args.key)}")
+    if args.output == "table":
+        print_value(row, "table")
+    else:
+        print_rows([row], list(row), args.output)
+    return 0
+
+
+def scan(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = db.describe(args.table)
+        names = outputs(found, args.columns)
+        rows: Iterator[dict[str, Any]]
+        with db.snapshot(as_of=as_of(args)) as snap:
+            rows = snap.scan(
+                args.table,
+                prefix=key_of(found, args.prefix, partial=True),
+                where=where(args.where, type_names(found)) if args.where else None,
+                columns=names if args.columns else None,
+                limit=args.limit,
+                reverse=args.reverse,
+            )
+            print_rows(rows, names, args.output)
+    return 0
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def write(args: argparse.Namespace) -> int:
+    """put, delta, delete: one transaction."""
+    with connect(args) as db:
+        found = db.describe(args.table)
+        keys = len(found["key"])
+        key = key_of(found, args.words[:keys])
+        values = assignments(found, args.words[keys:])
+        with db.transaction() as tx:
+            if args.command == "delete":
+                if values:
+                    raise InvalidArgument("delete takes a key and nothing else")
+                tx.delete(args.table, key)
+            elif args.command == "put":
+                tx.put(args.table, key, **values)
+            else:
+                tx.delta(args.table, key, **values)
+        print_value({"commit_ts": tx.commit_ts}, args.output)
+    return 0
+
+
+def append(args: argparse.Namespace) -> int:
+    from kivi.cli_append import Progress, batches, follow
+
+    with connect(args) as db:
+        found = db.describe(args.table)
+        if found["kind"] != "event":
+            raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
+        count, commit_ts = 0, None
+        if args.follow:
+            with Progress(f"{args.table} <- {args.file}", None) as progress:
+                try:
+                    for rows in follow(args.file, found):
+                        commit_ts = db.append(args.table, rows)
+                        count += len(rows)
+                        progress.update(0, count)
+                except KeyboardInterrupt:
+                    pass
+        else:
+            try:
+                total = os.path.getsize(args.file)
+            except OSError as error:
+                raise InvalidArgument(f"cannot read {args.file}: {error.strerror}") from None
+            try:
+                with Progress(f"{args.table} <- {args.file}", total) as progress:
+                    for batch, done in batches(args.file, found):
+                        commit_ts = db.append(args.table, batch)
+                        count += len(batch) if isinstance(batch, list) else batch.num_rows
+                        progress.update(done, count)
+            except KiviError as error:
+                error.message += f" (the {count:,} events before it are appended)" if count else ""
+                raise
+        print_value({"events": count, "commit_ts": commit_ts}, args.output)
+    return 0
+
+
+def shell(args: argparse.Namespace) -> int:
+    from kivi.cli_shell import Shell
+
+    with connect(args) as db:
+        return Shell(db, args.output).run()
+
+
+# -- the server and the offline tools, which open a store -------------------------------------------
+
+
+def serve(args: argparse.Namespace) -> int:
+    from kivi_server.options import options_of
+    from kivi_server.serve import run
+
+    return run(options_of(args))
+
+
+def offline(args: argparse.Namespace) -> int:
+    from kivi import cli_offline
+
+    tool: Callable[[argparse.Namespace], int] = getattr(cli_offline, args.command)
+    return tool(args)
+
+
+# -- arguments --------------------------------------------------------------------------------------
+
+
+def parser() -> argparse.ArgumentParser:
+    from kivi_server.options import add_arguments as add_server_arguments  # light: loads no store
+
+    environment = os.environ.get
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--endpoint", default=environment("KIVI_ENDPOINT", "localhost:7420"), metavar="HOST:PORT", help="the server"
+    )
+    common.add_argument("--token", default=environment("KIVI_TOKEN"), help="access token; better in KIVI_TOKEN")
+    common.add_argument("--tls", action="store_true", help="speak TLS, trusting the system's authorities")
+    common.add_argument(
+        "--tls-ca", default=environment("KIVI_TLS_CA"), metavar="FILE", help="trust this authority (PEM)"
+    )
+    common.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
+    common.add_argument("--tls-key", metavar="FILE", help="its private key")
+    common.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
+    common.add_argument(
+        "-o",
+        "--output",
+        choices=("table", "json", "csv"),
+        default=environment("KIVI_OUTPUT", "table"),
+        help="how to print",
+    )
+
+    top = argparse.ArgumentParser(prog="kivi", description="A transactional key-value store with online aggregates.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *, client: bool = True) -> Any:
+        sub = commands.add_parser(name, help=text, description=text, parents=[common] if client else [])
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("serve", serve, "run a server on a directory", client=False)
+    add_server_arguments(sub)
+    command("status", status, "healthy or not, and what it is doing")
+    command("tables", tables, "all tables")
+    sub = command("describe", describe, "one table's columns")
+    sub.add_argument("table")
+    sub = command("get", get, "one row")
+    sub.add_argument("table")
+    sub.add_argument("key", nargs="+")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("scan", scan, "rows in key order; events in commit order")
+    sub.add_argument("table")
+    sub.add_argument("prefix", nargs="*", help="values of the first key columns")
+    sub.add_argument("--where", metavar="PREDICATE", help="endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'")
+    sub.add_argument("--columns", metavar="A,B", help="only these")
+    sub.add_argument("--limit", type=int, metavar="N")
+    sub.add_argument("--reverse", action="store_true")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    for name, text in (
+        ("put", "set columns of a row"),
+        ("delta", "add to delta columns of a row"),
+        ("delete", "delete a row"),
+    ):
+        sub = command(name, write, text)
+        sub.add_argument("table")
+        sub.add_argument("words", nargs="+", metavar="KEY... column=value...")
+    sub = command("append", append, "append events from a CSV, JSON lines, Parquet or Arrow file")
+    sub.add_argument("table")
+    sub.add_argument("file")
+    sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
+    command("shell", shell, "transactions by hand")
+    for name, text in (
+        ("dump", "print what a store's files hold; reads only"),
+        ("verify", "check a store's files, sums and counts; reads only"),
+        ("backup", "verify a store and copy it"),
+        ("restore", "verify a backup and copy it to where a store is wanted"),
+    ):
+        sub = command(name, offline, text, client=False)
+        sub.add_argument("dir", metavar="DIR")
+        if name in ("backup", "restore"):
+            sub.add_argument("to", metavar="TO", help="a directory that does not exist yet")
+        sub.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
+    except KiviError as error:
+        print(f"kivi: {error.message or type(error).__name__}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
