@@ -11,8 +11,8 @@ How the contract of `kivi.engine` is kept here:
 * **A scan never ends early as if it were done**: `_forward` and `_backward` ask ``status()`` at the
   end, and `_Scan` refuses to go on once the engine is closed.
 
-Measured on rocksdict 0.3.29, each the reason for something below and each pinned by a test in
-``tests/engine/test_rocks.py``:
+Found in rocksdict 0.3.29, each the reason for something below. The tests pin what we do about them, and for
+the lower bound and the snapshots also the finding itself, so that an upgrade which changes it is noticed:
 
 * ``Rdict.items()`` ends *silently* at a damaged or missing block. The lower-level ``iter()`` with a
   ``status()`` at the end reports it, at 0.5 us a step instead of 0.3 us: that is the price we pay.
@@ -23,7 +23,8 @@ Measured on rocksdict 0.3.29, each the reason for something below and each pinne
   references to its scans and drops their iterators when it is closed.
 * ``disable_wal`` is a property, although the type stubs call it a method.
 * A batched ``get`` costs what single ones cost (about 2 us a key): it only saves the loop.
-* ``write`` holds the GIL (0.04 ms per 100 kB); ``flush``, ``compact_range`` and opening release it.
+* That an unsynced ``write`` holds the GIL (0.04 ms per 100 kB) while ``flush`` and ``compact_range`` release it
+  is from the design's measurements; ours, on a busy machine, could not tell.
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
 every compaction of the keys.
