@@ -23,8 +23,8 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
   references to its scans and drops their iterators when it is closed.
 * ``disable_wal`` is a property, although the type stubs call it a method.
 * A batched ``get`` costs what single ones cost (about 2 us a key): it only saves the loop.
-* That an unsynced ``write`` holds the GIL (0.04 ms per 100 kB) while ``flush`` and ``compact_range`` release it
-  is from the design's measurements; ours, on a busy machine, could not tell.
+* That an unsynced ``write`` holds the GIL (0.04 ms per 100 kB) while ``flush`` and ``compact_range`` release
+  it is from the design's measurements; ours, on a busy machine, could not tell.
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
 every compaction of the keys.

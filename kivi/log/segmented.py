@@ -26,8 +26,8 @@ log writes and syncs at once, nothing lingers. Invariants, and where they are ke
 Measured by ``tests/log/bench.py`` on two busy cores, as multiples of a bare pwritev and fdatasync of the
 same bytes into a preallocated file; ranges over runs on a machine that others used. Waiting for each record:
 300 bytes 1.6 to 2.4 (hand-overs between threads), 100 kB 1.4 to 1.7, 1 MiB 1.5 to 1.7. Nobody waiting:
-300 bytes 0.07, 100 kB 0.6 to 0.9, 1 MiB 1.2 to 2.8 (not understood; segment rolls are part of it). Two runs are left out of these, in which
-the bare loop itself was 3 and 15 times slower than usual.
+300 bytes 0.07, 100 kB 0.6 to 0.9, 1 MiB 1.2 to 2.8 (not understood; segment rolls are part of it). Two runs
+are left out of these, in which the bare loop itself was 3 and 15 times slower than usual.
 
 Every hand-over between threads waits for the GIL: beside one thread that computes in Python all the time, a
 commit took 14 ms with the interpreter's switch interval of 5 ms, and 3 ms with 0.5 ms.
