@@ -283,8 +283,7 @@ def stored_array(type_: ColumnType, array: Any) -> npt.NDArray[Any]:
     """
     array = flat(array)
     if type_.name == "decimal":
-        wanted = pa.decimal128(type_.precision, type_.scale)
-        if array.type != wanted:
+        if not pa.types.is_decimal128(array.type) or array.type.scale != type_.scale:
             array = array.cast(pa.decimal128(38, type_.scale))
         if len(array) == 0:
             return np.zeros(0, np.int64)
