@@ -96,9 +96,7 @@ class Database:
     ) -> None:
         """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``."""
         of = self.store.table(source)
-        self.store.create(
-            schemas.aggregate_schema(name, of, group_by, measures, derived, history), progress=progress
-        )
+        self.store.create(schemas.aggregate_schema(name, of, group_by, measures, derived, history), progress=progress)
 
     def tables(self) -> list[str]:
         """The names of all tables, in order."""
@@ -164,9 +162,7 @@ class Database:
 
     # -- bulk -----------------------------------------------------------------------------------
 
-    def append(
-        self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None
-    ) -> int:
+    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
         """Events (dicts, an Arrow table or batch) in one transaction; its commit timestamp."""
         schema = self._schema(table)
         events = event_batch(schema, records)

@@ -38,7 +38,7 @@ from kivi.log import CommitLog, Kind, Record
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.pending import Applied
-from kivi.mvcc.record import StageKind, decode_abort, decode_commit, decode_stage
+from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
 from kivi.rows import RowLayout
 from kivi.settings import Settings
 from kivi.stages import LiveStage, sequences_of
@@ -109,7 +109,7 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
     entries = set(os.listdir(path)) - {"LOCK"}
     if entries and _MARKER not in entries:
         raise NotAStore(
-            f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: it is not a kivi store; name an empty directory"
+            f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: not a kivi store; name an empty directory"
         )
     lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -187,7 +187,9 @@ def replay(store: Store, position: int) -> Recovered:
         try:
             _replay_one(store, record)
         except DataLoss as error:
-            raise DataLoss(f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path) from None
+            raise DataLoss(
+                f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path
+            ) from None
     return Recovered(position, store.log.last, count, getattr(store.log, "recovered", None))
 
 
@@ -269,7 +271,9 @@ def checkpoint(store: Store, path: str) -> None:
         with store.consolidator.paused() as position:
             store.engine.checkpoint(os.path.join(path, "engine"))
         store_id = secrets.token_bytes(16)
-        SegmentedLog.start_after(os.path.join(path, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us)
+        SegmentedLog.start_after(
+            os.path.join(path, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us
+        )
         write_marker(path, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)

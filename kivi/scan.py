@@ -62,7 +62,8 @@ def bound_predicate(schema: TableSchema, where: object) -> Expr | None:
 def _visible(lease: Lease, schema: TableSchema) -> None:
     if lease.ts < schema.created_ts:
         raise NotFound(
-            f"table {schema.name!r} was created at {schema.created_ts}, after the snapshot {lease.ts}", table=schema.name
+            f"table {schema.name!r} was created at {schema.created_ts}, after the snapshot {lease.ts}",
+            table=schema.name,
         )
     if schema.state != "ready":
         raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
@@ -193,9 +194,7 @@ def _range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | Non
 # -- events -----------------------------------------------------------------------------------------
 
 
-def _events(
-    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None
-) -> Iterator[pa.RecordBatch]:
+def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
     events = store.event_store(schema.id)
     if events is None:
         raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)

@@ -54,7 +54,7 @@ __all__ = [
 
 INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _DURATION: Final = re.compile(r"(\d+)\s*(us|ms|s|m|h|d)\Z")
 _UNITS_US: Final = {
@@ -148,7 +148,9 @@ class ColumnType:
         match self.name:
             case "int64":
                 if not INT64_MIN <= value <= INT64_MAX:
-                    raise OutOfRange(f"{what} is {value}, which does not fit in 64 bits; it is kept exactly", column=what)
+                    raise OutOfRange(
+                        f"{what} is {value}, which does not fit in 64 bits; it is kept exactly", column=what
+                    )
                 return value
             case "decimal":
                 if not self.stored_min <= value <= self.stored_max:
@@ -179,7 +181,7 @@ def _to_bool(type_: ColumnType, value: Any, what: str) -> bool:
 
 def _as_int(value: Any) -> int | None:
     """Python and NumPy integers, not booleans, not floats."""
-    if isinstance(value, bool) or isinstance(value, float) or not hasattr(value, "__index__"):
+    if isinstance(value, (bool, float)) or not hasattr(value, "__index__"):
         return None
     return int(value.__index__())
 
@@ -386,7 +388,9 @@ class TableSchema:
         if not isinstance(key, (tuple, list)):
             raise SchemaError(f"a key of {self.name!r} is a tuple of {', '.join(self.key_names)}, not {key!r}")
         if len(key) != len(self.key) and not (partial and len(key) <= len(self.key)):
-            raise SchemaError(f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {key!r}")
+            raise SchemaError(
+                f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {key!r}"
+            )
         out = []
         for column, value in zip(self.key, key, strict=False):
             if value is None:
@@ -479,7 +483,8 @@ class TableSchema:
         if self.kind == "aggregate":
             out["source"] = self.source
             out["group_by"] = [
-                {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name for g in self.group_by
+                {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
+                for g in self.group_by
             ]
             out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.measures}
             out["derived"] = dict(self.derived)
@@ -560,7 +565,7 @@ def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
         return Column(name, type_, "sum")
     if type_.name not in ("int64", "float64", "decimal", "timestamp"):
         raise SchemaError(f"column {name!r}: {call.operator} needs a number or a timestamp, not {type_}")
-    return Column(name, type_, call.operator)
+    return Column(name, type_, "min" if call.operator == "min" else "max")
 
 
 def row_table_schema(
@@ -597,7 +602,9 @@ def event_table_schema(
     built = tuple(_value_column(n, t, "column") for n, t in columns.items())
     by_name = {c.name: c for c in built}
     if event_time not in by_name or by_name[event_time].type.name != "timestamp":
-        raise SchemaError(f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}")
+        raise SchemaError(
+            f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
+        )
     return TableSchema(
         name=check_name(name, "table"),
         kind="event",
@@ -618,7 +625,9 @@ def aggregate_schema(
 ) -> TableSchema:
     """The schema of an aggregate table over the event table ``source``. Raises SchemaError, InvalidArgument."""
     if source.kind != "event":
-        raise SchemaError(f"aggregate {name!r}: its source {source.name!r} is a {source.kind} table, not an event table")
+        raise SchemaError(
+            f"aggregate {name!r}: its source {source.name!r} is a {source.kind} table, not an event table"
+        )
     if not group_by or not measures:
         raise SchemaError(f"aggregate {name!r} needs at least one group key and one measure")
     groups, keys = [], []
@@ -696,7 +705,9 @@ def parse_expression(text: str, names: set[str]) -> ast.expr:
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED_NODES):
             raise SchemaError(f"{text!r}: only + - * /, numbers and columns are allowed")
-        if isinstance(node, ast.Constant) and (isinstance(node.value, bool) or not isinstance(node.value, (int, float))):
+        if isinstance(node, ast.Constant) and (
+            isinstance(node.value, bool) or not isinstance(node.value, (int, float))
+        ):
             raise SchemaError(f"{text!r}: {node.value!r} is not a number")
         if isinstance(node, ast.Name) and node.id not in names:
             raise SchemaError(f"{text!r} names {node.id!r}, which is not a numeric column; known are {sorted(names)}")

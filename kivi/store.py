@@ -28,7 +28,16 @@ from kivi import backfill, recovery, scan
 from kivi.arrow import encode_ipc
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
 from kivi.engine import Engine
-from kivi.errors import AlreadyExists, Conflict, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.errors import (
+    AlreadyExists,
+    Conflict,
+    InvalidArgument,
+    KiviError,
+    NotFound,
+    RowExists,
+    SnapshotTooOld,
+    Unavailable,
+)
 from kivi.events import EventStore
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
@@ -93,7 +102,9 @@ class Store:
             ttl_max_s=settings.lease_ttl_max_s,
             max_leases=settings.max_leases,
         )
-        facts = Facts(log.last, window_us=int(settings.conflict_window_s * 1_000_000), entries=settings.conflict_entries)
+        facts = Facts(
+            log.last, window_us=int(settings.conflict_window_s * 1_000_000), entries=settings.conflict_entries
+        )
         self.committer = Committer(
             log,
             self.pending,
@@ -494,7 +505,12 @@ class Store:
             if wait is not None:
                 settled = threading.Event()
                 outcomes: list[Outcome] = []
-                wait(lambda outcome: (outcomes.append(outcome), settled.set())[0])
+
+                def arrived(outcome: Outcome, settled: threading.Event = settled, to: list[Outcome] = outcomes) -> None:
+                    to.append(outcome)
+                    settled.set()
+
+                wait(arrived)
                 if not settled.wait(timeout_s) or isinstance(outcomes[0].error, Unavailable):
                     return "unknown", None
                 found = outcomes[0].commit_ts

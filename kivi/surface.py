@@ -34,7 +34,7 @@ def count(argument: str | None = None) -> OperatorCall:
 
 
 def transactional(function: Callable[..., Any]) -> Callable[..., Any]:
-    """``@kivi.transactional``: ``f(db, ...)`` runs in a transaction and is rerun after a conflict, ``f(tx, ...)`` joins tx.
+    """``@kivi.transactional``: ``f(db, ...)`` runs in a transaction, again after a conflict; ``f(tx, ...)`` joins tx.
 
     A coroutine function takes an asyncio database or transaction.
     """

@@ -4,7 +4,7 @@ Own writes compose per row in program order (R7) and are read back at once (R1).
 appends derive for aggregates are part of that: they are derived again when a read asks, and once more, for the record,
 at commit, with the catalog as it is then.
 
-``prepare`` is step 1 of committing (``kivi.mvcc.commit``): it derives, validates sizes and encodes, with nothing locked.
+``prepare`` is step 1 of committing (``kivi.mvcc.commit``): it derives, validates sizes and encodes; nothing is locked.
 Events go to the log as Arrow bytes and to pending as the same Arrow columns; no statement runs once per event, except
 for commits of a few events, where plain Python is faster than starting column kernels.
 """
@@ -151,7 +151,7 @@ class Txn:
             return
         if batch.num_rows > self.settings.max_append_rows:
             raise ResourceExhausted(
-                f"{batch.num_rows} events in one append are over the limit of {self.settings.max_append_rows}: send less"
+                f"{batch.num_rows} events in one append pass the limit of {self.settings.max_append_rows}: send less"
             )
         self._count(0, int(batch.nbytes))
         self._use(schema)
@@ -264,7 +264,8 @@ def prepare(
         for aggregate in view.aggregates.get(table, ()):
             if small:
                 commit.derived += [
-                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in derive_small(aggregate, rows)
+                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas))
+                    for key, deltas in derive_small(aggregate, rows)
                 ]
             else:
                 run = derive(aggregate, pa.Table.from_batches(batches))

@@ -95,10 +95,15 @@ def apply_op(schema: TableSchema, base: Version | None, cts: int, op: RowOp) -> 
 
 
 def fold(schema: TableSchema, base: Version | None, ops: Sequence[tuple[int, RowOp]], upto: int) -> Version | None:
-    """The row at ``upto``: ``base`` and the operations with base.cts < cts <= upto, which are in CTS order."""
+    """The row at ``upto``: ``base`` and the operations with base.cts < cts <= upto, which are in CTS order.
+
+    Operations of one CTS (a backfill commits several runs) are compared with the stamp of the base that was read,
+    not with each other.
+    """
+    stamp = base.cts if base is not None else 0
     for cts, op in ops:
         if cts > upto:
             break
-        if base is None or cts > base.cts:
+        if cts > stamp:
             base = apply_op(schema, base, cts, op)
     return base

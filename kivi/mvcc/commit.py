@@ -31,7 +31,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.delta.runs import with_cts
@@ -105,8 +105,10 @@ class _Entered:
     prepared: Prepared
     waiters: list[Callable[[Outcome], None]]
     cts: int = 0
-    applied: Applied | None = None
-    token: str | None = field(default=None)
+
+    def settle(self, outcome: Outcome) -> None:
+        for done in self.waiters:
+            done(outcome)
 
 
 _ADMISSION_TIMEOUT_S: Final = 10.0
@@ -307,20 +309,18 @@ class Committer:
         if error is not None:
             request = entered.prepared.commit.request
             unknown = CommitUnknown(
-                f"the log failed while this commit was being made durable ({error}): restart the store, then ask outcome()",
+                f"the log failed while this commit was being made durable ({error}): "
+                "restart the store, then ask outcome()",
                 token=request[0] if request else None,
             )
-            for done in entered.waiters:
-                done(Outcome(None, unknown))
+            entered.settle(Outcome(None, unknown))
             return
         self._finish(entered)
 
     def _finish(self, entered: _Entered) -> None:
         cts, prepared = entered.cts, entered.prepared
         applied = prepared.applied
-        self._pending.apply(
-            cts, applied._replace(runs=[(table, with_cts(run, cts)) for table, run in applied.runs])
-        )
+        self._pending.apply(cts, applied._replace(runs=[(table, with_cts(run, cts)) for table, run in applied.runs]))
         if prepared.on_apply:
             prepared.on_apply(cts)
         with self._entry:
@@ -369,7 +369,7 @@ class Committer:
                     if entered.prepared.on_abort:
                         entered.prepared.on_abort(cts)
                 aborted = Outcome(None, Aborted("the commit was aborted; it did nothing"))
-                self._watermark.finish(cts, lambda: [done(aborted) for done in entered.waiters])  # type: ignore[func-returns-value]
+                self._watermark.finish(cts, lambda: entered.settle(aborted))
             settled.set()
 
         self.log_other(Kind.ABORT, Abort(commits=(cts,)).encode(), durable)

@@ -22,6 +22,7 @@ every version of its key: a dead version must not be found by a reader after the
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from bisect import bisect_left, bisect_right
@@ -31,7 +32,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kivi.delta.ops import apply_op
+from kivi.delta.ops import RowOp, apply_op
 from kivi.delta.runs import DeltaRun, gather, run_from_rows
 from kivi.engine import Engine, WriteBatch
 from kivi.keys import (
@@ -119,7 +120,9 @@ class Consolidator:
         self.durable_position = position
         self._mutex = threading.Lock()
         self._wake = threading.Event()
-        self._stopping = False
+        self._stop = threading.Event()
+        self._compactable: set[int] = set()
+        self._rounds = 0
         self._thread: threading.Thread | None = None
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
@@ -143,7 +146,7 @@ class Consolidator:
 
     def stop(self) -> None:
         """Waits for the pass in progress. Nothing is folded after it returns."""
-        self._stopping = True
+        self._stop.set()
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
@@ -167,10 +170,10 @@ class Consolidator:
         self._wake.set()
 
     def _work(self) -> None:
-        while not self._stopping:
+        while not self._stop.is_set():
             hurried = self._wake.wait(self._settings.consolidate_every_s)
             self._wake.clear()
-            if self._stopping:
+            if self._stop.is_set():
                 return
             try:
                 self.run()
@@ -261,18 +264,22 @@ class Consolidator:
                 sealer.seal(writes, parts, cts)
                 self._write(writes)
                 self._pending.drop_events(schema.id, cts)
+                self._compactable.add(schema.id)
                 self.rows_folded += rows
                 parts, rows = [], 0
 
     def compact(self) -> None:
         """One bounded step of block compaction in each event table that has work."""
+        self._rounds += 1
         for schema in self._schemas():
-            with self._mutex:
-                self._compact(schema)
+            due = schema.id in self._compactable or self._rounds % 256 == 0  # the latter: data that views had held back
+            if due and schema.kind == "event" and not self._stop.is_set():
+                with self._mutex:
+                    self._compact(schema)
 
     def _compact(self, schema: TableSchema) -> None:
-        if schema.kind == "event" and not self._stopping and (sealer := self._sealer_of(schema.id)) is not None:
-            sealer.compact(self._settings.block_rows)
+        if (sealer := self._sealer_of(schema.id)) is not None and not sealer.compact(self._settings.block_rows):
+            self._compactable.discard(schema.id)
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -294,11 +301,8 @@ class Consolidator:
         batch = WriteBatch()
         for key, raw in zip(keys, raws, strict=True):
             base = layout.decode(raw) if raw is not None else None
-            states: list[Version] = [] if base is None else [base]
-            for cts, op in self._pending.ops(schema.id, key, upto):
-                if not states or cts > states[-1].cts:
-                    states.append(apply_op(schema, states[-1] if states else None, cts, op))
-            if not states or states[-1] is base:
+            states = _states(schema, base, self._pending.ops(schema.id, key, upto))
+            if len(states) == (base is not None):
                 continue
             final = states[-1]
             batch.put(row_key(schema.id, key), layout.encode(final))
@@ -441,12 +445,11 @@ class Consolidator:
         with_floor: dict[int, int | None] = {}
         boundaries = self._open_boundaries()
         batch = WriteBatch()
-        seen = 0
         newer_of: tuple[int, bytes] | None = None
         newer = 0
         cursor = self._version_cursor or space
         resume: bytes | None = None
-        for key, value in self._engine.scan(cursor, end):
+        for seen, (key, value) in enumerate(self._engine.scan(cursor, end)):
             table, row, cts = split_version_key(key)
             if newer_of != (table, row):
                 if seen >= _SWEEP_ROWS:
@@ -455,7 +458,6 @@ class Consolidator:
                 newer_of = (table, row)
                 raw = self._engine.get(row_key(table, row))
                 newer = RowLayout.stamp_of(raw) if raw is not None else 2**63
-            seen += 1
             schema = self._schema_of(table)
             if table not in with_floor:
                 with_floor[table] = (
@@ -478,9 +480,22 @@ class Consolidator:
         return keep
 
 
+def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowOp]]) -> list[Version]:
+    """The base, if there is one, and the row after each CTS above its stamp."""
+    states = [] if base is None else [base]
+    stamp = base.cts if base is not None else 0
+    for cts, op in ops:
+        if cts > stamp:
+            state = apply_op(schema, states[-1] if states else None, cts, op)
+            if states and states[-1].cts == cts:
+                states[-1] = state
+            else:
+                states.append(state)
+    return states
+
+
 def _needed(states: list[Version], keep: list[int]) -> Iterator[Version]:
     """The states, but the last, that some open S in ``keep`` reads."""
-    for state, newer in zip(states, states[1:], strict=False):
+    for state, newer in itertools.pairwise(states):
         if bisect_right(keep, newer.cts - 1) > bisect_left(keep, state.cts):
             yield state
-

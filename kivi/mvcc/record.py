@@ -52,7 +52,7 @@ _INT64: Final = range(-(2**63), 2**63)
 
 @dataclass(slots=True)
 class Bulk:
-    """Columns of one table in a commit: ``parts`` are the bytes to log, or empty if ``stage`` has them in the log already."""
+    """Columns of one table in a commit: ``parts`` are the bytes to log, empty if ``stage`` has them in the log."""
 
     table: int
     stage: int
@@ -117,7 +117,9 @@ class _Reader:
     def take(self, size: int) -> memoryview:
         end = self.at + size
         if end > len(self.view):
-            raise DataLoss(f"a log record ends at byte {len(self.view)} inside a field that needs {end}", offset=self.at)
+            raise DataLoss(
+                f"a log record ends at byte {len(self.view)} inside a field that needs {end}", offset=self.at
+            )
         part = self.view[self.at : end]
         self.at = end
         return part

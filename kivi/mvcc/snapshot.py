@@ -23,8 +23,7 @@ from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import DeltaRun, merged_items
 from kivi.engine import Engine
 from kivi.errors import SnapshotTooOld
-from kivi.keys import Space, row_key, split_row_key, table_prefix, version_key, version_prefix
-from kivi.keys import prefix_end
+from kivi.keys import Space, prefix_end, row_key, split_row_key, table_prefix, version_key, version_prefix
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.rows import RowLayout, Version
@@ -121,8 +120,11 @@ class Reader:
         while stored is not None or delta is not None:
             base_key = split_row_key(stored[0])[1] if stored is not None else None
             change_key = delta[0] if delta is not None else None
-            if base_key is not None and (change_key is None or (base_key != change_key and (base_key < change_key) != reverse)):
-                key, raw, ops = base_key, stored[1] if stored else None, []
+            if base_key is not None and (
+                change_key is None or (base_key != change_key and (base_key < change_key) != reverse)
+            ):
+                key, raw = base_key, stored[1] if stored else None
+                ops: list[tuple[int, RowOp]] = []
                 stored = next(base, None)
             else:
                 assert delta is not None and change_key is not None

@@ -55,7 +55,10 @@ class Timeline:
         """Engine rows for commits at or below ``upto`` that were not taken before."""
         with self._mutex:
             start, end = bisect_right(self._stamps, self._saved), bisect_right(self._stamps, upto)
-            rows = {-(-t // STEP_US) * STEP_US: c for t, c in zip(self._times[start:end], self._stamps[start:end], strict=True)}
+            rows = {
+                -(-t // STEP_US) * STEP_US: c
+                for t, c in zip(self._times[start:end], self._stamps[start:end], strict=True)
+            }
             self._saved = max(self._saved, upto)
         return ((time_key(t // 1000), c.to_bytes(8, "little")) for t, c in rows.items())
 
