@@ -43,11 +43,11 @@ def status(args: argparse.Namespace) -> int:
         print_value({"server": args.endpoint, "healthy": False, "reason": error.message}, args.output)
         return 1
 
-    def number(name: str) -> int | float:
+    def number(name: str) -> Any:
         return now.get(name, 0)
 
     def rate(name: str) -> float:
-        return max(0.0, (number(name) - before.get(name, 0)) / took)
+        return float(max(0.0, (number(name) - before.get(name, 0)) / took))
 
     lines = {
         "server": args.endpoint,
@@ -59,7 +59,7 @@ def status(args: argparse.Namespace) -> int:
         "clients": f"{number('server_sessions')} ({number('server_open_transactions')} transactions open)",
         "snapshots": f"{number('leases')} open",
         "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
-        "log": f"{number('log_bytes') / 1e6:,.1f} MB kept",
+        "log": f"{number('log_log_bytes') / 1e6:,.1f} MB kept",
     }
     print_value(lines, args.output)
     return 0
@@ -261,19 +261,12 @@ def parser() -> argparse.ArgumentParser:
     )
     common.add_argument("--token", default=environment("KIVI_TOKEN"), help="access token; better in KIVI_TOKEN")
     common.add_argument("--tls", action="store_true", help="speak TLS, trusting the system's authorities")
-    common.add_argument(
-        "--tls-ca", default=environment("KIVI_TLS_CA"), metavar="FILE", help="trust this authority (PEM)"
-    )
+    common.add_argument("--tls-ca", default=environment("KIVI_TLS_CA"), metavar="FILE", help="trust this authority")
     common.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
     common.add_argument("--tls-key", metavar="FILE", help="its private key")
     common.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
-    common.add_argument(
-        "-o",
-        "--output",
-        choices=("table", "json", "csv"),
-        default=environment("KIVI_OUTPUT", "table"),
-        help="how to print",
-    )
+    styles = ("table", "json", "csv")
+    common.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
 
     top = argparse.ArgumentParser(prog="kivi", description="A transactional key-value store with online aggregates.")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -133,6 +133,8 @@ def where(text: str, types: Mapping[str, str]) -> Expr:
         ) from None
 
     def literal(node: ast.expr, name: str) -> Any:
+        if isinstance(node, ast.Name) and node.id in ("null", "true", "false"):
+            return {"null": None, "true": True, "false": False}[node.id]
         try:
             value = ast.literal_eval(node)
         except (ValueError, SyntaxError, TypeError):

@@ -208,7 +208,7 @@ class _Transport:
         self._closed = False
 
     def open(self, frames: Iterator[bytes], wait_for_ready: bool) -> Any:
-        call = self._channel.stream_stream(methods.path("Session"))
+        call: Any = self._channel.stream_stream(methods.path("Session"))
         return call(frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
 
     def connect(self) -> None:
@@ -570,10 +570,10 @@ class _Reads:
             "limit": limit,
             "reverse": reverse,
         }
-        schema, data, scan = self._run(self._core.scan_open(table, args))
-        return self._rows(schema, data, scan)
+        _, data, scan = self._run(self._core.scan_open(table, args))
+        return self._rows(data, scan)
 
-    def _rows(self, schema: TableSchema, data: bytes, scan: int) -> Iterator[dict[str, Any]]:
+    def _rows(self, data: bytes, scan: int) -> Iterator[dict[str, Any]]:
         try:
             while True:
                 for batch in read_batches(data):

@@ -712,7 +712,7 @@ class TransactionCore:
 
 
 def _token(token: str | None, batch: tuple[str, int] | None) -> str:
-    """The request token of a commit. A batch token is one already: the repeated batch is answered with its first CTS."""
+    """The request token of a commit. A batch token is one already: a repeat is answered with its first timestamp."""
     return token or ("" if batch is not None else new_token())
 
 

@@ -264,7 +264,7 @@ class _Reads:
             "limit": limit,
             "reverse": reverse,
         }
-        schema, data, scan = await self._run(self._core.scan_open(table, args))
+        _, data, scan = await self._run(self._core.scan_open(table, args))
         try:
             while True:
                 for batch in read_batches(data):

@@ -165,7 +165,7 @@ class Transport:
         self._closed = False
 
     def open(self, wait_for_ready: bool) -> Any:
-        call = self._channel.stream_stream(methods.path("Session"))
+        call: Any = self._channel.stream_stream(methods.path("Session"))
         return call(metadata=self._metadata, wait_for_ready=wait_for_ready)
 
     async def connect(self) -> None:

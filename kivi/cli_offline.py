@@ -1,0 +1,369 @@
+"""The tools for a store that nobody has open: dump, verify, backup, restore.
+
+They never write to what they inspect. The log is walked where it is; everything that needs an open
+store (replay, folding, scans) happens on a copy in a temporary directory, where finished table files
+are linked, not copied, if the file system can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi.cli_append import Progress
+from kivi.cli_text import plain
+from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, StoreInUse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.schema import TableSchema
+    from kivi.store import Lease, Store
+
+__all__ = ["backup", "dump", "restore", "verify"]
+
+MARKER: Final = "KIVI"
+_LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
+_ROWS_SHOWN: Final = 1_000
+
+
+def checked(path: str) -> Path:
+    """The directory, if it holds a store that nobody has open."""
+    root = Path(path)
+    if not (root / MARKER).is_file():
+        raise NotAStore(f"{path} is not a kivi store: there is no file {MARKER} in it")
+    with contextlib.suppress(FileNotFoundError), open(root / "LOCK", "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUse(f"{path} is open in another process: stop that one first") from None
+    return root
+
+
+@contextlib.contextmanager
+def copy_opened(root: Path) -> Iterator[Store]:
+    """A store opened on a copy of the directory."""
+    from kivi.settings import Settings
+    from kivi.store import Store
+
+    with tempfile.TemporaryDirectory(prefix="kivi-") as scratch:
+        target = Path(scratch, "store")
+
+        def place(source: str, destination: str) -> str:
+            if source.endswith(_LINKED):
+                with contextlib.suppress(OSError):
+                    os.link(source, destination)
+                    return destination
+            return str(shutil.copy2(source, destination))
+
+        shutil.copytree(root, target, copy_function=place, ignore=shutil.ignore_patterns("LOCK"))
+        store = Store.open(str(target), settings=Settings(background=False))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+# -- dump -------------------------------------------------------------------------------------------
+
+
+def dump(args: argparse.Namespace) -> int:
+    """The marker, every record of the log, every table with its first rows."""
+    root = checked(args.dir)
+    emit = _json_line if args.output == "json" else _text_line
+    emit("store", json.loads((root / MARKER).read_text()))
+    with copy_opened(root) as store:
+        names = {schema.id: schema for schema in store.tables()}
+        damaged = _dump_log(root, emit, names)
+        lease = store.begin()
+        for schema in store.tables():
+            emit("table", plain(schema.description()))
+            for row in _rows(store, lease, schema, _ROWS_SHOWN):
+                emit("row", {"table": schema.name, **plain(row)})
+        store.release(lease)
+    return 1 if damaged else 0
+
+
+def _text_line(kind: str, facts: dict[str, Any]) -> None:
+    print(kind, " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, "", [], {})))
+
+
+def _json_line(kind: str, facts: dict[str, Any]) -> None:
+    print(json.dumps({"what": kind, **facts}, ensure_ascii=False))
+
+
+def _dump_log(root: Path, emit: Any, tables: dict[int, TableSchema]) -> bool:
+    from kivi.log.inspect import Damage, inspect
+
+    damaged = False
+    for path, offset, item in inspect(str(root / "log")):
+        where = {"segment": os.path.basename(path), "offset": offset}
+        if isinstance(item, Damage):
+            damaged = damaged or item.fatal
+            emit("damage", {**where, "reason": item.reason, "fatal": item.fatal})
+            continue
+        moment = dt.datetime.fromtimestamp(item.time_us / 1e6, dt.UTC)
+        facts = {"ts": item.sequence, "time": plain(moment), **where, **_record(item, tables)}
+        emit(item.kind.name.lower(), facts)
+    return damaged
+
+
+def _record(record: Any, tables: dict[int, TableSchema]) -> dict[str, Any]:
+    """What one log record says, by the names of the tables that are there now."""
+    from kivi.keys import decode_key
+    from kivi.log import Kind
+    from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
+
+    def name(table: int) -> str:
+        return tables[table].name if table in tables else f"table {table}"
+
+    def row(table: int, key: bytes, op: Any) -> str:
+        schema = tables.get(table)
+        if schema is None:
+            return f"{name(table)} {key.hex()} {op.barrier.name}"
+        values = decode_key([column.type for column in schema.key], key)
+        puts = [f"{schema.columns[i].name}={value!r}" for i, value in op.puts.items()]
+        deltas = [f"{schema.columns[i].name}+={value!r}" for i, value in op.deltas.items()]
+        words = [] if op.barrier.name == "PATCH" else [op.barrier.name.lower()]
+        return " ".join([f"{schema.name}{values!r}", *words, *puts, *deltas])
+
+    if record.kind == Kind.COMMIT:
+        commit = decode_commit(record.body)
+        return {
+            "start_ts": commit.start_ts,
+            "token": commit.request[0] if commit.request else None,
+            "batch": list(commit.batch) if commit.batch else None,
+            "rows": [row(*item) for item in commit.rows],
+            "derived": [row(*item) for item in commit.derived],
+            "guards": [f"{name(guard.table)} {guard.key.hex()}" for guard in commit.guards],
+            "appends": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.appends],
+            "runs": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.runs],
+        }
+    if record.kind == Kind.STAGE:
+        stage = decode_stage(record.body)
+        return {"table": name(stage.table), "events": stage.rows, "owner": stage.owner}
+    if record.kind == Kind.ABORT:
+        abort = decode_abort(record.body)
+        return {"commits": list(abort.commits), "stages": list(abort.stages)}
+    return {"bytes": len(record.body)}
+
+
+def _rows(store: Store, lease: Lease, schema: TableSchema, limit: int) -> Iterator[dict[str, Any]]:
+    from kivi.arrow import rows_from_batch
+    from kivi.store import Scan
+
+    if schema.state == "ready":
+        for batch in store.scan(lease, schema, Scan(limit=limit)):
+            yield from rows_from_batch(batch)
+
+
+# -- verify -----------------------------------------------------------------------------------------
+
+
+def verify(args: argparse.Namespace) -> int:
+    """The log's chain, the recovery of a copy, every row of every table, every aggregate against its events."""
+    report = examine(args.dir)
+    if args.output == "json":
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:<10} {value}")
+    return 0
+
+
+def examine(path: str) -> dict[str, Any]:
+    """What verify found. Raises DataLoss that names the file and the offset."""
+    root = checked(path)
+    records, cut = _check_log(root)
+    report: dict[str, Any] = {"store": path, "log": f"{records:,} records, chain intact"}
+    if cut:
+        report["torn"] = f"{cut}; opening cuts this off, nothing acknowledged is in it"
+    with copy_opened(root) as store:
+        lease = store.begin()
+        report["watermark"] = lease.ts
+        ready = [schema for schema in store.tables() if schema.state == "ready"]
+        with Progress(f"verify {path}", None, "rows") as progress:
+            done = 0
+            for schema in ready:
+                count = 0
+                for batch in _batches(store, lease, schema):
+                    count += batch.num_rows
+                    progress.update(0, done + count)
+                done += count
+                report[schema.name] = f"{count:,} {'events' if schema.kind == 'event' else 'rows'}"
+                if schema.kind == "aggregate":
+                    report[schema.name] += ", " + _compare(store, lease, schema, path)
+        store.release(lease)
+    report["result"] = "good"
+    return report
+
+
+def _check_log(root: Path) -> tuple[int, str]:
+    from kivi.log.inspect import Damage, inspect
+
+    records, cut = 0, ""
+    for path, offset, item in inspect(str(root / "log")):
+        if not isinstance(item, Damage):
+            records += 1
+        elif item.fatal:
+            raise DataLoss(
+                f"{path} is damaged at byte {offset}: {item.reason}; restore a backup", path=path, offset=offset
+            )
+        else:
+            cut = f"{os.path.basename(path)} at byte {offset}: {item.reason}"
+    return records, cut
+
+
+def _batches(store: Store, lease: Lease, schema: TableSchema) -> Iterator[pa.RecordBatch]:
+    from kivi.store import Scan
+
+    return store.scan(lease, schema, Scan())
+
+
+def _compare(store: Store, lease: Lease, schema: TableSchema, path: str) -> str:
+    """The aggregate against a recount of its source's events."""
+    source = store.table(schema.source or "")
+    if source.retention_us is not None:
+        return "not compared with its events, of which old ones are dropped"
+    expected = recount(schema, _batches(store, lease, source))
+    found = {}
+    names, measures = schema.key_names, [column.name for column in schema.columns]
+    for batch in _batches(store, lease, schema):
+        for row in batch.select([*names, *measures]).to_pylist():
+            found[tuple(row[name] for name in names)] = [row[name] for name in measures]
+    for key in expected.keys() | found.keys():
+        if not _same(expected.get(key), found.get(key)):
+            raise DataLoss(
+                f"aggregate {schema.name!r} has {found.get(key)} at {key}, its events give {expected.get(key)}: "
+                "drop the aggregate and create it again",
+                path=path,
+            )
+    return "equal to a recount of the events"
+
+
+def _same(left: list[Any] | None, right: list[Any] | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, float) and isinstance(b, float):
+            if abs(a - b) > 1e-9 * max(1.0, abs(a), abs(b)):  # the order of float additions differs
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+def recount(schema: TableSchema, events: Iterator[pa.RecordBatch]) -> dict[tuple[Any, ...], list[Any]]:
+    """The aggregate's rows from the events themselves, by Arrow kernels and exact sums."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    total: dict[tuple[Any, ...], list[Any]] = {}
+    for batch in events:
+        columns: dict[str, Any] = {}
+        for group in schema.group_by:
+            column = batch[group.source]
+            if group.slot_us:
+                moments = column.cast(pa.int64())
+                slots = pa.array(moments.to_numpy() // group.slot_us * group.slot_us, pa.int64())
+                column = slots.cast(pa.timestamp("us", tz="UTC"))
+            columns[f"key {group.name}"] = column
+        calls = []
+        for measure in schema.measures:
+            name = f"measure {measure.name}"
+            if measure.operator == "count":
+                ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+                columns[name] = batch[measure.source].is_valid().cast(pa.int64()) if measure.source else ones
+            else:
+                columns[name] = batch[measure.source]
+                if measure.operator == "sum" and pa.types.is_integer(columns[name].type):
+                    columns[name] = columns[name].cast(pa.decimal128(19, 0)).cast(pa.decimal128(38, 0))
+            operator = "sum" if measure.operator == "count" else measure.operator
+            options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
+            calls.append((name, operator, options))
+        keys = [name for name in columns if name.startswith("key ")]
+        grouped = pa.table(columns).group_by(keys).aggregate(calls)
+        outputs = [*keys, *(f"{name}_{operator}" for name, operator, _ in calls)]
+        for row in zip(*(grouped[name].to_pylist() for name in outputs), strict=True):
+            key, values = row[: len(keys)], row[len(keys) :]
+            held = total.get(key)
+            total[key] = (
+                list(values)
+                if held is None
+                else [
+                    _fold(measure.operator, a, b) for measure, a, b in zip(schema.measures, held, values, strict=True)
+                ]
+            )
+    for held in total.values():
+        for i, column in enumerate(schema.columns):
+            if column.type.name == "int64" and held[i] is not None:
+                held[i] = int(held[i])
+    return total
+
+
+def _fold(operator: str, a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b) if operator == "min" else max(a, b) if operator == "max" else a + b
+
+
+# -- backup and restore -----------------------------------------------------------------------------
+
+
+def backup(args: argparse.Namespace) -> int:
+    """Verifies the store and copies it. A store that is being served: use a checkpoint instead."""
+    return _copy(args, "backup")
+
+
+def restore(args: argparse.Namespace) -> int:
+    """Verifies the backup and copies it."""
+    return _copy(args, "store")
+
+
+def _copy(args: argparse.Namespace, what: str) -> int:
+    target = Path(args.to)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
+    report = examine(args.dir)
+    part = target.with_name(target.name + ".part")
+    try:
+        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK"))
+        _sync(part)
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+        _sync_one(target.parent)
+    except OSError as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
+    if args.output == "json":
+        print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
+    else:
+        print(f"{what} of {args.dir} in {args.to}, verified, at watermark {report['watermark']}")
+    sys.stdout.flush()
+    return 0
+
+
+def _sync(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync_one(Path(folder, name))
+        _sync_one(Path(folder))
+
+
+def _sync_one(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
