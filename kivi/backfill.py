@@ -63,7 +63,8 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
             done += batch.num_rows
             if progress is not None:
                 progress(done, total)
-        ready = dataclasses.replace(schema, state="ready", by_name={})
+        floor = store.retention.newest(schema.source_id)
+        ready = dataclasses.replace(schema, state="ready", complete_since_us=floor, by_name={})
         store.redefine(ready, stages)
         return store.catalog.visible.by_id[schema.id]
     except NotFound:

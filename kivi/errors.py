@@ -95,9 +95,7 @@ class Conflict(Retryable):
                 f"{what} was written by {won}, after this transaction's snapshot {start_ts}; "
                 "nothing was applied: run the transaction again on a new snapshot"
             )
-        super().__init__(
-            message, table=table, key=key, start_ts=start_ts, commit_ts=commit_ts, column=column
-        )
+        super().__init__(message, table=table, key=key, start_ts=start_ts, commit_ts=commit_ts, column=column)
         self.table = table
         self.key = key
         self.column = column
@@ -143,9 +141,7 @@ class RowExists(KiviError):
     """A strict insert met a row that is there; ``table`` and ``key`` name it."""
 
     def __init__(self, message: str = "", *, table: str = "", key: tuple[Any, ...] = ()) -> None:
-        super().__init__(
-            message or f"{table}{key!r} is already there: use put() to overwrite it", table=table, key=key
-        )
+        super().__init__(message or f"{table}{key!r} is already there: use put() to overwrite it", table=table, key=key)
         self.table = table
         self.key = key
 

@@ -40,7 +40,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow import arrow_schema, filter_batch
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss
+from kivi.errors import DataLoss, SnapshotTooOld
 from kivi.expr import Expr, names
 from kivi.keys import Space, event_data_key, event_header_key, event_meta_key, prefix_end, table_prefix
 from kivi.schema import TableSchema
@@ -113,6 +113,7 @@ class _Meta:
     next: int = 1
     floors: list[tuple[int, int]] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
+    dropped: int = 0
 
     @staticmethod
     def decode(raw: bytes | None) -> _Meta:
@@ -121,12 +122,13 @@ class _Meta:
         try:
             head = json.loads(raw)
             floors = [(cts, time) for cts, time in head["floors"]]
-            return _Meta(head["upto"], head["rows"], head["next"], floors, head["dead"])
+            return _Meta(head["upto"], head["rows"], head["next"], floors, head["dead"], head["dropped"])
         except (ValueError, KeyError, TypeError) as error:
             raise DataLoss(f"the state of an event table is damaged ({error}): run kivi verify") from None
 
     def encode(self) -> bytes:
         out = {"upto": self.upto, "rows": self.rows, "next": self.next, "floors": self.floors, "dead": self.dead}
+        out["dropped"] = self.dropped
         return json.dumps(out, separators=(",", ":")).encode()
 
     def floor_at(self, cts: int) -> int | None:
@@ -148,7 +150,9 @@ class EventView:
     def __enter__(self) -> EventView:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -181,7 +185,9 @@ class EventView:
         outputs = list(schema.output_columns(columns))
         low = max((t for t in (time_from, self.floor_us) if t is not None), default=None)
         predicate = _all_of(schema.event_time or "", low, time_to, where)
-        needed = [c.name for c in schema.columns if c.name in {*outputs, *(names(predicate) if predicate else ())}]
+        needed = [
+            c.name for c in schema.columns if c.name in {*outputs, *(names(predicate) if predicate is not None else ())}
+        ]
         for block in reversed(self._blocks) if reverse else self._blocks:
             start, stop = block.cut(after, self.upto)
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
@@ -241,10 +247,21 @@ class EventStore:
                     meta = _Meta.decode(raw)
                 else:
                     blocks.append(_decode(raw))
+            if upto < meta.dropped:
+                raise SnapshotTooOld(
+                    f"events of {self.schema.name!r} that a snapshot at {upto} sees were dropped by its retention; "
+                    f"it can be read from {meta.dropped} on"
+                )
         except BaseException:
             self._close_view(ticket)
             raise
         return EventView(self, meta, blocks, upto, ticket)
+
+    def time_range_us(self) -> tuple[int, int] | None:
+        """The least and the largest event time in blocks, from their headers; None if there are none."""
+        prefix = table_prefix(Space.EVENT, self.schema.id) + b"\x01"
+        blocks = [_decode(raw) for _, raw in self._engine.scan(prefix, prefix_end(prefix))]
+        return (min(b.time_min for b in blocks), max(b.time_max for b in blocks)) if blocks else None
 
     def _close_view(self, ticket: int) -> None:
         with self._mutex:
@@ -289,9 +306,7 @@ class EventStore:
         meta.upto = upto
         batch.put(event_meta_key(self.schema.id), meta.encode())
 
-    def _make(
-        self, order: int, data: int, events: Any, runs: tuple[tuple[int, int], ...], batch: WriteBatch
-    ) -> Block:
+    def _make(self, order: int, data: int, events: Any, runs: tuple[tuple[int, int], ...], batch: WriteBatch) -> Block:
         sink = pa.BufferOutputStream()
         options = pa.ipc.IpcWriteOptions(compression=self._compression)
         with pa.ipc.new_stream(sink, events.schema, options=options) as writer:
@@ -376,6 +391,7 @@ class EventStore:
         floor = meta.floor_at(oldest_cts)
         gone = [b for b in view._blocks if floor is not None and b.time_max < floor]
         if gone:
+            meta.dropped = max(cts for cts, time in meta.floors if time == floor and cts <= oldest_cts)
             batch = WriteBatch()
             for block in gone:
                 batch.delete(event_header_key(self.schema.id, block.order))
@@ -470,5 +486,3 @@ def _mergeable(blocks: list[Block], max_rows: int) -> list[Block]:
             elif not fits:
                 start = i + 1
     return []
-
-

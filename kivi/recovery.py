@@ -185,7 +185,7 @@ def replay(store: Store, position: int) -> Recovered:
     for record in store.log.replay(position):
         count += 1
         try:
-            _replay_one(store, record)
+            _replay_one(store, record, position)
         except DataLoss as error:
             raise DataLoss(
                 f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path
@@ -193,7 +193,7 @@ def replay(store: Store, position: int) -> Recovered:
     return Recovered(position, store.log.last, count, getattr(store.log, "recovered", None))
 
 
-def _replay_one(store: Store, record: Record) -> None:
+def _replay_one(store: Store, record: Record, position: int) -> None:
     match record.kind:
         case Kind.COMMIT:
             _replay_commit(store, record)
@@ -207,6 +207,8 @@ def _replay_one(store: Store, record: Record) -> None:
         case Kind.ABORT:
             abort = decode_abort(record.body)
             for cts in abort.commits:
+                if cts <= position:
+                    continue  # W passed it only after this record was durable: base never had it
                 store.pending.discard(cts)
                 store.stages.undo(cts)
                 aborted = decode_commit(store.log.read(cts).body)
@@ -218,7 +220,7 @@ def _replay_one(store: Store, record: Record) -> None:
                 store.tokens.forget(token)
             store.stages.drop(abort.stages)
         case Kind.FLOOR:
-            pass
+            store.retention.replay(record.sequence, record.body)
 
 
 def _replay_commit(store: Store, record: Record) -> None:
@@ -304,6 +306,8 @@ class Housekeeping:
                 expired = store.stages.expired(limit)
             if expired:
                 store.drop_stages(expired)
+        if self._rounds % 100 == 0:
+            store.retention.step()
         version = store.catalog.visible.version
         if version != self._catalog_version and store.pending.operations == 0:
             self._dropped = self._orphans()

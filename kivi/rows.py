@@ -31,7 +31,15 @@ __all__ = ["RowLayout", "Version"]
 _ALIVE: Final = 1
 _MASK64: Final = 2**64 - 1
 _DTYPES: Final = {"bool": "u1", "int64": "<i8", "decimal": "<i8", "timestamp": "<i8", "float64": "<f8"}
-_FORMATS: Final = {"bool": "?", "int64": "q", "decimal": "q", "timestamp": "q", "float64": "d", "string": "I", "bytes": "I"}
+_FORMATS: Final = {
+    "bool": "?",
+    "int64": "q",
+    "decimal": "q",
+    "timestamp": "q",
+    "float64": "d",
+    "string": "I",
+    "bytes": "I",
+}
 
 
 class Version(NamedTuple):
@@ -89,9 +97,7 @@ class RowLayout:
 
     def encode(self, version: Version) -> bytes:
         if not version.alive:
-            return self._struct.pack(
-                version.cts, 0, bytes(self.null_bytes), *self._zeros()
-            )
+            return self._struct.pack(version.cts, 0, bytes(self.null_bytes), *self._zeros())
         nulls = bytearray(self.null_bytes)
         fixed: list[Any] = []
         tail: list[bytes] = []

@@ -208,7 +208,9 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     store.leases.check(lease)
     recent = [item.batch for item in pending if item.cts > view.events_upto]
     own = txn.events_of(schema.id) if txn is not None else []
-    trim = _trimmer(schema, wanted.where, time_from, time_to, view.floor_us, outputs)
+    floor = store.retention.floor_at(schema.id, lease.ts, view.floor_us)
+    view.floor_us = floor
+    trim = _trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
     return _event_batches(store, lease, view, recent, own, trim, wanted, time_from, time_to, outputs)
 
 

@@ -30,7 +30,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kivi.errors import InvalidArgument, OutOfRange, SchemaError
@@ -347,6 +347,7 @@ class TableSchema:
     retention_us: int | None = None
     source: str | None = None
     source_id: int = 0
+    complete_since_us: int | None = None
     group_by: tuple[GroupKey, ...] = ()
     measures: tuple[Measure, ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
@@ -482,6 +483,7 @@ class TableSchema:
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
         if self.kind == "aggregate":
             out["source"] = self.source
+            out["complete_since_us"] = self.complete_since_us
             out["group_by"] = [
                 {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
                 for g in self.group_by
@@ -489,11 +491,6 @@ class TableSchema:
             out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.measures}
             out["derived"] = dict(self.derived)
         return out
-
-    def same_definition(self, other: TableSchema) -> bool:
-        """Equal but for identity and state: creating it again would change nothing."""
-        blank = {"id": 0, "created_ts": 0, "state": "ready", "source_id": 0, "by_name": {}}
-        return replace(self, **blank) == replace(other, **blank)  # type: ignore[arg-type]
 
     # -- JSON: the form in the catalog, on the wire and in describe() ---------------------------
 
@@ -516,6 +513,7 @@ class TableSchema:
         if self.kind == "aggregate":
             out["source"] = self.source
             out["source_id"] = self.source_id
+            out["complete_since_us"] = self.complete_since_us
             out["group_by"] = [[g.name, g.source, g.slot_us] for g in self.group_by]
             out["measures"] = [[m.name, m.operator, m.source] for m in self.measures]
             out["derived"] = [list(pair) for pair in self.derived]
@@ -536,6 +534,7 @@ class TableSchema:
             retention_us=data.get("retention_us"),
             source=data.get("source"),
             source_id=int(data.get("source_id", 0)),
+            complete_since_us=data.get("complete_since_us"),
             group_by=tuple(GroupKey(n, s, int(w)) for n, s, w in data.get("group_by", ())),
             measures=tuple(Measure(n, o, s) for n, o, s in data.get("measures", ())),
             derived=tuple((n, e) for n, e in data.get("derived", ())),

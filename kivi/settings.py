@@ -61,9 +61,15 @@ class Settings:
             if name not in known:
                 raise InvalidArgument(f"there is no setting {name!r}; known are {', '.join(known)}")
             default = known[name].default
-            good = isinstance(value, bool) if isinstance(default, bool) else (
-                isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
-                and (isinstance(value, int) or isinstance(default, float))
+            good = (
+                isinstance(value, bool)
+                if isinstance(default, bool)
+                else (
+                    isinstance(value, (int, float))
+                    and not isinstance(value, bool)
+                    and value >= 0
+                    and (isinstance(value, int) or isinstance(default, float))
+                )
             )
             if not good:
                 raise InvalidArgument(f"setting {name!r} cannot be {value!r}: it is like its default, {default!r}")

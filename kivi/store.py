@@ -50,6 +50,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
+from kivi.retention import Retention, earliest_times
 from kivi.scan import Scan
 from kivi.schema import TableSchema
 from kivi.settings import Settings
@@ -86,6 +87,7 @@ class Store:
         self.timeline = Timeline(engine)
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
+        self.retention = Retention(self)
         self._event_stores: dict[int, EventStore] = {}
         self._event_mutex = threading.Lock()
         self._ddl = threading.RLock()
@@ -130,6 +132,7 @@ class Store:
             schemas=lambda: list(self.catalog.entered.by_id.values()),
             sealer_of=self.event_store,
             stages=self.stages,
+            before_position=self.retention.save,
             entry_lock=self.committer.entry_lock,
             clock=clock,
             position=position,
@@ -452,8 +455,10 @@ class Store:
         if run_stages:
             backfill.attach(self, prepared, txn.run_stages)
         named = sequences_of([*commit.appends, *commit.runs])
+        earliest = earliest_times((schema, txn.events_of(schema.id)) for schema in txn.schemas.values())
 
         def check() -> None:
+            self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
                     self.stages.live([bulk.stage], bulk.table)
@@ -463,7 +468,7 @@ class Store:
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named else None
+        prepared.on_check = check if named or earliest else None
         prepared.on_enter = enter if named or catalog_rows else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
@@ -612,7 +617,8 @@ class Store:
         with summary:
             waiting = self.pending.events(schema.id, self.watermark())
             recent = sum(item.batch.num_rows for item in waiting if item.cts > summary.events_upto)
-            return {"rows": summary.rows + recent}
+            floor = self.retention.floor_at(schema.id, self.watermark(), summary.floor_us)
+            return {"rows": summary.rows + recent} | ({} if floor is None else {"complete_since_us": floor})
 
     def stats(self) -> dict[str, int | float]:
         """Flat numbers for metrics and ``kivi status``."""

@@ -99,6 +99,7 @@ class Consolidator:
         schemas: Callable[[], list[TableSchema]],
         sealer_of: Callable[[int], Sealer | None],
         stages: StageIndex,
+        before_position: Callable[[int], None],
         entry_lock: Any,
         clock: Callable[[], float],
         position: int,
@@ -114,6 +115,7 @@ class Consolidator:
         self._schemas = schemas
         self._sealer_of = sealer_of
         self._stages = stages
+        self._before_position = before_position
         self._entry_lock = entry_lock
         self._clock = clock
         self.position = position
@@ -165,6 +167,11 @@ class Consolidator:
             self.flush()
             yield self.position
 
+    def with_mutex(self, call: Callable[[], Any]) -> None:
+        """Runs ``call`` between passes: for others who write what passes write."""
+        with self._mutex:
+            call()
+
     def hurry(self) -> None:
         """Writers are waiting for room, or soon will."""
         self._wake.set()
@@ -214,6 +221,7 @@ class Consolidator:
             self._unflushed_bytes += batch.size_bytes
 
     def _record_position(self, upto: int) -> None:
+        self._before_position(upto)
         batch = WriteBatch()
         with self._entry_lock:
             rows = [*self._tokens.take(upto), *self._timeline.take(upto), *self._stages.rows(upto)]
