@@ -35,7 +35,7 @@ class Settings:
     version_budget_bytes: int = 1024 * MIB
     # -- conflict facts are kept at least this long, so a transaction may be open this long
     conflict_window_s: float = 300.0
-    conflict_entries: int = 2_000_000
+    conflict_entries: int = 400_000
     # -- tokens made by the client library are remembered this long
     request_token_ttl_s: float = 24 * 3600.0
     # -- stages

@@ -114,6 +114,7 @@ class Store:
             self.leases,
             facts,
             self.tokens,
+            pending_soft_bytes=settings.pending_soft_bytes,
             pending_hard_bytes=settings.pending_hard_bytes,
             catalog_version=lambda: self.catalog.entered.version,
             is_aggregate=lambda table: (s := self.catalog.schema_of(table)) is not None and s.kind == "aggregate",

@@ -126,6 +126,7 @@ class Committer:
         facts: Facts,
         tokens: Tokens,
         *,
+        pending_soft_bytes: int,
         pending_hard_bytes: int,
         catalog_version: Callable[[], int],
         is_aggregate: Callable[[int], bool],
@@ -138,6 +139,7 @@ class Committer:
         self._leases = leases
         self._facts = facts
         self._tokens = tokens
+        self._soft_bytes = pending_soft_bytes
         self._hard_bytes = pending_hard_bytes
         self._catalog_version = catalog_version
         self._is_aggregate = is_aggregate
@@ -169,7 +171,7 @@ class Committer:
 
     def submit(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> None:
         """Enters the commit; ``done`` is called once, now or from the log's thread. Raises only StaleCatalog."""
-        if self._pending.nbytes > self._hard_bytes:
+        if self._pending.nbytes > self._soft_bytes:
             self.on_pressure()
             if not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
                 done(Outcome(None, ResourceExhausted(
