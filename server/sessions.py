@@ -206,6 +206,10 @@ class Session:
         self._bytes_handled = 0  # only the worker adds
         self._asked = 0  # requests that want an answer; only the worker adds
         self._answered = 0  # only the event loop adds
+        self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, waiting for room; the worker's
+        self._paused = False
+        self._out_bytes = 0
+        self._out_lock = threading.Lock()
 
     # -- the event loop's half ------------------------------------------------------------------
 
@@ -232,7 +236,7 @@ class Session:
                 if writer.done():
                     return
             # Half-closed: answer what was asked. Rare, so looking now and then is enough.
-            while self._asked > self._answered or self._bytes_in > self._bytes_handled:  # noqa: ASYNC110
+            while self._asked > self._answered or self._bytes_in > self._bytes_handled or self._paused:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         finally:
             self._closed = True
@@ -246,6 +250,7 @@ class Session:
     def _full(self) -> bool:
         return (
             self._bytes_in - self._bytes_handled > limits.QUEUED_BYTES_MAX
+            or self._paused
             or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
         )
 
@@ -264,6 +269,11 @@ class Session:
                 await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
                 self.writing = False
                 self._answered += len(parts)
+                with self._out_lock:
+                    self._out_bytes -= size
+                if self._paused and self._out_bytes < limits.QUEUED_BYTES_MAX // 2:
+                    self._paused = False
+                    self._jobs.put(self._pump)
                 self.sessions.frames_out += 1
 
     def stalled(self) -> bool:
@@ -278,7 +288,10 @@ class Session:
     def _reply(self, response: session_pb2.Response) -> None:
         if self._closed:
             return
-        self.out.append(session_pb2.ServerFrame(responses=(response,)).SerializeToString())
+        data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+        with self._out_lock:
+            self._out_bytes += len(data)
+        self.out.append(data)
         if not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -295,8 +308,8 @@ class Session:
         if request.id:
             lease = transaction.lease if transaction is not None else None
             self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, error=to_error(error)))
-        elif transaction is not None and transaction.failed is None:
-            transaction.failed = error
+        if transaction is not None and transaction.failed is None and (not request.id or request.HasField("begin")):
+            transaction.failed = error  # what is pipelined behind it gets the same answer
 
     # -- the worker's half ----------------------------------------------------------------------
 
@@ -316,8 +329,17 @@ class Session:
         for request in frame.requests:
             if request.id:
                 self._asked += 1
-            self._dispatch(request, now)
+            self._inbox.append((request, now))
+        self._pump()
         self._bytes_handled += len(data)
+
+    def _pump(self) -> None:
+        """Runs what is in the inbox, as long as the replies find room; the writer goes on when there is some."""
+        while self._inbox:
+            if self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
+                self._paused = True
+                return
+            self._dispatch(*self._inbox.popleft())
 
     def _dispatch(self, request: session_pb2.Request, received: float) -> None:
         number = request.txn
@@ -379,6 +401,8 @@ class Session:
     def _drain(self, transaction: _Transaction) -> None:
         """Runs what gathered behind a slow request, here, until nothing is left."""
         while True:
+            while self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
+                time.sleep(0.005)
             with self._lock:
                 if not transaction.backlog:
                     transaction.busy = False

@@ -1,0 +1,206 @@
+"""The process: listening, access, health, metrics, and how it ends."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+import kivi
+from kivi import errors
+from tests.serverproc import ROOT, ServerProcess
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kivi_server", *arguments], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+
+
+def test_plaintext_beyond_this_machine_needs_insecure(tmp_path):
+    ended = run("--data", str(tmp_path / "d"), "--listen", "0.0.0.0:0")
+    assert ended.returncode == 1
+    assert "--insecure" in ended.stderr
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_directory_in_use_and_one_that_is_no_store(server, tmp_path):
+    assert "another process" in run("--data", server.data, "--listen", "localhost:0").stderr
+    (tmp_path / "x").write_text("something else")
+    ended = run("--data", str(tmp_path), "--listen", "localhost:0")
+    assert ended.returncode == 1
+    assert "not a kivi store" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_address_in_use(server, tmp_path):
+    ended = run("--data", str(tmp_path / "d"), "--listen", server.endpoint)
+    assert ended.returncode == 1
+    assert "cannot listen" in ended.stderr
+
+
+def test_access_tokens(tmp_path):
+    tokens = tmp_path / "tokens"
+    tokens.write_text("# who may do what\nroot-token\nwriter write\nreader read\n")
+    with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server:
+        for wrong in (None, "nobody", "root"):
+            with pytest.raises(kivi.Unauthenticated):
+                kivi.connect(server.endpoint, access_token=wrong)
+        with kivi.connect(server.endpoint, access_token="root-token") as root:
+            root.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
+        with kivi.connect(server.endpoint, access_token="writer") as writer:
+            with writer.transaction() as tx:
+                tx.delta("t", (1,), v=1)
+            with pytest.raises(kivi.PermissionDenied):
+                writer.drop("t")
+        with kivi.connect(server.endpoint, access_token="reader") as reader:
+            with reader.snapshot() as snap:
+                assert snap.get("t", (1,)) == {"id": 1, "v": 1}
+            with pytest.raises(kivi.PermissionDenied), reader.transaction() as tx:
+                tx.delta("t", (1,), v=1)
+
+
+def test_tls_and_client_certificates(tmp_path, require):
+    openssl = require("openssl")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    arguments = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(cert)]
+    with ServerProcess(tmp_path / "data", *arguments) as server:
+        tls = kivi.client.Tls(ca=str(cert), cert=str(cert), key=str(key))
+        with kivi.connect(server.endpoint, tls=tls) as db:
+            assert db.tables() == []
+        for other in (kivi.client.Tls(ca=str(cert)), None):  # no certificate; plaintext
+            with pytest.raises(kivi.Unavailable):
+                kivi.connect(server.endpoint, tls=other, timeout=5)
+
+
+def test_health_and_metrics(tmp_path):
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    with ServerProcess(tmp_path / "data", "--metrics", f"localhost:{port}") as server:
+        with grpc.insecure_channel(server.endpoint) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", "kivi.v1.Kivi"):
+                reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+                assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        with kivi.connect(server.endpoint) as db:
+            db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
+        with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as page:
+            lines = page.read().decode().splitlines()
+        values = dict(line.split() for line in lines if not line.startswith("#"))
+        assert float(values["kivi_commits_total"]) >= 1
+        assert float(values["kivi_watermark"]) >= 1
+        assert server.stop() == 0
+
+
+def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
+    server = ServerProcess(tmp_path / "data").start()
+    with kivi.connect(server.endpoint, timeout=5) as db:
+        db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
+        acknowledged, refused = [], []
+
+        def add() -> None:
+            try:
+                while True:
+                    with db.transaction() as tx:
+                        tx.delta("t", (1,), v=1)
+                    acknowledged.append(tx.commit_ts)
+            except kivi.KiviError as error:
+                refused.append(error)
+
+        threads = [threading.Thread(target=add) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.5)
+        assert server.stop() == 0
+        for thread in threads:
+            thread.join()
+    assert acknowledged
+    expected = (kivi.Unavailable, kivi.CommitUnknown, errors.Retryable, kivi.SnapshotTooOld)
+    assert all(isinstance(error, expected) for error in refused), refused
+    unknown = sum(isinstance(error, kivi.CommitUnknown) for error in refused)
+    server.start()
+    with kivi.connect(server.endpoint) as db, db.snapshot() as snap:
+        total = snap.get("t", (1,))["v"]
+    server.stop()
+    assert len(acknowledged) <= total <= len(acknowledged) + unknown
+    assert len(set(acknowledged)) == len(acknowledged)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_every_acknowledged_append_is_there_once_after_the_server_ends(tmp_path, number):
+    server = ServerProcess(tmp_path / "data").start()
+    with kivi.connect(server.endpoint, timeout=60) as db:
+        db.create_event_table("ev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})
+        db.create_aggregate("agg", "ev", ["e"], {"s": kivi.sum("v"), "n": kivi.count()})
+        stop = threading.Event()
+        done: list[int] = []
+
+        def append(worker: int) -> None:
+            i = 0
+            while not stop.is_set():
+                value = worker * 1_000_000 + i
+                db.append("ev", [{"e": worker, "ts": value, "v": value}])  # repeated by the client under one token
+                done.append(value)
+                i += 1
+
+        threads = [threading.Thread(target=append, args=(i,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            time.sleep(0.5)
+            server.signal(number)
+            server.wait()
+            server.start()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        with db.snapshot() as snap:
+            stored = [row["v"] for row in snap.scan("ev")]
+            sums = {row["e"]: (row["s"], row["n"]) for row in snap.scan("agg")}
+    server.kill()
+    assert sorted(stored) == sorted(done)
+    recount: dict[int, tuple[int, int]] = {}
+    for value in stored:
+        s, n = recount.get(value // 1_000_000, (0, 0))
+        recount[value // 1_000_000] = (s + value, n + 1)
+    assert sums == recount
+
+
+def test_a_client_that_reads_nothing_does_not_grow_the_server(server, db, accounts):
+    """Its requests stop being read once too many are unanswered."""
+    from tests.server.test_session import RawSession, get, pb
+
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="x" * 100_000)
+    table_id = db.describe(accounts)["id"]
+    session = RawSession(server.endpoint)
+    session.send(pb.Request(txn=1, begin=pb.Begin()))
+
+    def resident_mb() -> float:
+        with open(f"/proc/{server.pid}/statm") as file:
+            return int(file.read().split()[1]) * 4096 / 1e6
+
+    before = resident_mb()
+    for i in range(1, 5_001):  # 500 MB of answers
+        session.send(pb.Request(id=i, txn=1, get=get(table_id, 1)))
+    time.sleep(3)
+    grown = resident_mb() - before
+    with db.snapshot() as snap:  # others are served meanwhile
+        assert snap.get(accounts, (1,), ["id"]) == {"id": 1}
+    session.close()
+    assert grown < 300, grown

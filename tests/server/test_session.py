@@ -1,0 +1,212 @@
+"""The session stream as any language sees it: frames of requests, each with its own outcome."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from kivi.client_codec import new_token
+from kivi.client_core import read_batches
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+
+pb = session_pb2
+
+
+class RawSession:
+    """A session without the client library."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.channel = grpc.insecure_channel(endpoint)
+        self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self.call = self.channel.stream_stream("/kivi.v1.Kivi/Session")(iter(self.frames.get, None), timeout=30)
+        self.hello = pb.ServerFrame.FromString(next(self.call)).hello
+        self.replies: dict[int, pb.Response] = {}
+
+    def send(self, *requests: pb.Request) -> None:
+        self.frames.put(pb.ClientFrame(requests=requests).SerializeToString())
+
+    def reply(self, number: int) -> pb.Response:
+        while number not in self.replies:
+            for response in pb.ServerFrame.FromString(next(self.call)).responses:
+                self.replies[response.id] = response
+        return self.replies.pop(number)
+
+    def close(self) -> None:
+        self.frames.put(None)
+        self.call.cancel()
+        self.channel.close()
+
+
+@pytest.fixture
+def raw(server) -> Iterator[RawSession]:
+    session = RawSession(server.endpoint)
+    yield session
+    session.close()
+
+
+def operation(table_id: int, key: int, **balance: int) -> pb.Operation:
+    out = pb.Operation(kind=pb.Operation.KIND_DELTA, table="accounts", table_id=table_id)
+    out.key.add(int_value=key)
+    for name, value in balance.items():
+        out.columns.append(name)
+        out.values.add(int_value=value)
+    return out
+
+
+@pytest.fixture
+def table_id(db, accounts) -> int:
+    return db.describe(accounts)["id"]
+
+
+def test_the_first_frame_tells_limits_and_names_the_session(raw):
+    assert raw.hello.limits.message_bytes_max == 64 << 20
+    assert raw.hello.limits.transaction_operations_max == 1_000_000
+    assert len(raw.hello.session) == 16
+
+
+def test_one_frame_carries_a_whole_transaction_and_each_request_has_its_outcome(raw, table_id):
+    raw.send(
+        pb.Request(txn=1, begin=pb.Begin()),
+        pb.Request(id=1, txn=1, operations=[operation(table_id, 7, balance=5)], get=get(table_id, 7)),
+        pb.Request(id=2, txn=1, commit=pb.Commit(token=new_token())),
+        pb.Request(id=3, txn=2, get=get(table_id, 7)),
+    )
+    assert [v.int_value for v in raw.reply(1).get.rows[0].values][:1] == [7]
+    commit = raw.reply(2)
+    assert commit.commit.commit_ts > commit.start_ts
+    assert raw.reply(3).error.reason == "SnapshotTooOld"  # transaction 2 was never begun
+
+
+def get(table_id: int, *keys: int) -> pb.Get:
+    return pb.Get(
+        table="accounts",
+        table_id=table_id,
+        keys=[types_pb2.Key(values=[types_pb2.Value(int_value=key)]) for key in keys],
+    )
+
+
+def test_a_transactions_requests_keep_their_order_behind_a_slow_one(raw, table_id, db):
+    scan = types_pb2.ScanSpec(table="accounts", table_id=table_id)  # a scan of everything runs aside
+    raw.send(
+        pb.Request(txn=1, begin=pb.Begin()),
+        pb.Request(id=1, txn=1, scan_open=pb.ScanOpen(spec=scan)),
+        pb.Request(id=2, txn=1, operations=[operation(table_id, 1, balance=1)], commit=pb.Commit(token=new_token())),
+        pb.Request(id=3, txn=1, get=get(table_id, 1)),
+    )
+    assert raw.reply(1).page.arrow == b""  # read before the write that came after it
+    assert raw.reply(2).commit.commit_ts
+    assert raw.reply(3).error.reason == "SnapshotTooOld"  # it has ended
+
+
+def test_the_same_commit_sent_again_is_answered_with_the_same_timestamp(raw, table_id, db):
+    request = pb.Request(operations=[operation(table_id, 3, balance=1)], commit=pb.Commit(token=new_token()))
+    stamps = set()
+    for number in range(1, 101):  # R16: drop the reply 100 times, +1 exactly
+        request.id = number
+        raw.send(request)
+        stamps.add(raw.reply(number).commit.commit_ts)
+    assert len(stamps) == 1
+    with db.snapshot() as snap:
+        assert snap.get("accounts", (3,))["balance"] == 1
+    request.id, request.operations[0].values[0].int_value = 200, 2
+    raw.send(request)
+    assert raw.reply(200).error.reason == "InvalidArgument"  # the same token, another payload
+
+
+def test_what_a_stranger_sends_is_checked(raw, table_id):
+    wrong_type = operation(table_id, 1)
+    wrong_type.columns.append("balance")
+    wrong_type.values.add(string_value="5")
+    not_finite = operation(table_id, 1)
+    not_finite.columns.append("balance")
+    not_finite.values.add(float_value=float("nan"))
+    short_key = pb.Operation(kind=pb.Operation.KIND_PUT, table="accounts", table_id=table_id)
+    unknown_column = operation(table_id, 1, nonsense=1)
+    stale = operation(table_id + 1_000, 1, balance=1)
+    arrow = pb.Operation(kind=pb.Operation.KIND_APPEND, table="accounts", table_id=table_id, arrow=b"junk")
+    nothing = pb.Operation(table="accounts", table_id=table_id)
+    expected = {
+        1: ("SchemaError", wrong_type),
+        2: ("SchemaError", not_finite),
+        3: ("SchemaError", short_key),
+        4: ("SchemaError", unknown_column),
+        5: ("NotFound", stale),
+        6: ("InvalidArgument", arrow),
+        7: ("SchemaError", nothing),
+    }
+    for number, (_, bad) in expected.items():
+        raw.send(pb.Request(id=number, operations=[bad], commit=pb.Commit()))
+    for number, (reason, _) in expected.items():
+        error = raw.reply(number).error
+        assert error.reason == reason, (number, error)
+    assert raw.replies == {}
+
+
+def test_a_failed_operation_ends_its_transaction(raw, table_id):
+    raw.send(
+        pb.Request(txn=1, begin=pb.Begin()),
+        pb.Request(txn=1, operations=[operation(table_id, 1, nonsense=1)], apply=pb.Apply()),  # id 0: no answer
+        pb.Request(id=1, txn=1, commit=pb.Commit(token=new_token())),
+    )
+    assert raw.reply(1).error.reason == "SchemaError"
+
+
+def test_a_frame_that_is_none_and_a_request_without_a_body(raw):
+    raw.frames.put(b"\xff\xff\xff")
+    raw.send(pb.Request(id=5))
+    assert raw.reply(5).error.reason == "InvalidArgument"
+
+
+def test_a_request_whose_time_ran_out_is_not_begun(raw, table_id):
+    raw.send(
+        pb.Request(id=1, txn=1, begin=pb.Begin(min_snapshot=10**12), timeout_ms=50),
+        pb.Request(id=2, txn=1, get=get(table_id, 1), timeout_ms=1),
+    )
+    assert raw.reply(1).error.reason == "Unavailable"  # R17: never an older snapshot
+    assert raw.reply(2).error.reason == "Unavailable"
+
+
+def test_an_ended_stream_gives_up_its_snapshots(server, db, accounts, table_id):
+    before = db.stats()["leases"]
+    session = RawSession(server.endpoint)
+    session.send(
+        *(pb.Request(txn=i, begin=pb.Begin()) for i in range(1, 51)), pb.Request(id=1, txn=50, apply=pb.Apply())
+    )
+    session.reply(1)
+    assert db.stats()["leases"] >= before + 50
+    session.close()
+    until = time.monotonic() + 10
+    while db.stats()["leases"] > before and time.monotonic() < until:
+        time.sleep(0.02)
+    assert db.stats()["leases"] <= before
+
+
+def test_a_half_closed_stream_is_answered_first(server, table_id):
+    session = RawSession(server.endpoint)
+    session.send(pb.Request(id=1, operations=[operation(table_id, 9, balance=1)], commit=pb.Commit()))
+    session.frames.put(None)
+    assert session.reply(1).commit.commit_ts
+    with pytest.raises(StopIteration):
+        next(session.call)
+    session.channel.close()
+
+
+def test_scan_as_a_call_of_its_own(server, db, accounts):
+    with db.transaction() as tx:
+        for i in range(10_000):
+            tx.put(accounts, (i,), name=f"n{i}")
+    with grpc.insecure_channel(server.endpoint) as channel:
+        call = channel.unary_stream(
+            "/kivi.v1.Kivi/Scan",
+            request_serializer=service_pb2.ScanRequest.SerializeToString,
+            response_deserializer=service_pb2.ScanResponse.FromString,
+        )
+        spec = types_pb2.ScanSpec(table=accounts, columns=["id"])
+        replies = list(call(service_pb2.ScanRequest(spec=spec), timeout=30))
+    assert replies[0].start_ts == tx.commit_ts
+    rows = [v for reply in replies for b in read_batches(reply.arrow) for v in b["id"].to_pylist()]
+    assert rows == list(range(10_000))
