@@ -1,37 +1,55 @@
-"""Arrow in and out: types, events from callers, and IPC bytes from strangers.
+"""Arrow columns: their types, what callers append, and streams that came from a stranger.
 
-Columns travel and rest as Arrow. Whatever arrives is brought to the table's own columns first, by column and not by
-row: all of the table's columns, in its order, in the types below, without NaN, infinities or -0.0, valid UTF-8.
+**Types.** One Arrow type per column type (``arrow_type``), so that any two batches of one table can be put
+together and blocks of different years have one form.
 
-============== ===========================  ====================================================================
-type           Arrow                        also accepted, if nothing is lost
-============== ===========================  ====================================================================
-int64          int64                        smaller and unsigned integers that fit
-float64        double                       float, integers
-decimal(p, s)  decimal128(p, s)             other decimals and integers that fit
-timestamp      timestamp[us, UTC]           other units if exact; without a zone it is taken as UTC; int64 microseconds
-string, bytes  string, binary               large_ and dictionary-encoded forms; bytes for string if valid UTF-8
-bool           bool
-============== ===========================  ====================================================================
+**What callers append** (``event_batch``) arrives as dicts, as Arrow or as pandas, and leaves as a batch of the
+table's columns in the table's order, or not at all. What is accepted, and nothing that would lose a digit:
 
-**IPC from a stranger is dangerous** (measured): 8.5 kB can expand to 256 MiB, a 224-byte message can declare 2**31 rows,
-and bad string offsets pass ``validate()`` and crash the process when a value is read. ``decode_ipc`` reads the message
-headers with a bounds-checked reader of its own and compares what they declare with the limits *before* pyarrow decodes
-anything, and runs ``validate(full=True)`` after.
+============ =============================================================================================
+column       accepted from Arrow (dicts: what ``ColumnType.to_stored`` accepts, the same rules one value a time)
+============ =============================================================================================
+any          its own type, dictionary-encoded or not; the null type; a missing column is null
+bool         bool
+int64        every integer type, in range (pandas: floats without a fraction, its way to write ints with nulls)
+float64      float16, float32, integers that a float64 holds exactly; never NaN or infinities; -0.0 becomes 0.0
+decimal(p,s) decimals of any width and scale, and integers, if every value fits exactly
+string       string, large_string, string_view; valid UTF-8
+bytes        binary, large_binary, binary_view, fixed-size binary
+timestamp    timestamps of any unit, if exact in microseconds; one without a time zone is taken as UTC; integers
+             are microseconds since 1970 UTC
+============ =============================================================================================
+
+NaN in a float column of pandas is its way to write null, and is read as null.
+
+Invariant of every batch that ``event_batch`` returns: the types of ``arrow_schema``, no NaN, infinity or -0.0, valid
+UTF-8, decimals within their precision, and no null event time. Everything above relies on it and checks nothing again.
+
+**From a stranger** (``decode_ipc``) nothing is believed. Measured: 8.5 kB expand to 256 MiB, 224 bytes declare
+2**31 rows, bad string offsets pass ``validate()`` and crash the process later, a decimal of scale -2**31 passes even
+``validate(full=True)`` and crashes it when it is cast. So the metadata of every message is read first, by the
+bounds-checked reader below, and what it declares is added up against the caller's limits; types are held to a short
+list; only then does Arrow decode, and ``validate(full=True)`` runs before anybody looks at a value.
 """
 
 from __future__ import annotations
 
+import itertools
+import operator
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import NoneType
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.errors import InvalidArgument, KiviError, OutOfRange, ResourceExhausted, SchemaError
-from kivi.expr import Expr, to_arrow
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SchemaError
+from kivi.expr import Expr
+from kivi.keys import arrow_from_stored, flat, stored_array
 from kivi.schema import Column, ColumnType, TableSchema
 
 __all__ = [
@@ -47,8 +65,8 @@ __all__ = [
     "stored_rows",
 ]
 
-_TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
-_PLAIN: Final = {
+_TIMESTAMP: Final = pa.timestamp("us", "UTC")
+_TYPES: Final = {
     "bool": pa.bool_(),
     "int64": pa.int64(),
     "float64": pa.float64(),
@@ -56,48 +74,263 @@ _PLAIN: Final = {
     "bytes": pa.binary(),
     "timestamp": _TIMESTAMP,
 }
+_FAILURES: Final = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, MemoryError)
+"""What pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
 
 
 def arrow_type(type_: ColumnType) -> Any:
-    """The Arrow type of a column."""
-    return pa.decimal128(type_.precision, type_.scale) if type_.name == "decimal" else _PLAIN[type_.name]
+    """The Arrow type of a column type: int64, float64, bool, string, binary, decimal128, timestamp[us, UTC]."""
+    return pa.decimal128(type_.precision, type_.scale) if type_.name == "decimal" else _TYPES[type_.name]
 
 
 def arrow_schema(schema: TableSchema) -> Any:
-    """What a scan of all columns returns: key columns, columns, derived columns (double)."""
-    fields = [pa.field(column.name, arrow_type(column.type)) for column in (*schema.key, *schema.columns)]
-    return pa.schema([*fields, *(pa.field(name, pa.float64()) for name, _ in schema.derived)])
+    """The Arrow schema of what a read of the table returns, in ``output_names`` order; derived columns are float64."""
+    fields = [pa.field(name, arrow_type(column.type)) for name, column in schema.by_name.items()]
+    return pa.schema(fields + [pa.field(name, pa.float64()) for name, _ in schema.derived])
 
 
-def literal(type_: ColumnType, stored: Any) -> Any:
-    """A stored value as a typed scalar, for ``kivi.expr.to_arrow``."""
-    value = type_.from_stored(stored) if type_.name == "decimal" and stored is not None else stored
-    return pa.scalar(value, arrow_type(type_))
+# -- what callers append ----------------------------------------------------------------------------
 
 
-def filter_batch(batch: Any, predicate: Expr, types: Mapping[str, ColumnType]) -> Any:
-    """The rows of a batch that a bound predicate selects."""
-    expression = to_arrow(predicate, lambda column, stored: literal(types[column], stored))
-    kept = pa.Table.from_batches([batch]).filter(expression).combine_chunks().to_batches()
-    return kept[0] if kept else batch.slice(0, 0)
+def event_batch(schema: TableSchema, records: Any) -> Any:
+    """Records as one validated RecordBatch with all columns of the table, in its order.
+
+    ``records``: an iterable of dicts, a pyarrow Table or RecordBatch, a pandas DataFrame, or anything else that exports
+    an Arrow stream (``__arrow_c_stream__``). Raises SchemaError for a column or type that does not fit, InvalidArgument
+    for a value that does not; both name the column, and for dicts the record.
+    """
+    if schema.kind != "event":
+        raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
+    if isinstance(records, (pa.Table, pa.RecordBatch)):
+        return _from_arrow(schema, records, False)
+    if type(records).__module__.partition(".")[0] == "pandas":
+        return _from_arrow(schema, _from_pandas(records), True)
+    if hasattr(records, "__arrow_c_stream__"):
+        try:
+            table = pa.table(records)
+        except _FAILURES as error:
+            raise InvalidArgument(f"these records cannot be read as an Arrow table: {_reason(error)}") from None
+        return _from_arrow(schema, table, False)
+    if isinstance(records, (Mapping, str, bytes)) or not isinstance(records, Iterable):
+        raise InvalidArgument(
+            f"records are a list of dicts, a pyarrow Table or RecordBatch or a pandas DataFrame, "
+            f"not one {type(records).__name__}"
+        )
+    return _from_dicts(schema, list(records))
 
 
-# -- rows -------------------------------------------------------------------------------------------
+def _unknown(schema: TableSchema, name: object) -> SchemaError:
+    return SchemaError(f"table {schema.name!r} has no column {name!r}; it has {', '.join(schema.by_name)}")
+
+
+def _batch(schema: TableSchema, arrays: list[Any]) -> Any:
+    for name, array in zip(schema.by_name, arrays, strict=True):
+        if name == schema.event_time and array.null_count:
+            row = pc.index(array.is_null(), True).as_py()
+            raise InvalidArgument(f"records[{row}] has no {schema.event_time!r}: every event needs its event time")
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
+
+
+# .. from dicts: columns are built by kernels if every value has a plain type, and one by one only to find the fault
+
+
+_PLAIN: Final[dict[str, set[type]]] = {
+    "bool": {bool},
+    "int64": {int},
+    "float64": {float, int},
+    "decimal": {Decimal, int},
+    "string": {str},
+    "bytes": {bytes},
+    "timestamp": {datetime},
+}
+
+
+def _from_dicts(schema: TableSchema, records: list[Any]) -> Any:
+    for kind in set(map(type, records)):
+        if not issubclass(kind, Mapping):
+            at = next(i for i, record in enumerate(records) if type(record) is kind)
+            raise InvalidArgument(f"records[{at}] is {records[at]!r:.80}, a {kind.__name__}: a record is a dict")
+    for name in set(itertools.chain.from_iterable(records)):
+        if name not in schema.by_name:
+            raise _unknown(schema, name)
+    arrays = [_column_of(column, records) for column in schema.by_name.values()]
+    return _batch(schema, arrays)
+
+
+def _column_of(column: Column, records: list[Any]) -> Any:
+    try:
+        values = list(map(operator.itemgetter(column.name), records))
+    except KeyError:
+        values = [record.get(column.name) for record in records]
+    try:
+        array = _plain_array(column.type, values)
+    except _FAILURES:
+        array = None
+    if isinstance(array, pa.ChunkedArray):
+        raise _too_long(column)
+    if array is not None:
+        return array
+    stored = [_stored_value(column, value, i) for i, value in enumerate(values)]
+    return _stored_column(column.type, stored)
+
+
+def _plain_array(type_: ColumnType, values: list[Any]) -> Any:
+    """The column if plain kernels give exactly what ``to_stored`` would, else None or an exception."""
+    kinds = set(map(type, values)) - {NoneType}
+    if type_.name == "timestamp" and kinds == {int}:
+        return pa.array(values, pa.int64()).cast(_TIMESTAMP)
+    if not kinds <= _PLAIN[type_.name]:
+        return None
+    if type_.name == "timestamp" and any(value is not None and value.tzinfo is not UTC for value in values):
+        return None
+    array = pa.array(values, arrow_type(type_))
+    if type_.name == "float64":
+        return None if _not_finite(array) is not None else pc.add(array, 0.0)
+    return array
+
+
+def _stored_value(column: Column, value: Any, row: int) -> Any:
+    what = f"records[{row}][{column.name!r}]"
+    if column.type.name == "timestamp" and hasattr(value, "nanosecond") and value.nanosecond:  # pandas
+        raise InvalidArgument(f"{what} is {value}, which is not a whole number of microseconds")
+    return column.type.to_stored(value, what)
+
+
+def _stored_column(type_: ColumnType, stored: list[Any]) -> Any:
+    """Stored-form values, None is null -> the Arrow column. Raises OverflowError beyond 64 bits."""
+    if type_.name == "timestamp":
+        return pa.array(stored, pa.int64()).cast(_TIMESTAMP)
+    if type_.name == "decimal":
+        return _decimals(type_, pa.array(stored, pa.int64()))
+    return pa.array(stored, arrow_type(type_))
+
+
+def _decimals(type_: ColumnType, unscaled: Any) -> Any:
+    """An int64 array of unscaled values -> decimal128, nulls kept."""
+    if not unscaled.null_count:
+        return arrow_from_stored(type_, unscaled.to_numpy())
+    array = arrow_from_stored(type_, unscaled.fill_null(0).to_numpy())
+    return pc.if_else(unscaled.is_valid(), array, pa.scalar(None, array.type))
+
+
+def _not_finite(array: Any) -> int | None:
+    """The first row with a NaN or an infinity."""
+    finite = pc.is_finite(array)
+    if pc.all(finite).as_py() is False:
+        return int(pc.index(finite, False).as_py())
+    return None
+
+
+# .. from Arrow: no Python statement per row
+
+
+def _from_pandas(frame: Any) -> Any:
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except AttributeError:
+        raise InvalidArgument(f"records are a pandas DataFrame, not a {type(frame).__name__}") from None
+    except _FAILURES as error:
+        raise SchemaError(f"this DataFrame is no table of columns: {_reason(error)}") from None
+
+
+def _from_arrow(schema: TableSchema, table: Any, pandas: bool) -> Any:
+    names = table.schema.names
+    for name in names:
+        if name not in schema.by_name:
+            raise _unknown(schema, name)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SchemaError(f"the records have the column {twice!r} twice")
+    arrays = []
+    for column in schema.by_name.values():
+        if column.name in names:
+            arrays.append(_converted(column, table.column(column.name), pandas))
+        else:
+            arrays.append(pa.nulls(table.num_rows, arrow_type(column.type)))
+    return _batch(schema, arrays)
+
+
+def _converted(column: Column, array: Any, pandas: bool) -> Any:
+    type_, name = column.type, column.name
+    given = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    accepted = pa.types.is_null(given) or _ACCEPTED[type_.name](given)
+    if not accepted and not (pandas and type_.name == "int64" and pa.types.is_floating(given)):
+        raise SchemaError(f"column {name!r} is {type_}, and the records have {array.type}")
+    try:
+        array.validate(full=True)
+        array = flat(array)
+        if isinstance(array, pa.ChunkedArray):  # Arrow leaves text over 2 GiB in chunks
+            raise _too_long(column)
+        if type_.name == "decimal" and pa.types.is_integer(given):
+            array = _scaled(type_, array)
+        elif type_.name == "timestamp" and pa.types.is_integer(given):
+            array = array.cast(pa.int64()).cast(_TIMESTAMP)
+        elif array.type != arrow_type(type_):
+            array = array.cast(arrow_type(type_))
+    except _FAILURES as error:
+        raise InvalidArgument(f"column {name!r}: {_reason(error)}") from None
+    if type_.name == "float64":
+        row = _not_finite(array)
+        if row is not None:
+            raise InvalidArgument(f"column {name!r} is {array[row]} in row {row}: NaN and infinities are not accepted")
+        array = pc.add(array, 0.0)  # -0.0 + 0.0 is 0.0
+    return array
+
+
+def _too_long(column: Column) -> ResourceExhausted:
+    return ResourceExhausted(f"column {column.name!r} has more than 2 GiB in one append: send less at a time")
+
+
+def _scaled(type_: ColumnType, integers: Any) -> Any:
+    """Whole numbers as decimals: 12 -> 12.00. Raises ValueError for what does not fit."""
+    integers = integers.cast(pa.int64())
+    limits = pc.min_max(integers).as_py()
+    most = type_.stored_max // 10**type_.scale
+    for extreme in (limits["min"], limits["max"]):
+        if extreme is not None and abs(extreme) > most:
+            raise ValueError(f"{extreme} does not fit in {type_}")
+    return _decimals(type_, pc.multiply_checked(integers, pa.scalar(10**type_.scale, pa.int64())))
+
+
+_is = pa.types
+_ACCEPTED: Final[dict[str, Callable[[Any], bool]]] = {
+    "bool": lambda t: bool(_is.is_boolean(t)),
+    "int64": lambda t: bool(_is.is_integer(t)),
+    "float64": lambda t: bool(_is.is_floating(t) or _is.is_integer(t)),
+    "decimal": lambda t: bool((_is.is_decimal(t) and _is_sane(t)) or _is.is_integer(t)),
+    "string": lambda t: bool(_is.is_string(t) or _is.is_large_string(t) or _is.is_string_view(t)),
+    "bytes": lambda t: bool(
+        _is.is_binary(t) or _is.is_large_binary(t) or _is.is_binary_view(t) or _is.is_fixed_size_binary(t)
+    ),
+    "timestamp": lambda t: bool(_is.is_timestamp(t) or _is.is_integer(t)),
+}
+
+
+def _reason(error: BaseException) -> str:
+    said = "; ".join(str(arg) for arg in error.args) or type(error).__name__
+    return said.split("\n")[0][:300]
+
+
+# -- stored form ------------------------------------------------------------------------------------
+
+
+def stored_rows(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a small batch in ``arrow_schema`` types as dicts of stored-form values."""
+    names = batch.schema.names
+    columns = [_stored_list(flat(column)) for column in batch.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def _stored_list(array: Any) -> list[Any]:
     if pa.types.is_timestamp(array.type):
         return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
-    if pa.types.is_decimal(array.type):
-        scale = array.type.scale
-        return [None if v is None else int(v.scaleb(scale)) for v in array.to_pylist()]
-    return array.to_pylist()  # type: ignore[no-any-return]
-
-
-def stored_rows(batch: Any) -> list[dict[str, Any]]:
-    """A small batch as rows in stored form."""
-    names = batch.schema.names
-    return [dict(zip(names, row, strict=True)) for row in zip(*map(_stored_list, batch.columns), strict=True)]
+    if not pa.types.is_decimal(array.type):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    values = stored_array(ColumnType("decimal", array.type.precision, array.type.scale), array).tolist()
+    if array.null_count:
+        valid = array.is_valid().to_pylist()
+        return [value if known else None for value, known in zip(values, valid, strict=True)]
+    return values  # type: ignore[no-any-return]
 
 
 def rows_from_batch(batch: Any) -> list[dict[str, Any]]:
@@ -112,294 +345,352 @@ def rows_from_batch(batch: Any) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
 
 
-def rows_batch(schema: TableSchema, names: list[str], rows: list[dict[str, Any]]) -> Any:
-    """Rows in stored form as a record batch of ``names``. OutOfRange for a sum that does not fit its column."""
-    by_name = schema.by_name
+def rows_batch(schema: TableSchema, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Stored-form rows as a RecordBatch of the columns ``names``, in ``arrow_schema`` types.
+
+    Raises OutOfRange for a value that its column's type cannot hold: a sum may be up to 128 bits wide.
+    """
     arrays, fields = [], []
     for name in names:
-        column = by_name.get(name)
-        type_ = column.type if column is not None else ColumnType("float64")
         values = [row[name] for row in rows]
-        if column is not None and column.operator is not None:
-            _check_sums(column, values)
-        if type_.name == "decimal":
-            values = [type_.from_stored(value, name) for value in values]
-        arrays.append(pa.array(values, arrow_type(type_)))
+        column = schema.by_name.get(name)
+        type_ = column.type if column is not None else _FLOAT
         fields.append(pa.field(name, arrow_type(type_)))
+        try:
+            array = _stored_column(type_, values)
+            if column is not None and type_.name in ("decimal", "float64"):
+                _check_range(type_, values, array)
+        except _FAILURES:
+            for value in values:
+                type_.from_stored(value, name)
+            raise
+        arrays.append(array)
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def _check_sums(column: Column, values: list[Any]) -> None:
-    if column.type.is_integer:
-        low, high = column.type.stored_min, column.type.stored_max
-        bad = next((v for v in values if v is not None and not low <= v <= high), None)
-    else:
-        bad = next((v for v in values if isinstance(v, float) and (v != v or v in (np.inf, -np.inf))), None)
-    if bad is not None:
-        column.type.from_stored(bad, column.name)
-        raise OutOfRange(f"{column.name} does not fit in {column.type}", column=column.name)
+_FLOAT: Final = ColumnType("float64")
 
 
-# -- events from callers ------------------------------------------------------------------------------
+def _check_range(type_: ColumnType, values: Sequence[Any], array: Any) -> None:
+    if type_.name == "float64":
+        if _not_finite(array) is not None:
+            raise ValueError("not finite")
+    elif len(values) and np.abs(stored_array(type_, array)).max() > type_.stored_max:
+        raise ValueError("too wide")
 
 
-def event_batch(schema: TableSchema, records: Any) -> Any:
-    """Dicts, a pyarrow Table or RecordBatch, or a pandas DataFrame as one validated batch of an event table.
+def literal(type_: ColumnType, stored: Any) -> Any:
+    """One stored-form value as a pyarrow scalar of the column's type."""
+    return _stored_column(type_, [stored])[0]
 
-    A column that is missing is null; the event time must be there. Raises SchemaError, InvalidArgument.
+
+# -- predicates -------------------------------------------------------------------------------------
+
+
+def filter_batch(batch: Any, predicate: Expr, types: Mapping[str, ColumnType]) -> Any:
+    """The rows of a RecordBatch or Table that a bound predicate selects: those where it is true, not unknown.
+
+    Kernels are called directly, since starting Arrow's expression engine costs more than most batches.
     """
-    if schema.kind != "event":
-        raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
-    if isinstance(records, pa.RecordBatch):
-        table = pa.Table.from_batches([records])
-    elif isinstance(records, pa.Table):
-        table = records
-    elif hasattr(records, "columns") and hasattr(records, "to_numpy"):
-        table = pa.Table.from_pandas(records, preserve_index=False)
-    else:
-        return _from_rows(schema, records)
-    return _from_table(schema, table)
+    mask = _mask(batch, predicate, types)
+    if isinstance(mask, pa.Scalar):
+        return batch if mask.as_py() else batch.slice(0, 0)
+    return batch.filter(mask)
 
 
-def _unknown(schema: TableSchema, name: object) -> SchemaError:
-    known = ", ".join(column.name for column in schema.columns)
-    return SchemaError(f"event table {schema.name!r} has no column {name!r}; it has {known}")
+_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
+    "==": pc.equal,
+    "!=": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
 
 
-def _from_rows(schema: TableSchema, records: Any) -> Any:
-    if isinstance(records, Mapping) or not isinstance(records, Iterable) or isinstance(records, (str, bytes)):
-        raise InvalidArgument(f"events are dicts in a list, an Arrow table or a record batch, not {type(records).__name__}")
-    rows = list(records)
-    names = {column.name for column in schema.columns}
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise InvalidArgument(f"event {i} is a {type(row).__name__}, not a dict")
-        if not names.issuperset(row):
-            raise _unknown(schema, sorted(map(str, set(row) - names))[0])
-    arrays = []
-    for column in schema.columns:
-        to_stored, name = column.type.to_stored, column.name
-        values = [to_stored(row.get(name), f"column {name!r} of event {i}") for i, row in enumerate(rows)]
-        if name == schema.event_time and None in values:
-            raise InvalidArgument(f"event {values.index(None)} has no event time {name!r}")
-        if column.type.name == "decimal":
-            values = [column.type.from_stored(value) for value in values]
-        arrays.append(pa.array(values, arrow_type(column.type)))
-    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema.columns])
+def _mask(batch: Any, predicate: Expr, types: Mapping[str, ColumnType]) -> Any:
+    match predicate.op:
+        case "and":
+            return pc.and_kleene(_mask(batch, predicate.args[0], types), _mask(batch, predicate.args[1], types))
+        case "or":
+            return pc.or_kleene(_mask(batch, predicate.args[0], types), _mask(batch, predicate.args[1], types))
+        case "not":
+            return pc.invert(_mask(batch, predicate.args[0], types))
+    values = batch.column(predicate.column)
+    if predicate.op == "is_null":
+        return values.is_null()
+    type_ = types[predicate.column]
+    if predicate.op == "isin":
+        found = pc.is_in(values, value_set=_stored_column(type_, list(predicate.value)))
+        return pc.if_else(values.is_valid(), found, pa.scalar(None, pa.bool_())) if values.null_count else found
+    return _COMPARE[predicate.op](values, literal(type_, predicate.value))
 
 
-def _from_table(schema: TableSchema, table: Any) -> Any:
-    names = {column.name for column in schema.columns}
-    seen = set()
-    for name in table.schema.names:
-        if name not in names:
-            raise _unknown(schema, name)
-        if name in seen:
-            raise SchemaError(f"the events have the column {name!r} twice")
-        seen.add(name)
-    arrays = []
-    for column in schema.columns:
-        if column.name not in seen:
-            if column.name == schema.event_time:
-                raise InvalidArgument(f"the events have no column {column.name!r}, which is their event time")
-            arrays.append(pa.nulls(table.num_rows, arrow_type(column.type)))
-            continue
-        chunked = table.column(column.name)
-        array = chunked.combine_chunks() if chunked.num_chunks != 1 else chunked.chunk(0)
-        if isinstance(array, pa.ChunkedArray):
-            array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], chunked.type)
-        arrays.append(_converted(column, array))
-        if column.name == schema.event_time and arrays[-1].null_count:
-            raise InvalidArgument(f"an event has no event time {column.name!r}")
-    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in schema.columns])
-
-
-def _converted(column: Column, array: Any) -> Any:
-    """One column in the table's type. Raises SchemaError for a wrong type, InvalidArgument for a wrong value."""
-    target = arrow_type(column.type)
-    source = array.type
-    what = f"column {column.name!r}"
-    try:
-        if pa.types.is_dictionary(source):
-            array = array.dictionary_decode()
-            source = array.type
-        if pa.types.is_null(source):
-            return pa.nulls(len(array), target)
-        if source != target:
-            if not _castable(column.type, source):
-                raise SchemaError(f"{what} is {source}, which is not a {column.type}")
-            if pa.types.is_timestamp(target) and pa.types.is_timestamp(source):
-                array = array.cast(pa.timestamp("us", tz=source.tz)).cast(pa.int64()).cast(target)
-            else:
-                array = array.cast(target)
-    except pa.ArrowInvalid as error:
-        raise InvalidArgument(f"{what} has a value that is not a {column.type}: {error}") from None
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise SchemaError(f"{what} is {source}, which is not a {column.type}: {error}") from None
-    if pa.types.is_floating(target):
-        if pc.any(pc.invert(pc.is_finite(array))).as_py():
-            raise InvalidArgument(f"{what} has a NaN or an infinity, which are not accepted")
-        array = pc.add(array, 0.0)
-    elif pa.types.is_string(target):
-        try:
-            array.validate(full=True)
-        except pa.ArrowInvalid:
-            raise InvalidArgument(f"{what} is not valid UTF-8") from None
-    elif pa.types.is_decimal(target):
-        limit = literal(column.type, column.type.stored_max)
-        if pc.any(pc.greater(pc.abs(array), limit)).as_py():
-            raise InvalidArgument(f"{what} has a value that does not fit in {column.type}")
-    return array
-
-
-def _castable(type_: ColumnType, source: Any) -> bool:
-    types = pa.types
-    match type_.name:
-        case "int64":
-            return bool(types.is_integer(source))
-        case "float64":
-            return bool(types.is_floating(source) or types.is_integer(source))
-        case "decimal":
-            return bool(types.is_decimal(source) or types.is_integer(source))
-        case "timestamp":
-            return bool(types.is_timestamp(source) or types.is_int64(source))
-        case "string":
-            return bool(
-                types.is_large_string(source) or types.is_string_view(source)
-                or types.is_binary(source) or types.is_large_binary(source)
-            )  # fmt: skip
-        case "bytes":
-            return bool(types.is_large_binary(source) or types.is_binary_view(source) or types.is_fixed_size_binary(source))
-    return False
-
-
-# -- IPC ------------------------------------------------------------------------------------------------
+# -- streams ----------------------------------------------------------------------------------------
 
 
 def encode_ipc(batch: Any, compression: str | None = None) -> Any:
-    """A record batch or table as an IPC stream, in one buffer."""
+    """A RecordBatch or Table as an Arrow IPC stream (a pa.Buffer). ``compression``: None, "lz4" or "zstd"."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=compression) if compression else None
-    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write(batch)
     return sink.getvalue()
 
 
 def decode_ipc(data: Any, *, max_bytes: int, max_rows: int) -> Any:
-    """An IPC stream from a stranger as a Table.
+    """A pa.Table from an Arrow IPC stream that a stranger sent.
 
-    Raises ResourceExhausted if it declares more than ``max_rows`` rows or ``max_bytes`` bytes in memory,
-    InvalidArgument if it is malformed.
+    Raises ResourceExhausted for a stream beyond a limit, InvalidArgument for one that is not valid, and nothing else.
+
+    ``max_bytes`` limits what the stream expands to (buffers after decompression, dictionaries written out, and
+    ``_NODE_BYTES`` for each array), ``max_rows`` its rows. Columns must be flat: bool, numbers, decimals, text,
+    bytes, timestamps, null, and dictionaries of them, which come back written out. Streams only, as written since
+    Arrow 0.15, with their end marker: one that was cut off between two batches is refused, not read in part.
+
+    The table refers to ``data`` where it can, so ``data`` must not change while the table is used.
     """
-    buffer = pa.py_buffer(data)
+    view = memoryview(data).cast("B") if not isinstance(data, memoryview) else data.cast("B")
     try:
-        _check_declared(memoryview(buffer), max_bytes, max_rows)
-        table = pa.ipc.open_stream(buffer).read_all()
-        table.validate(full=True)
+        _survey(view, max_bytes, max_rows)
+        return _decoded(view, max_bytes)
     except KiviError:
         raise
-    except (pa.ArrowException, ValueError, struct.error, IndexError, OSError) as error:
-        raise InvalidArgument(f"not a valid Arrow IPC stream: {error}") from None
+    except (*_FAILURES, struct.error, IndexError) as error:
+        raise _not_a_stream(_reason(error)) from None
+
+
+def _not_a_stream(reason: str) -> InvalidArgument:
+    return InvalidArgument(f"not a valid Arrow IPC stream: {reason}")
+
+
+def _too_much(what: str, found: int, limit: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"this Arrow stream holds {found} {what}, more than the limit of {limit}: send less at a time", limit=limit
+    )
+
+
+_MAX_COLUMNS: Final = 4_096
+_NODE_BYTES: Final = 128
+"""What an array costs in memory whatever it holds; charged, so that a million empty ones are not free."""
+_WIDEST: Final = 32
+"""Bytes of the widest number, a decimal256."""
+
+
+def _decoded(view: memoryview, max_bytes: int) -> Any:
+    options = pa.ipc.IpcReadOptions(use_threads=False)
+    with pa.ipc.open_stream(pa.py_buffer(view), options=options) as reader:
+        if len(reader.schema) > _MAX_COLUMNS:
+            raise _too_much("columns", len(reader.schema), _MAX_COLUMNS)
+        for field in reader.schema:
+            if not _is_flat(field.type):
+                raise InvalidArgument(f"column {field.name!r} of this Arrow stream is {field.type}: use a plain type")
+        table = reader.read_all()
+    table.validate(full=True)
+    return _written_out(table, max_bytes)
+
+
+def _is_flat(type_: Any) -> bool:
+    if _is.is_dictionary(type_):
+        return not _is.is_dictionary(type_.value_type) and _is_flat(type_.value_type)
+    return bool(
+        _is.is_boolean(type_)
+        or _is.is_integer(type_)
+        or _is.is_floating(type_)
+        or (_is.is_decimal(type_) and _is_sane(type_))
+        or _is.is_string(type_)
+        or _is.is_large_string(type_)
+        or _is.is_binary(type_)
+        or _is.is_large_binary(type_)
+        or (_is.is_fixed_size_binary(type_) and type_.byte_width > 0)
+        or _is.is_timestamp(type_)
+        or _is.is_null(type_)
+    ) and not isinstance(type_, pa.BaseExtensionType)
+
+
+def _is_sane(type_: Any) -> bool:
+    """Arrow believes any scale that a stream declares, and casting one of -2**31 crashes it (pyarrow 26)."""
+    return bool(0 <= type_.scale <= type_.precision)
+
+
+def _written_out(table: Any, max_bytes: int) -> Any:
+    """Dictionaries replaced by their values, once it is known how much that will be."""
+    total = table.nbytes
+    for i, field in enumerate(table.schema):
+        if not _is.is_dictionary(field.type):
+            continue
+        for chunk in table.column(i).chunks:
+            total += _written_bytes(chunk)
+            if total > max_bytes:
+                raise _too_much("bytes with its dictionaries written out", total, max_bytes)
+        chunks = [chunk.dictionary_decode() for chunk in table.column(i).chunks]
+        table = table.set_column(i, field.name, pa.chunked_array(chunks, field.type.value_type))
     return table
 
 
-_SCHEMA, _DICTIONARY, _RECORD = 1, 2, 3
+def _written_bytes(chunk: Any) -> int:
+    type_ = chunk.type.value_type
+    if _is.is_fixed_size_binary(type_):
+        return int(type_.byte_width) * len(chunk)
+    if _is.is_primitive(type_) or _is.is_decimal(type_) or _is.is_null(type_):
+        return _WIDEST * len(chunk)
+    lengths = pc.binary_length(chunk.dictionary).cast(pa.int64())
+    return 8 * len(chunk) + (pc.sum(lengths.take(chunk.indices)).as_py() or 0)
+
+
+# .. what the messages of a stream declare
+#
+#   message    0xFFFFFFFF | i32 length of the metadata | metadata, a flatbuffer | body
+#   end        0xFFFFFFFF | i32 0
+#   Message    version i16, header type u8, header, bodyLength i64                 (format/Message.fbs)
+#   RecordBatch  length i64, nodes [(length, nulls)], buffers [(offset, length)], compression
+#   DictionaryBatch  id i64, data RecordBatch, isDelta bool
+#
+# A compressed buffer begins with its length when expanded, i64, or -1 if it is not compressed after all.
+
+_CONTINUATION: Final = 0xFFFFFFFF
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
+_V5: Final = 4
+_I64_PAIR: Final = struct.Struct("<qq")
 
 
 class _Flat:
-    """A bounds-checked table of a flatbuffer: struct.error or IndexError for anything out of place."""
+    """A flatbuffer table, of which every read is bounds-checked: past the end is an error, never other memory.
+
+    ``fields`` are numbered as in the .fbs file (a union takes two). An absent field is its default, 0.
+    """
+
+    __slots__ = ("_at", "_data", "_fields", "_vtable")
 
     def __init__(self, data: memoryview, at: int) -> None:
-        if not 0 <= at <= len(data) - 4:
-            raise IndexError("a table lies outside its message")
-        self.data, self.at = data, at
-        self._vtable = at - struct.unpack_from("<i", data, at)[0]
-        if not 0 <= self._vtable <= len(data) - 4:
-            raise IndexError("a vtable lies outside its message")
-        self._size = struct.unpack_from("<H", data, self._vtable)[0]
+        self._data = data
+        self._at = at
+        self._vtable = at - _read("<i", data, at)
+        size = _read("<H", data, self._vtable)
+        self._fields = max(0, (size - 4) // 2)
 
-    def slot(self, index: int) -> int | None:
-        """Where field ``index`` lies, or None if it is left out."""
-        entry = 4 + 2 * index
-        if entry + 2 > self._size:
-            return None
-        offset = struct.unpack_from("<H", self.data, self._vtable + entry)[0]
-        return self.at + offset if offset else None
+    @staticmethod
+    def root(data: memoryview) -> _Flat:
+        return _Flat(data, _read("<I", data, 0))
 
-    def number(self, index: int, form: str, default: int = 0) -> int:
-        at = self.slot(index)
-        return default if at is None else int(struct.unpack_from(form, self.data, at)[0])
+    def _field(self, number: int) -> int:
+        """Where the field is, or 0."""
+        if number >= self._fields:
+            return 0
+        offset = _read("<H", self._data, self._vtable + 4 + 2 * number)
+        return self._at + offset if offset else 0
 
-    def table(self, index: int) -> _Flat | None:
-        at = self.slot(index)
-        return None if at is None else _Flat(self.data, at + struct.unpack_from("<I", self.data, at)[0])
+    def scalar(self, number: int, layout: str) -> int:
+        at = self._field(number)
+        return _read(layout, self._data, at) if at else 0
 
-    def pairs(self, index: int) -> list[tuple[int, int]]:
-        """A vector of structs of two int64."""
-        at = self.slot(index)
-        if at is None:
-            return []
-        start = at + struct.unpack_from("<I", self.data, at)[0]
-        count = struct.unpack_from("<I", self.data, start)[0]
-        if start + 4 + 16 * count > len(self.data):
-            raise IndexError("a vector lies outside its message")
-        numbers = struct.unpack_from(f"<{2 * count}q", self.data, start + 4)
-        return list(zip(numbers[::2], numbers[1::2], strict=True))
+    def table(self, number: int) -> _Flat | None:
+        at = self._field(number)
+        return _Flat(self._data, at + _read("<I", self._data, at)) if at else None
 
-
-def _messages(data: memoryview) -> Iterator[tuple[_Flat, memoryview]]:
-    """(message table, body) of an encapsulated stream, up to its end mark."""
-    at = 0
-    while at + 4 <= len(data):
-        size = struct.unpack_from("<I", data, at)[0]
+    def pairs(self, number: int) -> Iterator[tuple[int, int]]:
+        """A vector of structs of two i64."""
+        at = self._field(number)
+        if not at:
+            return iter(())
+        at += _read("<I", self._data, at)
+        count = _read("<I", self._data, at)
         at += 4
-        if size == 0xFFFFFFFF:
-            size = struct.unpack_from("<I", data, at)[0]
-            at += 4
+        if at + 16 * count > len(self._data):
+            raise ValueError("a vector leaves its message")
+        return _I64_PAIR.iter_unpack(self._data[at : at + 16 * count])
+
+    def count(self, number: int) -> int:
+        at = self._field(number)
+        return _read("<I", self._data, at + _read("<I", self._data, at)) if at else 0
+
+
+def _read(layout: str, data: memoryview, at: int) -> int:
+    if at < 0:  # struct would count from the end
+        raise ValueError("an offset leaves its message")
+    return struct.unpack_from(layout, data, at)[0]  # type: ignore[no-any-return]
+
+
+class _Budget:
+    """What the messages declared so far, against the limits."""
+
+    def __init__(self, max_bytes: int, max_rows: int) -> None:
+        self._max_bytes, self._max_rows = max_bytes, max_rows
+        self._bytes = self._rows = 0
+
+    def add(self, nbytes: int, rows: int) -> None:
+        self._bytes += nbytes
+        self._rows += rows
+        if self._rows > self._max_rows:
+            raise _too_much("rows", self._rows, self._max_rows)
+        if self._bytes > self._max_bytes:
+            raise _too_much("bytes", self._bytes, self._max_bytes)
+
+
+def _survey(view: memoryview, max_bytes: int, max_rows: int) -> None:
+    """Walks all messages and adds up what they declare. Raises for limits, and for what is no stream."""
+    budget = _Budget(max_bytes, max_rows)
+    dictionaries = _Budget(max_bytes, max_rows)
+    at, first = 0, True
+    while True:
+        if at == len(view):
+            raise ValueError("it ends without an end marker: it was cut off")
+        marker, size = struct.unpack_from("<Ii", view, at)
+        if marker != _CONTINUATION:
+            raise ValueError("a message does not begin with its mark")
+        at += 8
         if size == 0:
-            return
-        if size > len(data) - at:
-            raise IndexError("a message header is cut short")
-        head = data[at : at + size]
-        message = _Flat(head, struct.unpack_from("<I", head, 0)[0])
+            break
+        if size < 0 or at + size > len(view):
+            raise ValueError("the metadata of a message is cut off")
+        message = _Flat.root(view[at : at + size])
         at += size
-        length = message.number(3, "<q")
-        if not 0 <= length <= len(data) - at:
-            raise IndexError("a message body is cut short")
-        yield message, data[at : at + length]
+        if message.scalar(0, "<h") != _V5:
+            raise ValueError("metadata version 5 is needed: write it with Arrow 1.0 or later")
+        kind, length = message.scalar(1, "<B"), message.scalar(3, "<q")
+        if length < 0 or at + length > len(view):
+            raise ValueError("the body of a message is cut off")
+        body = view[at : at + length]
         at += length
-
-
-def _check_declared(data: memoryview, max_bytes: int, max_rows: int) -> None:
-    rows = nbytes = 0
-    for message, body in _messages(data):
-        kind = message.number(1, "<B")
         header = message.table(2)
-        if header is None:
-            raise IndexError("a message has no header")
+        if header is None or (kind == _SCHEMA) is not first:
+            raise ValueError("a stream is one schema, then batches")
         if kind == _SCHEMA:
-            continue
-        if kind not in (_DICTIONARY, _RECORD):
-            raise InvalidArgument(f"not a valid Arrow IPC stream: message kind {kind} is not accepted")
-        batch = header if kind == _RECORD else header.table(1)
-        if batch is None:
-            raise IndexError("a dictionary has no data")
-        length = batch.number(0, "<q")
-        if length < 0 or any(node[0] < 0 or node[0] > max(length, max_rows) for node in batch.pairs(1)):
-            raise IndexError("a column declares a length that its batch does not have")
-        rows += length
-        compressed = batch.table(3) is not None
-        for offset, size in batch.pairs(2):
-            if offset < 0 or size < 0 or offset + size > len(body):
-                raise IndexError("a buffer lies outside its message")
-            plain = size
-            if compressed and size >= 8:
-                declared = struct.unpack_from("<q", body, offset)[0]
-                plain = size if declared == -1 else declared
-                if plain < 0:
-                    raise IndexError("a compressed buffer declares a negative size")
-            nbytes += plain
-        if rows > max_rows:
-            raise ResourceExhausted(f"the events declare {rows} rows, over the limit of {max_rows}: send less at a time")
-        if nbytes > max_bytes:
-            raise ResourceExhausted(f"the events declare {nbytes} bytes, over the limit of {max_bytes}: send less at a time")
+            if header.scalar(0, "<h") != 0:
+                raise ValueError("its numbers are big endian")
+        elif kind == _DICTIONARY:
+            data = header.table(1)
+            if data is None or header.scalar(2, "<B"):
+                raise ValueError("a dictionary that is sent in pieces is not supported")
+            _survey_batch(data, body, dictionaries)
+        elif kind == _BATCH:
+            _survey_batch(header, body, budget)
+        else:
+            raise ValueError(f"a message of kind {kind} has no place in a stream of batches")
+        first = False
+    if first:
+        raise ValueError("it has no schema")
+    if at != len(view):
+        raise ValueError(f"{len(view) - at} bytes follow its end marker")
+
+
+def _survey_batch(batch: _Flat, body: memoryview, budget: _Budget) -> None:
+    rows = batch.scalar(0, "<q")
+    nodes, buffers = batch.count(1), batch.count(2)
+    if rows < 0 or nodes > _MAX_COLUMNS or buffers > 3 * _MAX_COLUMNS or batch.count(4):
+        raise ValueError("a batch has a negative length, too many columns, or views")
+    budget.add(_NODE_BYTES * nodes, rows)
+    for length, nulls in batch.pairs(1):
+        if length != rows or not 0 <= nulls <= rows:
+            raise ValueError("the columns of a batch differ in length")
+    compressed = batch.table(3) is not None
+    for offset, length in batch.pairs(2):
+        if offset < 0 or length < 0 or offset + length > len(body):
+            raise ValueError("a buffer leaves its message")
+        if compressed and length:
+            if length < 8:
+                raise ValueError("a compressed buffer is cut off")
+            expanded = _read("<q", body, offset)
+            if expanded < -1:
+                raise ValueError("a compressed buffer has a negative length")
+            length = length - 8 if expanded == -1 else expanded
+        budget.add(length, 0)
