@@ -355,6 +355,16 @@ def test_the_log_form_is_not_copied() -> None:
     assert contents(restored) == contents(with_cts(run, 5))
 
 
+def test_the_log_form_may_lie_at_any_address() -> None:
+    rows: Rows = [(bytes([i]) * 16, 3, {3: 2**80, 5: 1, 6: 0.5}) for i in range(20)]
+    run = run_from_rows(SUMS, rows)
+    data = b"x" * 13 + bytes(run.to_buffers()[0])
+    restored = DeltaRun.from_buffer(SUMS, 0, memoryview(data)[13:])
+    assert contents(restored) == contents(run)
+    folded = [gather([r], None, 100, 9).fold(RowLayout.of(SUMS), [None] * 20, 9) for r in (run, restored)]
+    assert folded[0] == folded[1]
+
+
 def test_every_truncation_of_the_log_form_is_data_loss() -> None:
     run = run_from_rows(SUMS, [(b"k" * 16, 3, {3: 2**80, 5: 1}), (b"l" * 16, 3, {})])
     data = bytes(run.to_buffers()[0])
