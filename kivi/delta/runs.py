@@ -292,14 +292,14 @@ def _views(keys: pa.LargeBinaryArray) -> tuple[memoryview, memoryview, Array | N
     rows = len(keys)
     if not rows:
         return memoryview(b""), memoryview(b""), None
-    offsets = np.frombuffer(keys.buffers()[1], np.int64, rows + 1, 8 * keys.offset)
+    offsets = memoryview(keys.buffers()[1]).cast("B")[8 * keys.offset :][: 8 * (rows + 1)].cast("q")
     data = memoryview(keys.buffers()[2] or b"").cast("B")
-    first, last = int(offsets[0]), int(offsets[-1])
+    first, last = offsets[0], offsets[rows]
     width = (last - first) // rows
     uniform = None
-    if width and (np.diff(offsets) == width).all():
+    if width and (np.diff(np.frombuffer(offsets, np.int64)) == width).all():
         uniform = np.frombuffer(data[first:last], f"S{width}")
-    return offsets.data, data, uniform
+    return offsets, data, uniform
 
 
 def _listed_keys(run: DeltaRun, rows: range) -> list[bytes]:
