@@ -118,7 +118,7 @@ def _spelled(text: str) -> str:
             out.append(_WORDS.get(token.string, token.string) if token.type == tokenize.OP else token.string)
     except (tokenize.TokenError, SyntaxError):
         raise InvalidArgument(f"--where {text!r} is not a predicate") from None
-    return " ".join(out)
+    return " ".join(out).strip()
 
 
 def where(text: str, types: Mapping[str, str]) -> Expr:

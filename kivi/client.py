@@ -619,28 +619,28 @@ class Transaction(_Reads):
         """The commit timestamp once committed; for a transaction that wrote nothing, its snapshot if it was read."""
         return self._core.commit_ts
 
+    def _write(self, table: str, fn: Callable[[TableSchema], bool]) -> None:
+        if self._run(self._db._core.use(table, fn)):
+            self._run(self._core.flush())
+
     def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """Upsert of the named columns."""
-        if self._core.put(self._db._schema(table), key, values):
-            self._run(self._core.flush())
+        self._write(table, lambda schema: self._core.put(schema, key, values))
 
     def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """Updates delta columns by their operators; never conflicts with other deltas."""
-        if self._core.delta(self._db._schema(table), key, values):
-            self._run(self._core.flush())
+        self._write(table, lambda schema: self._core.delta(schema, key, values))
 
     def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """A new row. Raises RowExists here if it is there, and the transaction may go on."""
-        self._run(self._core.insert(self._db._schema(table), key, values))
+        self._write(table, lambda schema: self._core.insert(schema, key, values))
 
     def delete(self, table: str, key: Sequence[Any]) -> None:
-        if self._core.delete(self._db._schema(table), key):
-            self._run(self._core.flush())
+        self._write(table, lambda schema: self._core.delete(schema, key))
 
     def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
         """Makes a read of this cell (or of the row's existence) conflict like a write."""
-        if self._core.guard(self._db._schema(table), key, column):
-            self._run(self._core.flush())
+        self._write(table, lambda schema: self._core.guard(schema, key, column))
 
     def append(self, table: str, records: Any) -> None:
         """Events: dicts, an Arrow table or record batch."""

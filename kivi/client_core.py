@@ -187,6 +187,20 @@ class Core:
             self.schemas.pop(table, None)
         return False
 
+    def use(self, table: str, fn: Callable[[TableSchema], T]) -> Steps[T]:
+        """``fn(schema)``, which validates before it does anything.
+
+        If it refuses what was written against the cached schema, the table may have been made anew since: the
+        schema is fetched, and ``fn`` has the last word on that one.
+        """
+        schema = self.schemas.get(table)
+        if schema is not None:
+            try:
+                return fn(schema)
+            except InvalidArgument:
+                pass
+        return fn((yield from self.fetch(table)))
+
     # -- requests without a transaction ---------------------------------------------------------
 
     def repeat(self, request: session_pb2.Request, lost: Callable[[], errors.KiviError]) -> Steps[Any]:
@@ -470,6 +484,9 @@ class TransactionCore:
                     ) from None
                 request.txn = self.number
                 continue
+            except errors.NotFound:
+                self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+                raise
             self._learn(reply)
             self.sent = self.sent or len(request.operations) > 0
             return reply
@@ -511,9 +528,9 @@ class TransactionCore:
         if self.ended:
             raise InvalidArgument("this transaction has ended")
         if not self.wrote and self.batch is None and self.token is None:
+            self.commit_ts = yield from self.started()
             self.release()
-            self.commit_ts = self.start_ts
-            return self.start_ts or 0
+            return self.commit_ts
         token = _token(self.token, self.batch)
         request = self._take()
         request.commit.CopyFrom(_commit(token, self.batch))
@@ -537,6 +554,9 @@ class TransactionCore:
                     ) from None
                 self.commit_ts = yield from self.core.resolve(token)
                 return self.commit_ts
+            except errors.NotFound:
+                self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+                raise
             break
         self._learn(reply)
         self.commit_ts = int(reply.commit.commit_ts)
@@ -601,10 +621,10 @@ class TransactionCore:
             request.apply.SetInParent()
             yield from self._ask(request)
 
-    def insert(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> Steps[None]:
-        """Answered at once: RowExists is raised here, and the transaction may go on without the insert."""
+    def insert(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
+        """True: flush now, which raises RowExists; the transaction may then go on without the insert."""
         self.write(Kind.KIND_INSERT, schema, schema.stored_key(key), schema.stored_put(values))
-        yield from self.flush()
+        return True
 
     def append(self, schema: TableSchema, records: Any) -> Steps[None]:
         parts = append_parts(schema, records)
@@ -623,9 +643,9 @@ class TransactionCore:
     ) -> Steps[list[dict[str, Any] | None]]:
         keys = list(keys)
         for attempt in (0, 1):
-            schema = self.core.schemas.get(table) or (yield from self.core.fetch(table))
-            names = schema.output_columns(columns)
-            stored = [schema.stored_key(key) for key in keys]
+            schema, names, stored = yield from self.core.use(
+                table, lambda s: (s, s.output_columns(columns), [s.stored_key(key) for key in keys])
+            )
             request = self._take()
             request.get.table = schema.name
             request.get.table_id = schema.id
@@ -656,8 +676,7 @@ class TransactionCore:
     ) -> Steps[tuple[TableSchema, bytes, int]]:
         """The first page: the schema, Arrow bytes (maybe none), and the scan's number if there is more."""
         for attempt in (0, 1):
-            schema = self.core.schemas.get(table) or (yield from self.core.fetch(table))
-            spec = scan_spec(schema, **args)
+            schema, spec = yield from self.core.use(table, lambda s: (s, scan_spec(s, **args)))
             request = self._take()
             request.scan_open.spec.CopyFrom(spec)
             request.scan_open.page_rows = page_rows

@@ -18,6 +18,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
+
+import kivi
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -79,6 +82,10 @@ class ServerProcess:
                 self.output.append(line)
                 lines.put(line)
         lines.put(None)
+
+    def connect(self, **arguments: Any) -> Any:
+        """A client of it; ``arguments`` are those of ``kivi.connect``."""
+        return kivi.connect(self.endpoint, **arguments)
 
     def signal(self, number: int) -> None:
         assert self.process is not None

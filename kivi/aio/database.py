@@ -315,28 +315,28 @@ class Transaction(_Reads):
         """The commit timestamp once committed; for a transaction that wrote nothing, its snapshot if it was read."""
         return self._core.commit_ts
 
+    async def _write(self, table: str, fn: Callable[[TableSchema], bool]) -> None:
+        if await self._run(self._db._core.use(table, fn)):
+            await self._run(self._core.flush())
+
     async def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """Upsert of the named columns."""
-        if self._core.put(await self._db._schema(table), key, values):
-            await self._run(self._core.flush())
+        await self._write(table, lambda schema: self._core.put(schema, key, values))
 
     async def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """Updates delta columns by their operators; never conflicts with other deltas."""
-        if self._core.delta(await self._db._schema(table), key, values):
-            await self._run(self._core.flush())
+        await self._write(table, lambda schema: self._core.delta(schema, key, values))
 
     async def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """A new row. Raises RowExists here if it is there, and the transaction may go on."""
-        await self._run(self._core.insert(await self._db._schema(table), key, values))
+        await self._write(table, lambda schema: self._core.insert(schema, key, values))
 
     async def delete(self, table: str, key: Sequence[Any]) -> None:
-        if self._core.delete(await self._db._schema(table), key):
-            await self._run(self._core.flush())
+        await self._write(table, lambda schema: self._core.delete(schema, key))
 
     async def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
         """Makes a read of this cell (or of the row's existence) conflict like a write."""
-        if self._core.guard(await self._db._schema(table), key, column):
-            await self._run(self._core.flush())
+        await self._write(table, lambda schema: self._core.guard(schema, key, column))
 
     async def append(self, table: str, records: Any) -> None:
         """Events: dicts, an Arrow table or record batch."""
@@ -355,6 +355,7 @@ class Snapshot(_Reads):
             await self._run(self._core.open_shared())
         else:
             self._core.begin()
+            await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -369,7 +370,7 @@ class Snapshot(_Reads):
 
     @property
     def ts(self) -> int:
-        """The snapshot, once an answer has told it (any read); ``await started()`` asks."""
+        """The commit timestamp up to which everything is seen."""
         return _known(self._core)
 
     @property

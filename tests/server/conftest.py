@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import kivi
+import kivi.client
 from tests.serverproc import ServerProcess
 
 
@@ -18,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def db(server: ServerProcess) -> Iterator[kivi.client.Database]:
-    with kivi.connect(server.endpoint) as database:
+    with server.connect() as database:
         yield database
 
 

@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 import urllib.request
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import kivi
+import kivi.client
 from kivi import errors
 from tests.serverproc import ROOT, ServerProcess
 
@@ -52,15 +54,15 @@ def test_access_tokens(tmp_path):
     with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server:
         for wrong in (None, "nobody", "root"):
             with pytest.raises(kivi.Unauthenticated):
-                kivi.connect(server.endpoint, access_token=wrong)
-        with kivi.connect(server.endpoint, access_token="root-token") as root:
+                server.connect(access_token=wrong)
+        with server.connect(access_token="root-token") as root:
             root.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
-        with kivi.connect(server.endpoint, access_token="writer") as writer:
+        with server.connect(access_token="writer") as writer:
             with writer.transaction() as tx:
                 tx.delta("t", (1,), v=1)
             with pytest.raises(kivi.PermissionDenied):
                 writer.drop("t")
-        with kivi.connect(server.endpoint, access_token="reader") as reader:
+        with server.connect(access_token="reader") as reader:
             with reader.snapshot() as snap:
                 assert snap.get("t", (1,)) == {"id": 1, "v": 1}
             with pytest.raises(kivi.PermissionDenied), reader.transaction() as tx:
@@ -78,11 +80,11 @@ def test_tls_and_client_certificates(tmp_path, require):
     arguments = ["--tls-cert", str(cert), "--tls-key", str(key), "--tls-client-ca", str(cert)]
     with ServerProcess(tmp_path / "data", *arguments) as server:
         tls = kivi.client.Tls(ca=str(cert), cert=str(cert), key=str(key))
-        with kivi.connect(server.endpoint, tls=tls) as db:
+        with server.connect(tls=tls) as db:
             assert db.tables() == []
         for other in (kivi.client.Tls(ca=str(cert)), None):  # no certificate; plaintext
             with pytest.raises(kivi.Unavailable):
-                kivi.connect(server.endpoint, tls=other, timeout=5)
+                server.connect(tls=other, timeout=5)
 
 
 def test_health_and_metrics(tmp_path):
@@ -93,11 +95,11 @@ def test_health_and_metrics(tmp_path):
         port = probe.getsockname()[1]
     with ServerProcess(tmp_path / "data", "--metrics", f"localhost:{port}") as server:
         with grpc.insecure_channel(server.endpoint) as channel:
-            health = health_pb2_grpc.HealthStub(channel)
+            health: Any = health_pb2_grpc.HealthStub(channel)
             for name in ("", "kivi.v1.Kivi"):
                 reply = health.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
                 assert reply.status == health_pb2.HealthCheckResponse.SERVING
-        with kivi.connect(server.endpoint) as db:
+        with server.connect() as db:
             db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
         with urllib.request.urlopen(f"http://localhost:{port}/metrics", timeout=10) as page:
             lines = page.read().decode().splitlines()
@@ -109,7 +111,7 @@ def test_health_and_metrics(tmp_path):
 
 def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
     server = ServerProcess(tmp_path / "data").start()
-    with kivi.connect(server.endpoint, timeout=5) as db:
+    with server.connect(timeout=5) as db:
         db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
         acknowledged, refused = [], []
 
@@ -134,7 +136,7 @@ def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
     assert all(isinstance(error, expected) for error in refused), refused
     unknown = sum(isinstance(error, kivi.CommitUnknown) for error in refused)
     server.start()
-    with kivi.connect(server.endpoint) as db, db.snapshot() as snap:
+    with server.connect() as db, db.snapshot() as snap:
         total = snap.get("t", (1,))["v"]
     server.stop()
     assert len(acknowledged) <= total <= len(acknowledged) + unknown
@@ -144,7 +146,7 @@ def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_every_acknowledged_append_is_there_once_after_the_server_ends(tmp_path, number):
     server = ServerProcess(tmp_path / "data").start()
-    with kivi.connect(server.endpoint, timeout=60) as db:
+    with server.connect(timeout=60) as db:
         db.create_event_table("ev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})
         db.create_aggregate("agg", "ev", ["e"], {"s": kivi.sum("v"), "n": kivi.count()})
         stop = threading.Event()

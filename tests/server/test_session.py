@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -22,7 +23,8 @@ class RawSession:
     def __init__(self, endpoint: str) -> None:
         self.channel = grpc.insecure_channel(endpoint)
         self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.call = self.channel.stream_stream("/kivi.v1.Kivi/Session")(iter(self.frames.get, None), timeout=30)
+        method: Any = self.channel.stream_stream("/kivi.v1.Kivi/Session")
+        self.call = method(iter(self.frames.get, None), timeout=30)
         self.hello = pb.ServerFrame.FromString(next(self.call)).hello
         self.replies: dict[int, pb.Response] = {}
 

@@ -1,0 +1,241 @@
+"""The commands, in processes of their own, against a real server and on the files it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import kivi
+from tests.serverproc import ROOT, ServerProcess
+
+CSV = 'e,ts,v,s\n1,2023-11-16T18:00:00Z,10,a\n1,2023-11-16T18:01:00Z,20,\n2,2023-11-16T18:01:00Z,20,"x,y"\n'
+
+
+class Cli:
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.environment = {**os.environ, "KIVI_ENDPOINT": server.endpoint}
+
+    def __call__(self, *arguments: Any, stdin: str = "", code: int = 0) -> str:
+        """Standard output; standard error is in ``errors``."""
+        ran = subprocess.run(
+            [sys.executable, "-m", "kivi.cli", *map(str, arguments)],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            cwd=ROOT,
+            env=self.environment,
+        )
+        self.errors = ran.stderr
+        assert ran.returncode == code, (arguments, ran.stdout, ran.stderr)
+        return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def cli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
+    with ServerProcess(tmp_path_factory.mktemp("store") / "data") as server:
+        with server.connect() as db:
+            db.create_table(
+                "accounts",
+                key={"id": "int64"},
+                columns={"name": "string", "balance": kivi.sum("int64"), "fee": "decimal(9,2)"},
+            )
+            columns = {"e": "int64", "ts": "timestamp", "v": "int64", "s": "string"}
+            db.create_event_table("ev", event_time="ts", columns=columns)
+            db.create_aggregate(
+                "agg",
+                source="ev",
+                group_by=["e", kivi.time_slot("ts", "5m", name="slot")],
+                measures={"s": kivi.sum("v"), "n": kivi.count(), "m": kivi.max("v"), "c": kivi.count("s")},
+                derived={"avg": "s / n"},
+            )
+        yield Cli(server)
+
+
+def test_status_in_ten_lines(cli):
+    lines = cli("status").splitlines()
+    assert len(lines) <= 12
+    assert any(line.split() == ["healthy", "true"] for line in lines)
+    assert json.loads(cli("status", "-o", "json"))["healthy"] is True
+    cli.environment["KIVI_ENDPOINT"], kept = "localhost:1", cli.environment["KIVI_ENDPOINT"]
+    try:
+        assert "cannot reach" in cli("status", code=1)
+    finally:
+        cli.environment["KIVI_ENDPOINT"] = kept
+
+
+def test_rows(cli):
+    cli("put", "accounts", 1, "name=ada", "fee=1.50")
+    cli("delta", "accounts", 1, "balance=21")
+    assert json.loads(cli("get", "accounts", 1, "-o", "json")) == {
+        "id": 1, "name": "ada", "balance": 21, "fee": "1.50"
+    }  # fmt: skip
+    cli("put", "accounts", 2, "name=bob")
+    found = cli("scan", "accounts", "--where", "balance >= 21 & fee == 1.5", "--columns", "id,name", "-o", "csv")
+    assert found == "id,name\n1,ada\n"
+    assert cli("scan", "accounts", "--reverse", "--limit", 1, "--columns", "id", "-o", "csv") == "id\n2\n"
+    cli("delete", "accounts", 2)
+    cli("get", "accounts", 2, code=1)
+    assert len(cli.errors.splitlines()) == 1
+
+
+def test_errors_are_one_line_and_wrong_usage_is_2(cli):
+    for arguments in (
+        ["get", "nothing", 1],
+        ["get", "accounts", "x"],
+        ["get", "accounts", 1, 2],
+        ["put", "accounts", 1, "nonsense=1"],
+        ["put", "agg", 1, "2023-11-16T18:00:00Z", "s=1"],
+        ["scan", "accounts", "--where", "nonsense == 1"],
+        ["append", "accounts", "/nowhere.csv"],
+        ["append", "ev", "/nowhere.csv"],
+        ["append", "ev", "/nowhere.txt"],
+    ):
+        cli(*arguments, code=1)
+        assert len(cli.errors.splitlines()) == 1, cli.errors
+        assert cli.errors.startswith("kivi: ")
+    cli("frobnicate", code=2)
+    cli("get", code=2)
+
+
+def test_append_every_format_and_follow(cli, tmp_path):
+    csv = tmp_path / "e.csv"
+    csv.write_text(CSV)
+    assert json.loads(cli("append", "ev", csv, "-o", "json"))["events"] == 3
+    assert "3 events" in cli.errors  # plain lines where there is no terminal
+    lines = tmp_path / "e.jsonl"
+    lines.write_text('{"e": 3, "ts": "2023-11-16T18:00:00Z", "v": 1}\n\n{"e": 3, "ts": 1700157600000000, "v": 2}\n')
+    cli("append", "ev", lines)
+    times = pa.array([1_700_157_600_000_000] * 3, pa.timestamp("us", "UTC"))
+    table = pa.table({"e": [4, 4, 4], "ts": times, "v": [1, 2, 3]})
+    pq.write_table(table, tmp_path / "e.parquet")
+    cli("append", "ev", tmp_path / "e.parquet")
+    with pa.OSFile(str(tmp_path / "e.arrow"), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write(table)
+    cli("append", "ev", tmp_path / "e.arrow")
+    rows = [json.loads(line) for line in cli("scan", "agg", "-o", "json").splitlines()]
+    assert {row["e"]: (row["s"], row["n"], row["c"]) for row in rows} == {
+        1: (30, 2, 1), 2: (20, 1, 1), 3: (3, 2, 0), 4: (12, 6, 0)
+    }  # fmt: skip
+    bad = tmp_path / "bad.csv"
+    bad.write_text("e,ts,v\n1,2023-11-16T18:00:00Z,x\n")
+    cli("append", "ev", bad, code=1)
+    assert "line 2" in cli.errors
+
+    growing = tmp_path / "growing.csv"
+    growing.write_text("e,ts,v\n7,2023-11-16T18:00:00Z,1\n")
+    following = subprocess.Popen(
+        [sys.executable, "-m", "kivi.cli", "append", "ev", str(growing), "--follow"],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT, env=cli.environment,
+    )  # fmt: skip
+
+    def wait_for(total: int) -> None:
+        until = time.monotonic() + 20
+        with cli.server.connect() as db:
+            while time.monotonic() < until:
+                with db.snapshot() as snap:
+                    if [row["s"] for row in snap.scan("agg", prefix=(7,))] == [total]:
+                        return
+                time.sleep(0.05)
+        raise AssertionError(f"no {total}")
+
+    try:
+        wait_for(1)
+        with open(growing, "a") as file:
+            file.write("7,2023-11-16T18:00:00Z,10\n")
+        wait_for(11)
+    finally:
+        following.send_signal(signal.SIGINT)
+        assert following.wait(20) == 0
+
+
+def test_two_shells_show_concurrent_transactions(cli):
+    script = "begin\ndelta accounts 5 balance=1\nget accounts 5\ncommit\nscan accounts where id == 5\n"
+    out = cli("shell", stdin=script)
+    assert "snapshot " in out
+    assert "committed at " in out
+    cli("shell", stdin="put accounts\nfrobnicate\ncommit\n", code=1)
+    assert cli.errors.count("error: ") == 3
+
+    def shell() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "kivi.cli", "shell"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+            env=cli.environment,
+        )  # fmt: skip
+
+    def say(process: subprocess.Popen[str], line: str) -> str:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+        return process.stdout.readline()
+
+    with shell() as first, shell() as second:
+        say(first, "begin")
+        say(second, "begin")
+        assert first.stdin is not None
+        assert second.stdin is not None
+        first.stdin.write("put accounts 5 name=a\n")
+        second.stdin.write("put accounts 5 name=b\n")
+        assert "committed" in say(first, "commit")
+        assert "Conflict: accounts(5,).name" in say(second, "commit")
+
+
+def test_dump_verify_backup_and_restore(cli, tmp_path):
+    """On a copy of what a killed server left: nothing is written to what is inspected."""
+    cli("verify", cli.server.data, code=1)
+    assert "open in another process" in cli.errors
+    with ServerProcess(tmp_path / "data") as server:
+        with server.connect() as db:
+            db.create_event_table("ev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})
+            db.create_aggregate("agg", "ev", ["e"], {"s": kivi.sum("v"), "n": kivi.count(), "m": kivi.min("v")})
+            db.append("ev", [{"e": i % 7, "ts": i, "v": i} for i in range(5_000)])
+            db.consolidate()
+            db.append("ev", [{"e": 3, "ts": 1, "v": 1}])
+        server.kill()
+    data = tmp_path / "data"
+
+    def state() -> dict[str, tuple[int, int]]:
+        return {str(p): (p.stat().st_mtime_ns, p.stat().st_size) for p in sorted(data.rglob("*"))}
+
+    before = state()
+    report = json.loads(cli("verify", data, "-o", "json"))
+    assert report["ev"] == "5,001 events"
+    assert report["agg"] == "7 rows, equal to a recount of the events"
+    dumped = [json.loads(line) for line in cli("dump", data, "-o", "json").splitlines()]
+    assert {line["what"] for line in dumped} >= {"store", "commit", "table", "row"}
+    cli("backup", data, tmp_path / "backup")
+    assert state() == before
+    cli("backup", data, tmp_path / "backup", code=1)
+    cli("restore", tmp_path / "backup", tmp_path / "restored")
+    with ServerProcess(tmp_path / "restored") as server, server.connect() as db, db.snapshot() as snap:
+        assert sum(row["n"] for row in snap.scan("agg")) == 5_001
+    cli("verify", tmp_path, code=1)
+    assert "not a kivi store" in cli.errors
+
+    segment = max((tmp_path / "backup" / "log").glob("*.log"), key=lambda path: path.stat().st_size)
+    damage(segment)
+    cli("verify", tmp_path / "backup", code=1)
+    assert "damaged at byte" in cli.errors
+
+
+def damage(segment: Path) -> None:
+    """Flips a byte inside the first record."""
+    with open(segment, "r+b") as file:
+        file.seek(4096 + 40)
+        byte = file.read(1)[0]
+        file.seek(4096 + 40)
+        file.write(bytes([byte ^ 0xFF]))

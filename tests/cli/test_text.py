@@ -1,0 +1,94 @@
+"""Typed text: values, predicates, and what is printed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi import cli_text
+from kivi.expr import Expr
+
+TYPES = {"id": "int64", "slot": "timestamp", "name": "string", "price": "decimal(9,2)", "b": "bytes", "f": "float64"}
+MOMENT = dt.datetime(2023, 11, 16, 18, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("id == 251 & slot >= '2023-11-16T18:00:00Z'", (kivi.col("id") == 251) & (kivi.col("slot") >= MOMENT)),
+        ("id == 1 | id == 2", (kivi.col("id") == 1) | (kivi.col("id") == 2)),
+        ("not name == 'a & b'", ~(kivi.col("name") == "a & b")),
+        ("~(name == 'x')", ~(kivi.col("name") == "x")),
+        ("5 < id", kivi.col("id") > 5),
+        ("1 <= id < 9", (kivi.col("id") >= 1) & (kivi.col("id") < 9)),
+        ("id in [1, 2]", kivi.col("id").isin([1, 2])),
+        ("id not in (1, 2)", ~kivi.col("id").isin([1, 2])),
+        ("name is null", kivi.col("name").is_null()),
+        ("name != null", ~kivi.col("name").is_null()),
+        ("price == 1.5", kivi.col("price") == Decimal("1.5")),
+        ("f > -1.5", kivi.col("f") > -1.5),
+    ],
+)
+def test_where(text: str, expected: Expr) -> None:
+    assert str(cli_text.where(text, TYPES)) == str(expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "id ==",
+        "nonsense == 1",
+        "id == name",
+        "id + 1 == 2",
+        "__import__('os').system('true')",
+        "id == __import__('os')",
+        "[x for x in 'a']",
+        "lambda: 1",
+        "(" * 500 + "id" + ")" * 500,
+        "slot > 'yesterday'",
+    ],
+)
+def test_what_is_no_predicate_is_refused(text: str) -> None:
+    with pytest.raises(kivi.InvalidArgument):
+        cli_text.where(text, TYPES)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "text", "value"),
+    [
+        ("int64", "-5", -5),
+        ("string", "null", None),
+        ("string", "'null'", "null"),
+        ("bool", "true", True),
+        ("timestamp", "2023-11-16T18:00:00Z", MOMENT),
+        ("timestamp", "2023-11-16T18:00:00", MOMENT),
+        ("timestamp", "1700157600000000", 1_700_157_600_000_000),
+        ("bytes", "0x00ff", b"\x00\xff"),
+        ("decimal(9,2)", "1.50", Decimal("1.50")),
+    ],
+)
+def test_values(type_name: str, text: str, value: object) -> None:
+    assert cli_text.parse_value(type_name, text) == value
+
+
+def test_tables_csv_and_json() -> None:
+    rows: list[dict[str, Any]] = [{"id": 1, "name": "a,b", "at": MOMENT}, {"id": 20, "name": None, "at": None}]
+    printed = {}
+    for style in ("table", "csv", "json"):
+        out = io.StringIO()
+        assert cli_text.print_rows(rows, ["id", "name", "at"], style, out) == 2
+        printed[style] = out.getvalue().splitlines()
+    assert printed["table"] == [
+        "id  name  at",
+        "--  ----  --------------------",
+        " 1  a,b   2023-11-16T18:00:00Z",
+        "20",
+    ]
+    assert printed["csv"] == ["id,name,at", '1,"a,b",2023-11-16T18:00:00Z', "20,,"]
+    assert printed["json"][0] == '{"id": 1, "name": "a,b", "at": "2023-11-16T18:00:00Z"}'

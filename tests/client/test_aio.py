@@ -1,0 +1,186 @@
+"""The client for asyncio, against a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+import kivi
+import kivi.aio
+import kivi.client
+from tests.client.proxy import Proxy
+
+NOW = 1_700_000_000_000_000
+
+
+def run(endpoint: str, test: Callable[[Any], Awaitable[None]], **arguments: Any) -> None:
+    async def main() -> None:
+        async with await kivi.aio.connect(endpoint, **arguments) as db:
+            await test(db)
+
+    asyncio.run(main())
+
+
+def test_the_same_methods_as_for_threads():
+    def names(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    assert names(kivi.client.Database) <= names(kivi.aio.Database)
+    assert names(kivi.client.Transaction) <= names(kivi.aio.Transaction)
+    assert names(kivi.client.Snapshot) <= names(kivi.aio.Snapshot)
+
+
+def test_it_is_made_of_tasks_not_threads(server, accounts):
+    async def test(db: Any) -> None:
+        before = threading.active_count()
+        await asyncio.gather(*(db.run(lambda tx: tx.delta(accounts, (1,), balance=1)) for _ in range(200)))
+        assert threading.active_count() <= before
+        async with db.snapshot() as snap:
+            assert (await snap.get(accounts, (1,)))["balance"] == 200
+
+    run(server.endpoint, test)
+
+
+def test_a_transaction(server, accounts):
+    async def test(db: Any) -> None:
+        async with db.transaction() as tx:
+            with pytest.raises(kivi.InvalidArgument):
+                tx.start_ts  # noqa: B018 (not told yet)
+            await tx.put(accounts, (1,), name="ada")
+            await tx.delta(accounts, (1,), balance=21, peak=21)
+            assert await tx.get(accounts, (1,)) == {"id": 1, "name": "ada", "balance": 21, "peak": 21}
+            assert tx.start_ts == await tx.started()
+            with pytest.raises(kivi.RowExists):
+                await tx.insert(accounts, (1,), name="x")
+            await tx.insert(accounts, (2,), name="bob")
+            await tx.guard(accounts, (2,), "name")
+            assert [row["id"] async for row in tx.scan(accounts)] == [1, 2]
+            await tx.delete(accounts, (2,))
+        assert tx.commit_ts > tx.start_ts
+        async with db.snapshot(as_of=tx.commit_ts) as snap:
+            assert await snap.get_many(accounts, [(1,), (2,)], ["name"]) == [{"name": "ada"}, None]
+            assert (await snap.to_arrow(accounts)).num_rows == 1
+        with pytest.raises(ZeroDivisionError):
+            async with db.transaction() as tx:
+                await tx.put(accounts, (9,), name="never")
+                raise ZeroDivisionError
+        async with db.snapshot() as snap:
+            assert await snap.get(accounts, (9,)) is None
+
+    run(server.endpoint, test)
+
+
+def test_conflicts_have_the_same_attributes(server, accounts):
+    async def test(db: Any) -> None:
+        async with db.transaction() as first, db.transaction() as second:
+            await first.put(accounts, (1,), name="a")
+            await second.put(accounts, (1,), name="b")
+            await first.commit()
+            with pytest.raises(kivi.Conflict) as caught:
+                await second.commit()
+        error = caught.value
+        assert (error.table, error.key, error.column) == (accounts, (1,), "name")
+        assert (error.start_ts, error.commit_ts) == (first.start_ts, first.commit_ts)
+
+        async def increment(tx: Any) -> None:
+            row = await tx.get(accounts, (2,))
+            await tx.put(accounts, (2,), name=str(int(row["name"] if row else 0) + 1))
+
+        await asyncio.gather(*(db.run(increment, timeout=60) for _ in range(20)))
+        async with db.snapshot() as snap:
+            assert (await snap.get(accounts, (2,)))["name"] == "20"
+
+    run(server.endpoint, test)
+
+
+def test_scans_are_read_page_by_page(server, accounts):
+    async def test(db: Any) -> None:
+        async with db.transaction() as tx:
+            for i in range(10_000):
+                await tx.put(accounts, (i,), name="x")
+        async with db.snapshot() as snap:
+            assert [row["id"] async for row in snap.scan(accounts)] == list(range(10_000))
+            where = kivi.col("id") >= 9_998
+            assert [row["id"] async for row in snap.scan(accounts, where=where, reverse=True)] == [9_999, 9_998]
+            assert (await snap.to_arrow(accounts)).num_rows == 10_000
+
+    run(server.endpoint, test)
+
+
+def test_events_aggregates_stages_and_the_appender(server):
+    async def test(db: Any) -> None:
+        await db.create_event_table("aev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})
+        progress: list[tuple[int, int]] = []
+        stamp = await db.append("aev", [{"e": 1, "ts": NOW, "v": 1}])
+        await db.create_aggregate(
+            "aby_e", "aev", ["e"], {"s": kivi.sum("v"), "n": kivi.count()}, progress=lambda *n: progress.append(n)
+        )
+        assert {"aev", "aby_e"} <= set(await db.tables())
+        assert (await db.describe("aby_e"))["source"] == "aev"
+        async with db.appender("aev", linger_ms=2) as app:
+            stamps = await asyncio.gather(*(app.append(e=1, ts=NOW, v=1) for _ in range(500)))
+            with pytest.raises(kivi.SchemaError):
+                app.append(e="x", ts=NOW)
+            last = app.append(e=1, ts=NOW, v=1)
+        assert min(stamps) > stamp
+        assert last.done()
+        stage = await db.stage("aev", [{"e": 2, "ts": NOW, "v": 5}], owner="me")
+        async with db.transaction(batch=("aio", 0)) as tx:
+            await tx.append_stages("aev", [stage])
+            await tx.append("aev", [{"e": 2, "ts": NOW, "v": 5}])
+        assert await db.batch_scopes("aio") == ["aio"]
+        await db.discard_stages([])
+        await db.consolidate()
+        async with db.snapshot() as snap:
+            rows = {row["e"]: (row["s"], row["n"]) async for row in snap.scan("aby_e")}
+        assert rows == {1: (502, 502), 2: (10, 2)}
+        assert (await db.stats())["commits"] > 0
+        assert await db.watermark() >= tx.commit_ts
+        await db.drop("aby_e")
+        await db.drop("aev")
+
+    run(server.endpoint, test)
+
+
+def test_cancelling_a_task_that_waits_leaves_the_client_whole(server, accounts):
+    async def test(db: Any) -> None:
+        task = asyncio.create_task(db.run(lambda tx: tx.get(accounts, (1,))))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with db.transaction() as tx:
+            await tx.delta(accounts, (1,), balance=1)
+        assert tx.commit_ts
+
+    run(server.endpoint, test)
+
+
+def test_lost_replies_and_connections(server, db, accounts):
+    with Proxy(server.port) as proxy:
+
+        async def test(through: Any) -> None:
+            for i in range(4):
+                async with through.transaction() as tx:
+                    await tx.delta(accounts, (1,), balance=1)
+                    await tx.started()
+                    if i % 2 == 0:
+                        proxy.mute = True
+                        asyncio.get_running_loop().call_later(0.2, proxy.lose)
+                assert tx.commit_ts
+
+        run(proxy.endpoint, test, timeout=20)
+    with db.snapshot() as snap:
+        assert snap.get(accounts, (1,))["balance"] == 4
+
+
+def test_nothing_listens_there():
+    async def test(db: Any) -> None:
+        raise AssertionError("unreachable")
+
+    with pytest.raises(kivi.Unavailable, match="cannot reach"):
+        run("localhost:1", test, timeout=2)

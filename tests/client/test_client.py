@@ -1,0 +1,379 @@
+"""The client for threads, against a real server."""
+
+from __future__ import annotations
+
+import datetime as dt
+import threading
+import time
+
+import pytest
+
+import kivi
+from kivi.client_codec import new_token
+from tests.client.proxy import Proxy
+from tests.serverproc import ServerProcess
+
+
+def balance(db, key: int = 1) -> int | None:
+    with db.snapshot() as snap:
+        row = snap.get("accounts", (key,))
+    return None if row is None else row["balance"]
+
+
+def test_64_threads_add_to_one_row_without_aborts(db, accounts):
+    """Each commit with its own timestamp; the total is exact."""
+    stamps: list[int] = []
+
+    def add() -> None:
+        for _ in range(20):
+            with db.transaction() as tx:
+                tx.delta(accounts, (1,), balance=1)
+            stamps.append(tx.commit_ts)
+
+    threads = [threading.Thread(target=add) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(stamps)) == len(stamps) == 64 * 20
+    assert balance(db) == 64 * 20
+
+
+def test_of_two_concurrent_puts_one_gets_a_conflict_that_names_key_and_timestamps(db, accounts):
+    with db.transaction() as first, db.transaction() as second:
+        first.put(accounts, (1,), name="a")
+        second.put(accounts, (1,), name="b")
+        first.commit()
+        with pytest.raises(kivi.Conflict) as caught:
+            second.commit()
+    error = caught.value
+    assert (error.table, error.key, error.column) == (accounts, (1,), "name")
+    assert (error.start_ts, error.commit_ts) == (first.start_ts, first.commit_ts)
+
+
+def test_a_snapshot_is_that_of_begin_not_of_the_first_read(server, db, accounts):
+    with db.transaction() as tx:
+        assert tx.start_ts  # what another client sees as begun
+        with server.connect() as other, other.transaction() as writer:
+            writer.put(accounts, (1,), name="late")
+        assert tx.get(accounts, (1,)) is None
+
+
+def test_own_writes_are_read_back_and_insert_answers_at_once(db, accounts):
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="ada")
+        tx.delta(accounts, (1,), balance=21, peak=21)
+        assert tx.get(accounts, (1,)) == {"id": 1, "name": "ada", "balance": 21, "peak": 21}
+        with pytest.raises(kivi.RowExists) as caught:
+            tx.insert(accounts, (1,), name="again")
+        assert (caught.value.table, caught.value.key) == (accounts, (1,))
+        tx.insert(accounts, (2,), name="bob")
+        assert [row["id"] for row in tx.scan(accounts)] == [1, 2]
+        tx.delete(accounts, (1,))
+        assert tx.get(accounts, (1,)) is None
+    with db.snapshot() as snap:
+        assert snap.get_many(accounts, [(1,), (2,)], ["name"]) == [None, {"name": "bob"}]
+
+
+def test_an_exception_rolls_back(db, accounts):
+    with pytest.raises(ZeroDivisionError), db.transaction() as tx:
+        tx.put(accounts, (1,), name="never")
+        raise ZeroDivisionError
+    assert balance(db) is None
+
+
+def test_run_reruns_on_a_new_snapshot_and_never_replays_a_stale_write(db, accounts):
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="0")
+    runs = []
+
+    def increment(tx) -> None:
+        runs.append(1)
+        value = int(tx.get(accounts, (1,))["name"])
+        tx.put(accounts, (1,), name=str(value + 1))
+
+    threads = [threading.Thread(target=lambda: [db.run(increment, timeout=60) for _ in range(5)]) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with db.snapshot() as snap:
+        assert snap.get(accounts, (1,))["name"] == "30"
+    assert len(runs) >= 30
+
+
+def test_bad_input_is_refused_at_the_call(db, accounts):
+    with db.transaction() as tx:
+        for bad, error in [
+            (lambda: tx.put("nothing", (1,), name="x"), kivi.NotFound),
+            (lambda: tx.put(accounts, (1,), nonsense=1), kivi.SchemaError),
+            (lambda: tx.put(accounts, (1,), name=5), kivi.SchemaError),
+            (lambda: tx.put(accounts, ("x",), name="x"), kivi.SchemaError),
+            (lambda: tx.put(accounts, (1, 2), name="x"), kivi.SchemaError),
+            (lambda: tx.put(accounts, (None,), name="x"), kivi.InvalidArgument),
+            (lambda: tx.delta(accounts, (1,), name="x"), kivi.SchemaError),
+            (lambda: tx.delta(accounts, (1,), balance=2**63), kivi.InvalidArgument),
+            (lambda: tx.scan(accounts, where=kivi.col("nonsense") == 1), kivi.SchemaError),
+            (lambda: tx.scan(accounts, columns=["nonsense"]), kivi.SchemaError),
+            (lambda: tx.append(accounts, [{"id": 1}]), kivi.InvalidArgument),
+        ]:
+            with pytest.raises(error):
+                bad()
+    assert db.watermark() == tx.start_ts
+
+
+def test_a_sum_that_does_not_fit_is_out_of_range_and_recovers(db, accounts):
+    for amount in (2**63 - 1, 1):
+        with db.transaction() as tx:
+            tx.delta(accounts, (1,), balance=amount)
+    with db.snapshot() as snap:
+        with pytest.raises(kivi.OutOfRange):
+            snap.get(accounts, (1,))
+        assert snap.get(accounts, (1,), ["name"]) == {"name": None}
+    with db.transaction() as tx:
+        tx.delta(accounts, (1,), balance=-1)
+    assert balance(db) == 2**63 - 1
+
+
+def test_scans_in_pages_with_everything_they_take(db, accounts):
+    with db.transaction() as tx:
+        for i in range(10_000):
+            tx.put(accounts, (i,), name="even" if i % 2 == 0 else "odd")
+    with db.snapshot() as snap:
+        assert [row["id"] for row in snap.scan(accounts)] == list(range(10_000))
+        assert [row["id"] for row in snap.scan(accounts, start=(5,), end=(8,))] == [5, 6, 7]
+        assert [row["id"] for row in snap.scan(accounts, reverse=True, limit=2)] == [9_999, 9_998]
+        odd = (kivi.col("name") == "odd") & (kivi.col("id") < 6)
+        assert list(snap.scan(accounts, where=odd, columns=["id"])) == [{"id": 1}, {"id": 3}, {"id": 5}]
+        many = kivi.col("id").isin(range(0, 10_000, 1_000)) | (kivi.col("id") == 1) | ~(kivi.col("id") < 9_999)
+        assert len(list(snap.scan(accounts, where=many))) == 12
+        table = snap.to_arrow(accounts)
+        assert table["id"].to_pylist() == list(range(10_000))
+        assert snap.to_arrow(accounts, prefix=(7,), columns=["name"]).to_pylist() == [{"name": "odd"}]
+        empty = snap.to_arrow(accounts, start=(10_000,))
+        assert (empty.num_rows, empty.column_names) == (0, ["id", "name", "balance", "peak"])
+        rows = snap.scan(accounts)
+        next(rows)
+        rows.close()  # given up in the middle: the server forgets it
+
+
+def test_a_chain_of_many_predicates_is_not_deep(db, accounts):
+    with db.transaction() as tx:
+        tx.put(accounts, (5,), name="x")
+    where = kivi.col("id") == 0
+    for i in range(1, 90):
+        where = where | (kivi.col("id") == i)
+    with db.snapshot() as snap:
+        assert [row["id"] for row in snap.scan(accounts, where=where)] == [5]
+
+
+def test_a_large_transaction_travels_in_parts(db, accounts):
+    with db.transaction() as tx:
+        for i in range(20_000):
+            tx.delta(accounts, (i % 100,), balance=1)
+        assert tx.get(accounts, (0,))["balance"] == 200
+    assert balance(db, 99) == 200
+
+
+@pytest.fixture
+def events(db):
+    for name in ("by_e", "ev"):
+        if name in db.tables():
+            db.drop(name)
+    columns = {"e": "int64", "ts": "timestamp", "v": "int64", "price": "decimal(9,2)", "s": "string"}
+    db.create_event_table("ev", event_time="ts", columns=columns)
+    db.create_aggregate(
+        "by_e",
+        source="ev",
+        group_by=["e", kivi.time_slot("ts", "5m", name="slot")],
+        measures={"total": kivi.sum("v"), "n": kivi.count(), "paid": kivi.sum("price")},
+        derived={"avg": "total / n"},
+    )
+    return "ev"
+
+
+NOW = dt.datetime(2023, 11, 16, 17, 52, tzinfo=dt.UTC)
+
+
+def test_describe_tells_everything(db, events):
+    found = db.describe("by_e")
+    assert found["source"] == "ev"
+    assert found["derived"] == {"avg": "total / n"}
+    assert found["columns"]["paid"] == "sum(decimal(18,2))"
+    assert db.describe("ev")["event_time"] == "ts"
+    with pytest.raises(kivi.AlreadyExists):
+        db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp"})
+    with pytest.raises(kivi.InvalidArgument):
+        db.drop("ev")  # an aggregate depends on it
+
+
+def test_appends_and_the_article_in_one_transaction(db, events, accounts):
+    with db.transaction() as tx:
+        tx.append("ev", [{"e": 251, "ts": NOW, "v": 21}])
+        tx.delta(accounts, (251,), balance=21)
+        slot = dt.datetime(2023, 11, 16, 17, 50, tzinfo=dt.UTC)
+        assert tx.get("by_e", (251, slot))["total"] == 21
+    stamp = db.append("ev", [{"e": 251, "ts": NOW, "v": 16, "price": "1.50"}])
+    assert stamp > tx.commit_ts
+    with db.snapshot() as snap:
+        (row,) = snap.scan("by_e", prefix=(251,))
+    assert (row["total"], row["n"], row["avg"], str(row["paid"])) == (37, 2, 18.5, "1.50")
+
+
+def test_an_append_is_repeated_under_its_token_once(db, events):
+    token = new_token()
+    stamps = {db.append("ev", [{"e": 1, "ts": NOW, "v": 1}], token=token) for _ in range(3)}
+    assert len(stamps) == 1
+    assert db.outcome(token) == stamps.pop()
+    assert db.outcome(new_token()) is kivi.ABORTED
+    with pytest.raises(kivi.InvalidArgument):
+        db.append("ev", [{"e": 1, "ts": NOW, "v": 2}], token=token)
+
+
+def test_batch_tokens_and_stages(db, events):
+    stage = db.stage("ev", [{"e": 9, "ts": NOW, "v": 7}], owner="task 1")
+    spare = db.stage("ev", [{"e": 9, "ts": NOW, "v": 7}], owner="task 1, again")
+    stamps = []
+    for staged in (stage, spare):
+        with db.transaction(batch=("query", 0)) as tx:
+            tx.append_stages("ev", [staged])
+        stamps.append(tx.commit_ts)
+    assert stamps[0] == stamps[1]  # the second brought other contents and is dropped
+    assert "query" in db.batch_scopes("qu")
+    with pytest.raises(kivi.errors.OutOfSequence), db.transaction(batch=("query", 5)) as tx:
+        tx.append("ev", [{"e": 9, "ts": NOW, "v": 7}])
+    db.discard_stages([spare])
+    with db.snapshot() as snap:
+        assert [row["v"] for row in snap.scan("ev", where=kivi.col("e") == 9)] == [7]
+
+
+def test_appender_futures_tell_each_events_commit(db, events):
+    with db.appender("ev", linger_ms=2, max_events=100) as app:
+        futures = [app.append(e=i % 3, ts=NOW, v=i) for i in range(1_000)]
+        with pytest.raises(kivi.SchemaError):
+            app.append(e="x", ts=NOW, v=1)
+        with pytest.raises(kivi.SchemaError):
+            app.append(e=1, nonsense=1)
+        assert futures[0].result(timeout=10) <= futures[-1].result(timeout=10)
+        called = threading.Event()
+        futures[-1].add_done_callback(lambda future: called.set())
+        assert called.wait(5)
+    with db.snapshot() as snap:
+        assert sum(row["total"] for row in snap.scan("by_e")) == sum(range(1_000))
+        assert [row["v"] for row in snap.scan("ev")] == list(range(1_000))  # in order
+
+
+def test_a_table_made_anew_is_noticed(server, db, accounts):
+    with server.connect() as other:
+        other.drop(accounts)
+        with pytest.raises(kivi.NotFound), db.transaction() as tx:
+            tx.put(accounts, (1,), name="x")
+        other.create_table(accounts, key={"id": "string"}, columns={"v": "int64"})
+    with db.snapshot() as snap:
+        assert snap.get(accounts, ("a",)) is None
+    with db.transaction() as tx:
+        tx.put(accounts, ("a",), v=1)
+
+
+def test_shared_snapshots_outlive_their_session(server, db, accounts):
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="then")
+    with server.connect() as job:
+        shared = job.snapshot(shared=True, ttl_s=60)
+        shared.__enter__()
+        lease = shared.lease
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="now")
+    with server.connect() as task:
+        view = task.snapshot(lease=lease)
+        with view:
+            view.renew(60)
+            assert view.get(accounts, (1,))["name"] == "then"
+            assert view.to_arrow(accounts)["name"].to_pylist() == ["then"]
+        with pytest.raises(kivi.SnapshotTooOld), task.snapshot(lease=lease) as gone:
+            gone.get(accounts, (1,))
+
+
+def test_nothing_listens_there():
+    with pytest.raises(kivi.Unavailable, match="cannot reach localhost:1"):
+        kivi.connect("localhost:1", timeout=2)
+
+
+# -- lost connections ---------------------------------------------------------------------------------
+
+
+def test_a_lost_reply_is_found_by_its_token(server, db, accounts):
+    """Every tenth commit's reply is lost: each is applied once, and the client says when."""
+    with Proxy(server.port) as proxy, proxy.connect(timeout=20) as through:
+        for i in range(30):
+            with through.transaction() as tx:
+                tx.delta(accounts, (1,), balance=1)
+                assert tx.start_ts
+                if i % 10 == 0:
+                    proxy.mute = True
+                    timer = threading.Timer(0.2, proxy.lose)
+                    timer.start()
+            assert tx.commit_ts
+        for _ in range(5):
+            proxy.mute = True
+            timer = threading.Timer(0.2, proxy.lose)
+            timer.start()
+            with through.transaction() as tx:
+                tx.delta(accounts, (2,), balance=1)
+    assert balance(db, 1) == 30
+    assert balance(db, 2) == 5
+
+
+def test_a_reply_that_never_comes_is_commit_unknown(server, db, accounts):
+    with Proxy(server.port) as proxy, proxy.connect(timeout=1.0) as through:
+        with pytest.raises(kivi.CommitUnknown) as caught, through.transaction() as tx:
+            tx.delta(accounts, (1,), balance=1)
+            assert tx.start_ts
+            proxy.mute = True
+        assert db.outcome(caught.value.token) == db.watermark()  # it did commit, and the token tells
+    assert balance(db) == 1
+
+
+def test_a_snapshot_lost_with_its_connection(server, db, accounts):
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="a")
+    with Proxy(server.port) as proxy, proxy.connect() as through:
+        with through.snapshot() as snap:
+            first = snap.get(accounts, (1,))
+            proxy.cut()
+            time.sleep(0.2)
+            assert snap.get(accounts, (1,)) == first  # nothing has changed: opened again at the same timestamp
+        with pytest.raises((kivi.SnapshotTooOld, kivi.errors.Retryable)), through.transaction() as tx:
+            tx.get(accounts, (1,))
+            proxy.cut()
+            time.sleep(0.2)
+            tx.put(accounts, (1,), name="from a read that is lost")
+        attempts = []
+
+        def change(tx) -> None:
+            attempts.append(1)
+            name = tx.get(accounts, (1,))["name"]
+            if len(attempts) == 1:
+                proxy.cut()
+                time.sleep(0.2)
+            tx.put(accounts, (1,), name=name + "!")
+
+        through.run(change)
+        assert len(attempts) == 2
+    with db.snapshot() as snap:
+        assert snap.get(accounts, (1,))["name"] == "a!"
+
+
+def test_a_restart_is_ridden_out(tmp_path):
+    with ServerProcess(tmp_path / "data") as server, server.connect(timeout=30) as db:
+        db.create_table("t", key={"id": "int64"}, columns={"v": kivi.sum("int64")})
+        with db.transaction() as tx:
+            tx.delta("t", (1,), v=1)
+        seen = tx.commit_ts
+        server.restart()
+        with db.snapshot() as snap:
+            assert snap.ts >= seen  # R17
+            assert snap.get("t", (1,))["v"] == 1
+        with db.transaction() as tx:
+            tx.delta("t", (1,), v=1)
+        assert tx.commit_ts > seen  # R13

@@ -1,0 +1,131 @@
+"""What crosses the wire comes back as it was: values, predicates, definitions, errors."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kivi
+from kivi import client_errors, errors, expr, schema
+from kivi.client_codec import fill_values, from_expr, from_table, from_values, to_expr, to_table
+from kivi.wire.v1 import types_pb2
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False),
+    st.text(st.characters(exclude_categories=["Cs"])),
+    st.binary(),
+)
+
+
+@given(st.lists(VALUES))
+def test_values(values):
+    key = types_pb2.Key()
+    fill_values(key.values, values)
+    back = from_values(types_pb2.Key.FromString(key.SerializeToString()).values)
+    assert [(type(v), v) for v in back] == [(type(v), v) for v in values]
+
+
+def row(i: int) -> dict[str, Any]:
+    return {"a": i, "b": i % 3}
+
+
+PREDICATES = st.recursive(
+    st.builds(
+        lambda op, name, value: expr.Expr(op, name, value),
+        st.sampled_from(["==", "!=", "<", "<=", ">", ">="]),
+        st.sampled_from("ab"),
+        st.integers(0, 9),
+    )
+    | st.builds(lambda values: expr.col("a").isin(values), st.lists(st.integers(0, 9)))
+    | st.just(expr.col("b").is_null()),
+    lambda inner: (
+        st.builds(lambda a, b: a & b, inner, inner)
+        | st.builds(lambda a, b: a | b, inner, inner)
+        | st.builds(lambda a: ~a, inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(PREDICATES)
+def test_predicates_mean_the_same(predicate):
+    back = from_expr(types_pb2.Expr.FromString(to_expr(predicate).SerializeToString()))
+    for i in range(10):
+        assert expr.matches(back, row(i)) == expr.matches(predicate, row(i))
+
+
+def test_a_predicate_without_operands_is_refused():
+    for bad in (types_pb2.Expr(), types_pb2.Expr(op=types_pb2.Expr.OP_AND), types_pb2.Expr(op=types_pb2.Expr.OP_EQ)):
+        with pytest.raises(kivi.InvalidArgument):
+            from_expr(bad)
+
+
+def test_definitions():
+    events = schema.event_table_schema(
+        "ev", "ts", {"e": "int64", "ts": "timestamp", "p": "decimal(9,2)", "s": "string"}, retention="30d"
+    )
+    aggregate = schema.aggregate_schema(
+        "agg",
+        events,
+        ["e", kivi.time_slot("ts", "5m")],
+        {"s": kivi.sum("p"), "n": kivi.count(), "m": kivi.max("ts"), "c": kivi.count("s")},
+        {"avg": "s / n"},
+        history="1h",
+    )
+    rows = schema.row_table_schema("t", {"id": "int64"}, {"v": kivi.min("float64"), "b": "bytes"}, history="1h")
+    for definition in (events, aggregate, rows):
+        assert from_table(types_pb2.Table.FromString(to_table(definition).SerializeToString())) == definition
+
+
+KEYS: list[tuple[Any, ...]] = [
+    (1, "x"),
+    (b"\x00\xff", True),
+    (dt.datetime(2023, 11, 16, tzinfo=dt.UTC),),
+    (decimal.Decimal("1.50"),),
+]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_conflict_keeps_its_attributes(key):
+    error = errors.Conflict(table="t", key=key, start_ts=4, commit_ts=None, column="c")
+    back = client_errors.from_error(types_pb2.Error.FromString(client_errors.to_error(error).SerializeToString()))
+    assert type(back) is errors.Conflict
+    assert (back.table, back.key, back.column, back.start_ts, back.commit_ts) == ("t", key, "c", 4, None)
+    assert back.message == error.message
+
+
+def every_error() -> list[type[errors.KiviError]]:
+    return [getattr(errors, name) for name in errors.__all__]
+
+
+@pytest.mark.parametrize("kind", every_error())
+def test_every_error_has_a_status_and_comes_back(kind):
+    error = kind("what happened", token="k") if kind is errors.CommitUnknown else kind("what happened")
+    assert isinstance(client_errors.status_code(error), grpc.StatusCode)
+
+    class Failed(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return client_errors.status_code(error)
+
+        def details(self) -> str:
+            return error.message
+
+        def trailing_metadata(self) -> Any:
+            return ((client_errors.DETAILS_KEY, client_errors.to_rich_status(error)),)
+
+    back = client_errors.from_rpc_error(Failed())
+    assert type(back) is kind
+    assert (back.message, back.details) == (error.message, error.details)
+
+
+def test_faults_of_the_server_say_nothing_of_its_insides():
+    assert "secret" not in client_errors.to_error(ValueError("secret")).message
