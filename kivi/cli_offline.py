@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.schema import TableSchema
-    from kivi.store import Lease, Store
 
 __all__ = ["backup", "dump", "restore", "verify"]
 
@@ -51,7 +50,7 @@ def checked(path: str) -> Path:
 
 
 @contextlib.contextmanager
-def copy_opened(root: Path) -> Iterator[Store]:
+def copy_opened(root: Path) -> Iterator[Any]:
     """A store opened on a copy of the directory."""
     from kivi.settings import Settings
     from kivi.store import Store
@@ -158,7 +157,7 @@ def _record(record: Any, tables: dict[int, TableSchema]) -> dict[str, Any]:
     return {"bytes": len(record.body)}
 
 
-def _rows(store: Store, lease: Lease, schema: TableSchema, limit: int) -> Iterator[dict[str, Any]]:
+def _rows(store: Any, lease: Any, schema: TableSchema, limit: int) -> Iterator[dict[str, Any]]:
     from kivi.arrow import rows_from_batch
     from kivi.store import Scan
 
@@ -224,13 +223,14 @@ def _check_log(root: Path) -> tuple[int, str]:
     return records, cut
 
 
-def _batches(store: Store, lease: Lease, schema: TableSchema) -> Iterator[pa.RecordBatch]:
+def _batches(store: Any, lease: Any, schema: TableSchema) -> Iterator[pa.RecordBatch]:
     from kivi.store import Scan
 
-    return store.scan(lease, schema, Scan())
+    batches: Iterator[pa.RecordBatch] = store.scan(lease, schema, Scan())
+    return batches
 
 
-def _compare(store: Store, lease: Lease, schema: TableSchema, path: str) -> str:
+def _compare(store: Any, lease: Any, schema: TableSchema, path: str) -> str:
     """The aggregate against a recount of its source's events."""
     source = store.table(schema.source or "")
     if source.retention_us is not None:
