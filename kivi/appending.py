@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kivi.client_appender import EVENTS_BUFFERED_MAX, AppendFuture, Columns, Pending, closed
@@ -46,6 +47,7 @@ class Appender:
         self._changed = threading.Condition()
         self._columns = Columns(self._schema)
         self._pending = Pending()
+        self._full: deque[tuple[Columns, Pending]] = deque()  # batches of max_events, waiting for the sender
         self._first_at = 0.0
         self._waiting = 0  # events that are not answered yet
         self._closing = False
@@ -64,10 +66,12 @@ class Appender:
             columns.append(event)
             self._waiting += 1
             future = AppendFuture(self._pending)
-            if columns.count == 1:
-                self._first_at = time.monotonic()
+            if columns.count == self._max_events:
+                self._full.append((columns, self._pending))
+                self._columns, self._pending = Columns(self._schema), Pending()
                 self._changed.notify_all()
-            elif columns.count == self._max_events:
+            elif columns.count == 1:
+                self._first_at = time.monotonic()
                 self._changed.notify_all()
             return future
 
@@ -96,10 +100,11 @@ class Appender:
     def _take(self) -> tuple[Columns, Pending] | None:
         with self._changed:
             while True:
+                if self._full:
+                    return self._full.popleft()
                 if self._columns.count:
                     left = self._first_at + self._linger_s - time.monotonic()
-                    full = self._columns.count >= self._max_events
-                    if full or left <= 0 or self._closing or self._flushing:
+                    if left <= 0 or self._closing or self._flushing:
                         break
                     self._changed.wait(left)
                 elif self._closing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kivi.client_appender import EVENTS_BUFFERED_MAX, Columns, closed
@@ -35,6 +36,7 @@ class Appender:
         self._schema: TableSchema | None = None
         self._columns: Columns | None = None
         self._futures: list[asyncio.Future[int]] = []
+        self._full: deque[tuple[Columns, list[asyncio.Future[int]]]] = deque()  # batches of max_events, to be sent
         self._first_at = 0.0
         self._waiting = 0
         self._closing = False
@@ -71,10 +73,12 @@ class Appender:
         self._waiting += 1
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._futures.append(future)
-        if self._columns.count == 1:
-            self._first_at = time.monotonic()
+        if self._columns.count == self._max_events:
+            self._full.append((self._columns, self._futures))
+            self._columns, self._futures = Columns(self._columns.schema), []
             self._changed.set()
-        elif self._columns.count == self._max_events:
+        elif self._columns.count == 1:
+            self._first_at = time.monotonic()
             self._changed.set()
         return future
 
@@ -105,24 +109,28 @@ class Appender:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    async def _send(self) -> None:
-        assert self._schema is not None and self._columns is not None
-        while True:
-            columns = self._columns
-            if columns.count:
+    async def _take(self) -> tuple[Columns, list[asyncio.Future[int]]] | None:
+        """The next batch, when it is due; None at the end."""
+        assert self._columns is not None
+        while not self._full:
+            if self._columns.count:
                 left = self._first_at + self._linger_s - time.monotonic()
-                if not (columns.count >= self._max_events or left <= 0 or self._closing or self._flushing):
-                    await self._wait(left)
-                    continue
+                if left <= 0 or self._closing or self._flushing:
+                    taken = self._columns, self._futures
+                    self._columns, self._futures = Columns(self._columns.schema), []
+                    return taken
+                await self._wait(left)
             elif self._closing:
-                return
+                return None
             else:
                 await self._wait(None)
-                continue
-            futures, self._futures = self._futures, []
-            self._columns = Columns(self._schema)
+        return self._full.popleft()
+
+    async def _send(self) -> None:
+        while (taken := await self._take()) is not None:
+            columns, futures = taken
             try:
-                commit_ts = await self._db.append(self._schema.name, columns.batch())
+                commit_ts = await self._db.append(columns.schema.name, columns.batch())
             except BaseException as error:
                 for future in futures:
                     if not future.done():

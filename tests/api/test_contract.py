@@ -1,0 +1,504 @@
+"""The public surface, as outside programs are written against it: every name of it, on every kind of database."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import time
+
+import pyarrow as pa
+import pytest
+
+import kivi
+from kivi import errors
+
+UTC = dt.timezone.utc
+AT = dt.datetime(2023, 11, 16, 17, 52, tzinfo=UTC)
+SLOT = dt.datetime(2023, 11, 16, 17, 50, tzinfo=UTC)
+
+
+@pytest.fixture
+def accounts(db):
+    db.create_table(
+        "accounts",
+        key={"id": "int64"},
+        columns={"name": "string", "balance": kivi.sum("int64"), "peak": kivi.max("int64"), "low": kivi.min("float64")},
+    )
+    return db
+
+
+@pytest.fixture
+def invocations(db):
+    db.create_event_table(
+        "invocations",
+        event_time="ts",
+        retention="30d",
+        columns={
+            "customer": "string",
+            "application": "string",
+            "server": "string",
+            "endpoint_id": "int64",
+            "ts": "timestamp",
+            "resp_time_us": "int64",
+        },
+    )
+    db.create_aggregate(
+        "endpoint_5m",
+        source="invocations",
+        group_by=["endpoint_id", kivi.time_slot("ts", "5m", name="slot")],
+        measures={
+            "sum_resp_time": kivi.sum("resp_time_us"),
+            "invocations": kivi.count(),
+            "slowest": kivi.max("resp_time_us"),
+        },
+        derived={"avg_resp_time": "sum_resp_time / invocations"},
+    )
+    return db
+
+
+def event(endpoint=251, us=10_000, ts=AT, **more):
+    return {
+        "customer": "acme", "application": "shop", "server": "s1", "endpoint_id": endpoint, "ts": ts,
+        "resp_time_us": us, **more,
+    }  # fmt: skip
+
+
+# -- rows --------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_commits_on_success_and_reads_its_own_writes(accounts):
+    with accounts.transaction() as tx:
+        tx.put("accounts", (1,), name="ada")
+        tx.delta("accounts", (1,), balance=+21, peak=21)
+        tx.insert("accounts", (2,), name="bob")
+        assert tx.get("accounts", (1,)) == {"id": 1, "name": "ada", "balance": 21, "peak": 21, "low": None}
+        assert [row["id"] for row in tx.scan("accounts")] == [1, 2]
+        start = tx.start_ts
+    assert tx.commit_ts > start
+    with accounts.snapshot() as snap:
+        assert snap.ts >= tx.commit_ts
+        assert snap.get("accounts", (2,))["balance"] == 0
+        assert snap.get("accounts", (3,)) is None
+        rows = snap.get_many("accounts", [(2,), (9,), (1,)])
+        assert [row and row["name"] for row in rows] == ["bob", None, "ada"]
+
+
+def test_an_exception_rolls_back(accounts):
+    with pytest.raises(ZeroDivisionError), accounts.transaction() as tx:
+        tx.put("accounts", (1,), name="ada")
+        _ = 1 // 0
+    with accounts.snapshot() as snap:
+        assert snap.get("accounts", (1,)) is None
+
+
+def test_scans_in_key_order_with_bounds_predicates_columns_and_limit(db):
+    db.create_table("points", key={"a": "int64", "b": "string"}, columns={"v": "int64"})
+    with db.transaction() as tx:
+        for a in (2, 1, 3):
+            for b in ("y", "x"):
+                tx.put("points", (a, b), v=a * 10 + (b == "y"))
+    with db.snapshot() as snap:
+        keys = [(row["a"], row["b"]) for row in snap.scan("points")]
+        assert keys == [(a, b) for a in (1, 2, 3) for b in ("x", "y")]
+        assert [row["v"] for row in snap.scan("points", prefix=(2,))] == [20, 21]
+        assert [row["v"] for row in snap.scan("points", start=(1, "y"), end=(3,))] == [11, 20, 21]
+        assert [row["v"] for row in snap.scan("points", reverse=True, limit=2)] == [31, 30]
+        where = (kivi.col("v") > 10) & (kivi.col("b") == "x") | kivi.col("a").isin([3])
+        assert [row["v"] for row in snap.scan("points", where=where)] == [20, 30, 31]
+        assert list(snap.scan("points", where=~(kivi.col("a") <= 2), columns=["v"])) == [{"v": 30}, {"v": 31}]
+        table = snap.to_arrow("points", prefix=(1,), columns=["b", "v"])
+        assert table.to_pydict() == {"b": ["x", "y"], "v": [10, 11]}
+        assert snap.to_arrow("points", prefix=(7,)).num_rows == 0
+
+
+def test_every_type_comes_back_as_it_was_put(db):
+    db.create_table(
+        "types",
+        key={"b": "bool", "t": "timestamp", "d": "decimal(9,2)", "f": "float64", "s": "string", "x": "bytes"},
+        columns={
+            "i": "int64", "f2": "float64", "d2": "decimal(18,3)", "s2": "string", "x2": "bytes", "b2": "bool",
+            "t2": "timestamp", "total": kivi.sum("decimal(12,2)"), "mean": kivi.sum("float64"),
+            "first": kivi.min("timestamp"),
+        },
+    )  # fmt: skip
+    key = (True, AT, decimal.Decimal("-12.50"), -0.5, "\x00käse", b"\x00\xff")
+    values = {
+        "i": -(2**63), "f2": 1e300, "d2": decimal.Decimal("1.125"), "s2": "", "x2": b"", "b2": False, "t2": AT,
+    }  # fmt: skip
+    with db.transaction() as tx:
+        tx.put("types", key, **values)
+        tx.delta("types", key, total=decimal.Decimal("0.10"), mean=0.5, first=AT)
+        tx.delta("types", key, total=decimal.Decimal("0.20"), mean=0.25, first=AT - dt.timedelta(days=1))
+    expected = {
+        **dict(zip(("b", "t", "d", "f", "s", "x"), key, strict=True)), **values,
+        "total": decimal.Decimal("0.30"), "mean": 0.75, "first": AT - dt.timedelta(days=1),
+    }  # fmt: skip
+    with db.snapshot() as snap:
+        assert snap.get("types", key) == expected
+        assert list(snap.scan("types")) == [expected]
+        assert snap.to_arrow("types").to_pylist() == [expected]
+    db.consolidate()
+    with db.snapshot() as snap:
+        assert snap.get("types", key) == expected
+
+
+def test_deltas_never_conflict_and_puts_do(accounts):
+    first, second = accounts.transaction(), accounts.transaction()
+    with first, second:
+        assert first.start_ts == second.start_ts
+        first.delta("accounts", (1,), balance=1)
+        second.delta("accounts", (1,), balance=2)
+    with accounts.snapshot() as snap:
+        assert snap.get("accounts", (1,))["balance"] == 3
+    one, two = accounts.transaction(), accounts.transaction()
+    with pytest.raises(kivi.Conflict) as caught:
+        with two:
+            with one:
+                start = (one.start_ts, two.start_ts)
+                one.put("accounts", (1,), balance=10)
+                two.put("accounts", (1,), balance=20)
+    conflict = caught.value
+    assert (conflict.table, conflict.key) == ("accounts", (1,))
+    assert conflict.start_ts == start[1]
+    assert conflict.commit_ts == one.commit_ts
+
+
+def test_insert_is_strict_and_delete_is_not(accounts):
+    with accounts.transaction() as tx:
+        tx.insert("accounts", (1,), name="ada")
+        with pytest.raises(kivi.RowExists):
+            tx.insert("accounts", (1,), name="eve")
+        tx.delete("accounts", (7,))
+    with accounts.transaction() as tx:
+        with pytest.raises(kivi.RowExists):
+            tx.insert("accounts", (1,))
+        tx.delete("accounts", (1,))
+        tx.insert("accounts", (1,), name="new")
+    with accounts.snapshot() as snap:
+        assert snap.get("accounts", (1,))["name"] == "new"
+
+
+def test_run_reruns_on_a_new_snapshot_after_a_conflict(accounts):
+    with accounts.transaction() as tx:
+        tx.put("accounts", (1,), balance=100)
+    seen = []
+
+    def withdraw(tx):
+        balance = tx.get("accounts", (1,))["balance"]
+        if not seen:
+            seen.append(balance)
+            interfering()
+        tx.put("accounts", (1,), balance=balance - 10)
+        return balance
+
+    other = {}
+
+    def interfering():
+        other["done"] = True
+
+    # the conflict comes from a transaction that began before and commits in between
+    rival = accounts.transaction()
+    with rival:
+        rival.put("accounts", (1,), balance=50)
+    assert accounts.run(withdraw) == 50
+    with accounts.snapshot() as snap:
+        assert snap.get("accounts", (1,))["balance"] == 40
+    assert other == {"done": True}
+
+
+def test_guard_makes_write_skew_conflict(accounts):
+    with accounts.transaction() as tx:
+        tx.put("accounts", (1,), balance=10)
+        tx.put("accounts", (2,), balance=10)
+    one, two = accounts.transaction(), accounts.transaction()
+    with pytest.raises(kivi.Conflict), two:
+        with one:
+            assert one.get("accounts", (2,))["balance"] == two.get("accounts", (2,))["balance"] == 10
+            one.guard("accounts", (2,), "balance")
+            two.guard("accounts", (1,), "balance")
+            one.delta("accounts", (1,), balance=-10)
+            two.delta("accounts", (2,), balance=-10)
+
+
+def test_snapshots_as_of_a_timestamp_and_a_moment(db):
+    db.create_table("kept", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
+    stamps, moments = [], []
+    for _ in range(3):
+        with db.transaction() as tx:
+            tx.delta("kept", (1,), n=1)
+        stamps.append(tx.commit_ts)
+        time.sleep(0.03)
+        moments.append(dt.datetime.now(UTC))
+        time.sleep(0.03)
+    for _ in range(2):
+        for i in range(3):
+            with db.snapshot(as_of=stamps[i]) as snap:
+                assert snap.get("kept", (1,))["n"] == i + 1
+            with db.snapshot(as_of=moments[i]) as snap:
+                assert snap.get("kept", (1,))["n"] == i + 1
+                assert [row["n"] for row in snap.scan("kept")] == [i + 1]
+        db.consolidate()
+    with db.snapshot(min_snapshot=stamps[-1]) as snap:
+        assert snap.ts >= stamps[-1]
+
+
+# -- events and aggregates -----------------------------------------------------------------------------------
+
+
+def test_the_papers_event_and_its_aggregate_in_one_transaction(invocations):
+    db = invocations
+    db.create_table(
+        "own", key={"endpoint_id": "int64", "slot": "timestamp"}, columns={"s": kivi.sum("int64"), "n": kivi.count()}
+    )
+    with db.transaction() as tx:
+        tx.append("invocations", [event(us=21)])
+        tx.delta("own", (251, SLOT), s=21, n=1)
+        assert tx.get("endpoint_5m", (251, SLOT))["sum_resp_time"] == 21
+    with db.snapshot() as snap:
+        assert snap.get("own", (251, SLOT)) == {"endpoint_id": 251, "slot": SLOT, "s": 21, "n": 1}
+        assert snap.get("endpoint_5m", (251, SLOT)) == {
+            "endpoint_id": 251, "slot": SLOT, "sum_resp_time": 21, "invocations": 1, "slowest": 21,
+            "avg_resp_time": 21.0,
+        }  # fmt: skip
+
+
+def test_appends_of_dicts_tables_and_batches_are_one_transaction_each(invocations):
+    db = invocations
+    first = db.append("invocations", [event(us=10), event(us=20)])
+    table = pa.Table.from_pylist([event(us=30), event(endpoint=252, us=5)])
+    second = db.append("invocations", table)
+    third = db.append("invocations", table.to_batches()[0])
+    assert first < second < third
+    with db.snapshot() as snap:
+        assert snap.get("endpoint_5m", (251, SLOT))["sum_resp_time"] == 90
+        assert [row["resp_time_us"] for row in snap.scan("invocations")] == [10, 20, 30, 5, 30, 5]
+        assert snap.to_arrow("invocations", where=kivi.col("endpoint_id") == 252).num_rows == 2
+    db.consolidate()
+    with db.snapshot() as snap:
+        assert snap.to_arrow("invocations", columns=["resp_time_us"])["resp_time_us"].to_pylist() == [
+            10,
+            20,
+            30,
+            5,
+            30,
+            5,
+        ]
+        assert snap.to_arrow("endpoint_5m", prefix=(251,))["avg_resp_time"].to_pylist() == [22.5]
+
+
+def test_an_aggregate_created_later_has_everything(invocations):
+    db = invocations
+    for i in range(5):
+        db.append("invocations", [event(endpoint=i, us=10 * i)])
+    db.consolidate()
+    db.append("invocations", [event(endpoint=7, us=1)])
+    db.create_aggregate(
+        "customer_1h",
+        source="invocations",
+        group_by=["customer", kivi.time_slot("ts", "1h", name="slot")],
+        measures={"total": kivi.sum("resp_time_us"), "n": kivi.count("resp_time_us")},
+    )
+    db.append("invocations", [event(endpoint=8, us=2)])
+    with db.snapshot() as snap:
+        assert [(row["customer"], row["total"], row["n"]) for row in snap.scan("customer_1h")] == [("acme", 103, 7)]
+
+
+def test_the_appender_resolves_each_future_with_the_commit(invocations):
+    if hasattr(invocations, "_target"):
+
+        async def appended():
+            async with invocations._target.appender("invocations", linger_ms=2, max_events=100) as app:
+                futures = [app.append(**event(us=i)) for i in range(250)]
+            return [await future for future in futures]
+
+        stamps = invocations._loop.run_until_complete(appended())
+    else:
+        with invocations.appender("invocations", linger_ms=2, max_events=100) as app:
+            futures = [app.append(**event(us=i)) for i in range(250)]
+        stamps = [future.result() for future in futures]
+    assert stamps == sorted(stamps)
+    assert len(set(stamps)) >= 3
+    with invocations.snapshot() as snap:
+        assert snap.ts >= max(stamps)
+        assert snap.get("endpoint_5m", (251, SLOT))["invocations"] == 250
+
+
+def test_stages_are_invisible_until_a_batch_token_commits_them_once(invocations):
+    db = invocations
+    scope = f"spark/app-{time.time_ns()}"
+    ids = [db.stage("invocations", [event(us=5)], owner="t") for _ in range(2)]
+    with db.snapshot() as snap:
+        assert list(snap.scan("invocations")) == []
+    with db.transaction(batch=(scope, 0)) as tx:
+        tx.append_stages("invocations", ids)
+    again = db.stage("invocations", [event(us=500)], owner="t")
+    with db.transaction(batch=(scope, 0)) as repeat:
+        repeat.append_stages("invocations", [again])
+    assert repeat.commit_ts == tx.commit_ts
+    with pytest.raises(errors.OutOfSequence), db.transaction(batch=(scope, 2)) as gap:
+        gap.append("invocations", [event()])
+    with db.snapshot() as snap:
+        assert snap.get("endpoint_5m", (251, SLOT))["sum_resp_time"] == 10
+
+
+def test_tokens_tell_the_outcome_and_commit_once(invocations):
+    db = invocations
+    token = f"mine-{time.time_ns()}"
+    first = db.append("invocations", [event(us=5)], token=token)
+    assert db.append("invocations", [event(us=5)], token=token) == first
+    with pytest.raises(kivi.InvalidArgument):
+        db.append("invocations", [event(us=6)], token=token)
+    assert db.outcome(token) == first
+    never = f"never-{time.time_ns()}"
+    assert db.outcome(never) is kivi.ABORTED
+    with pytest.raises(kivi.KiviError):
+        db.append("invocations", [event(us=6)], token=never)
+    with db.snapshot() as snap:
+        assert snap.get("endpoint_5m", (251, SLOT))["sum_resp_time"] == 5
+
+
+# -- schema and operation --------------------------------------------------------------------------------------
+
+
+def test_tables_describe_and_drop(invocations):
+    db = invocations
+    assert db.tables() == ["endpoint_5m", "invocations"]
+    described = db.describe("endpoint_5m")
+    assert described["kind"] == "aggregate"
+    assert described["source"] == "invocations"
+    with pytest.raises(kivi.InvalidArgument):
+        db.drop("invocations")
+    db.drop("endpoint_5m")
+    assert db.tables() == ["invocations"]
+    with pytest.raises(kivi.NotFound):
+        db.describe("endpoint_5m")
+    with pytest.raises(kivi.NotFound), db.snapshot() as snap:
+        snap.get("endpoint_5m", (251, SLOT))
+    with pytest.raises(kivi.AlreadyExists):
+        db.create_table("invocations", key={"id": "int64"}, columns={})
+
+
+def test_watermark_stats_consolidate_and_checkpoint(accounts, tmp_path):
+    with accounts.transaction() as tx:
+        tx.delta("accounts", (1,), balance=5)
+    assert accounts.watermark() >= tx.commit_ts
+    accounts.consolidate()
+    stats = accounts.stats()
+    assert stats["consolidated_upto"] >= tx.commit_ts
+    assert stats["pending_operations"] == 0
+    if stats.get("log_segments"):  # in memory there is nothing to copy
+        accounts.checkpoint(str(tmp_path / "copy"))
+        with kivi.open(tmp_path / "copy") as copy, copy.snapshot() as snap:
+            assert snap.get("accounts", (1,))["balance"] == 5
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda tx: tx.put("nope", (1,), name="x"), kivi.NotFound),
+        (lambda tx: tx.put("accounts", (1,), nope="x"), kivi.SchemaError),
+        (lambda tx: tx.put("accounts", (1,), name=5), kivi.SchemaError),
+        (lambda tx: tx.put("accounts", ("one",), name="x"), kivi.SchemaError),
+        (lambda tx: tx.put("accounts", (1, 2), name="x"), kivi.SchemaError),
+        (lambda tx: tx.put("accounts", (None,), name="x"), kivi.InvalidArgument),
+        (lambda tx: tx.delta("accounts", (1,), name="x"), kivi.SchemaError),
+        (lambda tx: tx.delta("accounts", (1,), balance=1.5), kivi.SchemaError),
+        (lambda tx: tx.delta("accounts", (1,), balance=2**63), kivi.InvalidArgument),
+        (lambda tx: tx.delta("accounts", (1,), low=float("nan")), kivi.InvalidArgument),
+        (lambda tx: tx.delta("accounts", (1,), low=float("inf")), kivi.InvalidArgument),
+        (lambda tx: tx.delta("endpoint_5m", (251, SLOT), invocations=1), kivi.InvalidArgument),
+        (lambda tx: tx.put("invocations", (1,), resp_time_us=1), kivi.KiviError),
+        (lambda tx: tx.append("accounts", [{"id": 1}]), kivi.InvalidArgument),
+        (lambda tx: tx.append("invocations", [event(nope=1)]), kivi.SchemaError),
+        (lambda tx: tx.append("invocations", [event(us="slow")]), kivi.SchemaError),
+        (lambda tx: tx.append("invocations", [event(us=2**63)]), kivi.InvalidArgument),
+        (lambda tx: tx.append("invocations", [event(ts=None)]), kivi.InvalidArgument),
+        (lambda tx: tx.append("invocations", [event(ts=AT.replace(tzinfo=None))]), kivi.InvalidArgument),
+        (lambda tx: tx.append("invocations", 5), kivi.InvalidArgument),
+        (lambda tx: list(tx.scan("accounts", where=kivi.col("nope") == 1)), kivi.SchemaError),
+        (lambda tx: list(tx.scan("accounts", where=kivi.col("balance") == "x")), kivi.SchemaError),
+        (lambda tx: list(tx.scan("accounts", columns=["nope"])), kivi.SchemaError),
+        (lambda tx: list(tx.scan("accounts", limit=-1)), kivi.InvalidArgument),
+        (lambda tx: tx.guard("accounts", (1,), "nope"), kivi.SchemaError),
+    ],
+)
+def test_bad_input_is_a_typed_error_at_the_call_and_changes_nothing(accounts, invocations, call, error):
+    with pytest.raises(error) as caught, accounts.transaction() as tx:
+        tx.put("accounts", (5,), name="not to be seen")
+        call(tx)
+    assert str(caught.value)
+    with accounts.snapshot() as snap:
+        assert list(snap.scan("accounts")) == []
+        assert list(snap.scan("invocations")) == []
+        assert list(snap.scan("endpoint_5m")) == []
+
+
+def test_a_null_group_key_is_refused_with_the_whole_append(invocations):
+    with pytest.raises(kivi.InvalidArgument):
+        invocations.append("invocations", [event(), event(endpoint=None)])
+    with invocations.snapshot() as snap:
+        assert list(snap.scan("invocations")) == []
+
+
+def test_an_int64_overflow_is_out_of_range_on_read_and_recovers(accounts):
+    db = accounts
+    for _ in range(2):
+        with db.transaction() as tx:
+            tx.delta("accounts", (1,), balance=2**63 - 1)
+    for _ in range(2):
+        with db.snapshot() as snap:
+            with pytest.raises(kivi.OutOfRange):
+                snap.get("accounts", (1,))
+            with pytest.raises(kivi.OutOfRange):
+                list(snap.scan("accounts"))
+            assert snap.get("accounts", (1,), columns=["id", "peak"]) == {"id": 1, "peak": None}
+        db.consolidate()
+    with db.transaction() as tx:
+        tx.delta("accounts", (1,), balance=-(2**63 - 1))
+    with db.snapshot() as snap:
+        assert snap.get("accounts", (1,))["balance"] == 2**63 - 1
+
+
+def test_an_oversized_batch_is_refused_and_changes_nothing(invocations):
+    wide = pa.table({"ts": pa.array([AT] * 5, pa.timestamp("us", tz="UTC")), "customer": ["x" * 20_000_000] * 5})
+    with pytest.raises(kivi.KiviError) as caught:
+        invocations.append("invocations", wide)
+    assert isinstance(caught.value, (kivi.ResourceExhausted, kivi.InvalidArgument))
+    with invocations.snapshot() as snap:
+        assert list(snap.scan("invocations")) == []
+
+
+def test_a_snapshot_that_was_closed_or_is_past_what_is_kept(accounts):
+    db = accounts
+    snap = db.snapshot()
+    with snap:
+        before = snap.ts
+    with pytest.raises(kivi.KiviError):
+        snap.get("accounts", (1,))
+    for i in range(3):
+        with db.transaction() as tx:
+            tx.delta("accounts", (1,), balance=i)
+        db.consolidate()
+    with pytest.raises(kivi.SnapshotTooOld), db.snapshot(as_of=before) as old:
+        old.get("accounts", (1,))
+    with pytest.raises(kivi.KiviError), db.snapshot(as_of=10**15) as future:
+        future.get("accounts", (1,))
+
+
+def test_the_decorator_joins_a_transaction_or_begins_one(db):
+    if not hasattr(db, "_target"):
+        db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+
+        @kivi.transactional
+        def add(tx, n):
+            tx.delta("t", (1,), n=n)
+            return n
+
+        assert add(db, 2) == 2
+        with db.transaction() as tx:
+            add(tx, 3)
+        with db.snapshot() as snap:
+            assert snap.get("t", (1,))["n"] == 5
