@@ -12,7 +12,7 @@ import pytest
 import kivi
 from kivi import errors
 
-UTC = dt.timezone.utc
+UTC = dt.UTC
 AT = dt.datetime(2023, 11, 16, 17, 52, tzinfo=UTC)
 SLOT = dt.datetime(2023, 11, 16, 17, 50, tzinfo=UTC)
 
@@ -151,7 +151,7 @@ def test_deltas_never_conflict_and_puts_do(accounts):
     with accounts.snapshot() as snap:
         assert snap.get("accounts", (1,))["balance"] == 3
     one, two = accounts.transaction(), accounts.transaction()
-    with pytest.raises(kivi.Conflict) as caught:
+    with pytest.raises(kivi.Conflict) as caught:  # noqa: SIM117 - the order in which they end is the point
         with two:
             with one:
                 start = (one.start_ts, two.start_ts)
@@ -181,7 +181,7 @@ def test_insert_is_strict_and_delete_is_not(accounts):
 def test_run_reruns_on_a_new_snapshot_after_a_conflict(accounts):
     with accounts.transaction() as tx:
         tx.put("accounts", (1,), balance=100)
-    seen = []
+    seen: list[int] = []
 
     def withdraw(tx):
         balance = tx.get("accounts", (1,))["balance"]
@@ -211,7 +211,7 @@ def test_guard_makes_write_skew_conflict(accounts):
         tx.put("accounts", (1,), balance=10)
         tx.put("accounts", (2,), balance=10)
     one, two = accounts.transaction(), accounts.transaction()
-    with pytest.raises(kivi.Conflict), two:
+    with pytest.raises(kivi.Conflict), two:  # noqa: SIM117
         with one:
             assert one.get("accounts", (2,))["balance"] == two.get("accounts", (2,))["balance"] == 10
             one.guard("accounts", (2,), "balance")
@@ -389,7 +389,9 @@ def test_watermark_stats_consolidate_and_checkpoint(accounts, tmp_path):
     if stats.get("log_segments"):  # in memory there is nothing to copy
         accounts.checkpoint(str(tmp_path / "copy"))
         with kivi.open(tmp_path / "copy") as copy, copy.snapshot() as snap:
-            assert snap.get("accounts", (1,))["balance"] == 5
+            row = snap.get("accounts", (1,))
+            assert row is not None
+            assert row["balance"] == 5
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------

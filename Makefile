@@ -1,0 +1,69 @@
+# kivi: every task of the project. Needs Python 3.11 or newer and make; the rest is installed into .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+say = @printf 'kivi: %s\n'
+
+.DEFAULT_GOAL := help
+.PHONY: help venv test check demo proto format clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
+	$(say) '$(VENV) is ready'
+
+test: check ## Run the checks, then the tests
+	$(say) 'tests'
+	@$(BIN)/python -m pytest -q
+
+check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
+	$(say) 'check: formatting (make format mends it)'
+	@$(BIN)/ruff format --check .
+	$(say) 'check: lint'
+	@$(BIN)/ruff check --quiet --output-format concise .
+	$(say) 'check: types'
+	@$(BIN)/mypy --no-error-summary
+	$(say) 'check: layers'
+	@$(BIN)/python -m pytest -q --no-header tests/test_layers.py
+	$(say) 'check: protos'
+	@$(BIN)/buf lint proto
+	$(say) 'check: generated code is current (make proto mends it)'
+	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
+	    $(BIN)/python proto/generate.py "$$fresh" && diff -r -x __pycache__ kivi/wire "$$fresh"
+
+demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard
+	@$(BIN)/python -m apm_demo
+
+proto: $(INSTALLED) ## Generate kivi/wire from proto/ again
+	@rm -rf kivi/wire
+	@$(BIN)/python proto/generate.py
+
+format: $(INSTALLED) ## Format the code and mend what lint can mend
+	@$(BIN)/ruff check --quiet --fix . || true
+	@$(BIN)/ruff format --quiet .
+
+clean: ## Remove .venv and everything that was built or cached
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# pip and setuptools come first and are pinned too, so that nothing is fetched unpinned to build kivi itself.
+# -qq: pip's remarks about the machine's configuration are not ours to print; its errors still are.
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install -qq -c constraints.txt
+NEWER := import sys; sys.exit(sys.version_info < (3, 11))
+
+$(INSTALLED): pyproject.toml setup.py constraints.txt
+	@command -v $(PYTHON) > /dev/null || { \
+	    echo 'kivi: there is no $(PYTHON) here; install Python 3.11 or newer, or name one: make PYTHON=/path/to/python'; exit 1; } >&2
+	@$(PYTHON) -c '$(NEWER)' || { \
+	    echo "kivi: needs Python 3.11 or newer, and $(PYTHON) is $$($(PYTHON) --version 2>&1); name a newer one: make PYTHON=python3.12"; exit 1; } >&2
+	@$(PYTHON) -c 'import venv, ensurepip' 2> /dev/null || { \
+	    echo 'kivi: $(PYTHON) has no venv module; install it (on Debian and Ubuntu: apt-get install python3-venv)'; exit 1; } >&2
+	@$(BIN)/python -c '$(NEWER)' 2> /dev/null || { \
+	    echo 'kivi: creating $(VENV)'; $(PYTHON) -m venv --clear $(VENV); }
+	$(say) 'installing pinned packages into $(VENV) (about 1.5 GB on disk, a minute or a few)'
+	@$(PIP) pip setuptools
+	@$(PIP) --no-build-isolation -e '.[spark,demo,dev]'
+	@touch $@

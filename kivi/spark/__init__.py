@@ -1,0 +1,73 @@
+"""Spark reads from kivi and writes to it: ``format("kivi")``, exactly once.
+
+::
+
+    spark = kivi.spark.session("app")          # or, in a session of your own:
+    spark.dataSource.register(kivi.spark.KiviDataSource)
+
+    query = (events.writeStream.format("kivi").option("endpoint", "localhost:7420").option("table", "invocations")
+             .option("checkpointLocation", ...).start())
+    frame.write.format("kivi").option("endpoint", ...).option("table", ...).mode("append").save()
+    spark.read.format("kivi").option("endpoint", ...).option("table", "endpoint_5m").load()
+
+How a micro-batch gets in exactly once
+--------------------------------------
+Spark may run a task twice, run two attempts of it at once, kill the driver at any line, and after a restart run the
+last batch again, with other partitions and other rows in them. Only one thing is stable: the number of the batch
+within its query. So nothing that a task does may count, and what counts must happen in one place, once::
+
+    task, on any machine      rows -> Arrow -> stage (durable in the server's log, invisible)   -> its id ..
+                                                                                                        |
+    driver, when all tasks    one transaction: append the stages that are named, and the             <-'
+    have succeeded            batch token (spark/<table>/<application id>, batch number)
+                              with the events, in one log record
+
+* A task that fails, is killed, or loses against its twin leaves a stage that nobody names. It expires.
+* The reply to the commit is lost: the driver asks again under the same token, and the server returns the first
+  commit timestamp. If the driver gives up, Spark calls ``abort`` and later replays the batch: the token is known, the
+  replay's stages are dropped, even where its rows were cut differently.
+* ``abort`` gives stages up, which is safe at any time: the server passes over those that a commit has named, and a
+  commit that still is on its way and finds them gone does nothing, so that the replay does it.
+* Batches without rows commit too. The numbers of a scope have no gap, so a batch that was left out (a checkpoint
+  that was copied from elsewhere) is an error and not a hole in the data.
+
+The application id is the query's id, which lives in the checkpoint. Delete the checkpoint and Spark begins a new
+query that reads its input from the start: to kivi this is another application, and everything is appended again.
+The first batch of a second application id into a table therefore warns. ``option("applicationId", ...)`` gives a
+name of your own: keep it only as long as the checkpoint, since batches numbered as before are taken for repeats.
+
+What the API does not give, and where it comes from instead
+-----------------------------------------------------------
+``write`` is not told batch or query: they are local properties of the task. ``commit`` and ``abort`` run on a
+fresh object in another process and see only messages, so messages carry the query's id. A Python sink cannot use
+output mode ``update``; send events, never totals: kivi does the adding up.
+
+Reading
+-------
+A job reads one snapshot. Planning opens it as a shared lease, every task opens the lease by its name and renews it
+while it reads. It ends by its time limit after the last task, as nothing tells a source that a job is over.
+
+The rooms: ``java`` finds one, ``launch`` starts the session, ``options`` and ``schemas`` translate, ``sink`` writes,
+``source`` reads and is what Spark registers. Executors load the client, never the store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kivi.spark.java import JavaNotFound
+from kivi.spark.launch import session
+
+if TYPE_CHECKING:
+    from kivi.spark.source import KiviDataSource
+
+__all__ = ["JavaNotFound", "KiviDataSource", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    """The data source needs PySpark, which is installed only where it is asked for."""
+    if name == "KiviDataSource":
+        from kivi.spark.source import KiviDataSource
+
+        return KiviDataSource
+    raise AttributeError(f"module 'kivi.spark' has no attribute {name!r}")

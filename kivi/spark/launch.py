@@ -1,0 +1,125 @@
+"""A Spark session that knows kivi, on any machine with Python."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import site
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import kivi
+from kivi.errors import InvalidArgument, KiviError
+from kivi.spark.java import cache_folders, find_java, private_file
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["session"]
+
+_DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Rows cross between Java and Python in Arrow batches; larger ones cost less each.
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # A data frame on one machine needs no 200 shuffle partitions.
+    "spark.sql.shuffle.partitions": "4",
+}
+_LOG_LEVELS: Final = """\
+# Warnings and errors of Spark, without its remarks about the machine. Made by kivi.spark.
+rootLogger.level = warn
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex{short}
+logger.hostname.name = org.apache.spark.util.Utils
+logger.hostname.level = error
+logger.native.name = org.apache.hadoop.util.NativeCodeLoader
+logger.native.level = error
+logger.resolve.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
+logger.resolve.level = error
+logger.resolve4.name = org.apache.spark.sql.execution.streaming.ResolveWriteToStream
+logger.resolve4.level = error
+"""
+
+
+def session(app: str, *, master: str = "local[2]", **conf: str | int | bool) -> SparkSession:
+    """A Spark session with ``format("kivi")`` registered; Java is found as ``kivi.spark.java`` says.
+
+    ``conf``: Spark's own settings by their names (``**{"spark.sql.shuffle.partitions": 8}``), which win over the
+    defaults here: no web UI, session time zone UTC, Arrow between Java and Python, warnings and errors only in the
+    log. Where a session is running already it is that one which is returned, with ``format("kivi")`` added.
+    Raises JavaNotFound, InvalidArgument.
+    """
+    for name in conf:
+        if not name.startswith("spark."):
+            raise InvalidArgument(f'{name!r} is not a Spark setting: give them as **{{"spark.name": value}}')
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise KiviError("PySpark is not installed: pip install 'kivi[spark]'") from None
+    from kivi.spark.source import KiviDataSource
+
+    builder = SparkSession.builder.appName(app).master(master)
+    settings = {**_DEFAULTS, **{name: _text(value) for name, value in conf.items()}}
+    with _environment(master, settings):
+        for name, value in settings.items():
+            builder = builder.config(name, value)
+        spark = builder.getOrCreate()
+    spark.dataSource.register(KiviDataSource)
+    return spark
+
+
+def _text(value: str | int | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@contextlib.contextmanager
+def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
+    """What starting Java reads from the environment; JAVA_HOME and PYTHONPATH are put back afterwards.
+
+    Nothing happens if this process has started its Java already.
+    """
+    from pyspark import SparkContext
+
+    if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
+        yield
+        return
+    java = find_java()
+    changes: dict[str, str | None] = {"JAVA_HOME": java.home}
+    if master.startswith("local"):
+        # Workers are this Python and import what this process imports, however kivi got onto its path. On a
+        # cluster the paths are the workers' own, and what the environment says is right.
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        root = str(Path(kivi.__path__[0]).parent)
+        if root not in (*site.getsitepackages(), site.getusersitepackages()):
+            changes["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if "spark.driver.extraJavaOptions" not in settings:
+        for folder in cache_folders(os.environ):
+            with contextlib.suppress(OSError):
+                levels = private_file(folder, "log4j2.properties", _LOG_LEVELS)
+                settings["spark.driver.extraJavaOptions"] = f"-Dlog4j.configurationFile={levels.as_uri()}"
+                break
+    before = {name: os.environ.get(name) for name in changes}
+    _apply(changes)
+    try:
+        yield
+    finally:
+        _apply(before)
+
+
+def _apply(changes: dict[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

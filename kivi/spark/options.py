@@ -1,0 +1,129 @@
+"""The options of ``format("kivi")``, and the client that they ask for.
+
+=============== ====================================================================================================
+endpoint        host:port of the server; default localhost:7420
+table           the table (required)
+accessToken     the access token; Spark redacts it in its plans
+tls             "true" for the system's authorities, or the path of a CA file
+timeout         how long a server that is away or full is waited for, in seconds; default 60
+applicationId   streams: whose batches these are; default the query's id, which lives in the checkpoint
+columns         reads: the columns wanted, separated by commas
+asOf            reads: a commit timestamp, or a moment as ISO 8601 with its zone
+leaseTtl        reads: how long the job's snapshot is kept without a task that reads it ("10m")
+=============== ====================================================================================================
+
+Names are taken without regard to case, as everywhere in Spark. Names that are not listed are left to Spark.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+import kivi
+from kivi.errors import CommitUnknown, InvalidArgument, Retryable, SnapshotTooOld, Unavailable
+from kivi.schema import parse_duration_us
+
+if TYPE_CHECKING:
+    from kivi.client import Database
+
+__all__ = ["Options", "patiently"]
+
+T = TypeVar("T")
+_AGAIN: Final = (Unavailable, Retryable, SnapshotTooOld, CommitUnknown)
+_clients: dict[tuple[int, str, str | None, str | None], Database] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for, checked. Pickles; has no connection in it."""
+
+    table: str
+    endpoint: str = "localhost:7420"
+    access_token: str | None = field(default=None, repr=False)
+    tls: str | None = None
+    timeout_s: float = 60.0
+    application_id: str | None = None
+    columns: tuple[str, ...] | None = None
+    as_of: int | dt.datetime | None = None
+    lease_ttl_s: float = 600.0
+
+    @staticmethod
+    def of(given: Mapping[str, str]) -> Options:
+        """From Spark's options. Raises InvalidArgument."""
+        values = {name.lower(): text.strip() for name, text in given.items()}
+        if not values.get("table"):
+            raise InvalidArgument('format("kivi") needs option("table", name)')
+        application_id = values.get("applicationid") or None
+        if application_id is not None and (len(application_id) > 200 or not application_id.isprintable()):
+            raise InvalidArgument("option applicationId is at most 200 printable characters")
+        tls = values.get("tls", "false")
+        return Options(
+            table=values["table"],
+            endpoint=values.get("endpoint") or "localhost:7420",
+            access_token=values.get("accesstoken") or None,
+            tls=None if tls.lower() in ("", "false") else "true" if tls.lower() == "true" else tls,
+            timeout_s=_seconds(values.get("timeout", "60")),
+            application_id=application_id,
+            columns=_columns(values["columns"]) if "columns" in values else None,
+            as_of=_as_of(values["asof"]) if "asof" in values else None,
+            lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
+        )
+
+    def client(self) -> Database:
+        """This process's client of that server: made once, kept for the tasks that follow. Waits for the server."""
+        key = (os.getpid(), self.endpoint, self.access_token, self.tls)
+        if key not in _clients:
+            tls = True if self.tls == "true" else self.tls
+            _clients[key] = patiently(
+                lambda: kivi.connect(self.endpoint, access_token=self.access_token, tls=tls, timeout=self.timeout_s),
+                self.timeout_s,
+            )
+        return _clients[key]
+
+
+def patiently(call: Callable[[], T], timeout_s: float) -> T:
+    """``call()``, again while it may yet succeed, until ``timeout_s`` have passed. For calls that may be repeated."""
+    deadline, pause_s = time.monotonic() + timeout_s, 0.05
+    while True:
+        try:
+            return call()
+        except _AGAIN:
+            if time.monotonic() + pause_s > deadline:
+                raise
+        time.sleep(random.uniform(0.5, 1.0) * pause_s)
+        pause_s = min(2.0, pause_s * 2)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise InvalidArgument(f"option timeout is a number of seconds, not {text!r}")
+    return seconds
+
+
+def _columns(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise InvalidArgument(f"option columns is a list of different names with commas, not {text!r}")
+    return names
+
+
+def _as_of(text: str) -> int | dt.datetime:
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidArgument(f"option asOf is a commit timestamp or a moment in ISO 8601, not {text!r}") from None
+    if moment.tzinfo is None:
+        raise InvalidArgument(f"option asOf {text!r} has no time zone: write it like 2026-07-01T12:00:00Z")
+    return moment

@@ -1,0 +1,165 @@
+"""Spark's types and kivi's: what fits where, said before any row moves.
+
+=============== ======================================== =====================
+kivi            a data frame may bring                   a read gives
+=============== ======================================== =====================
+bool            boolean                                  boolean
+int64           tinyint, smallint, int, bigint           bigint
+float64         float, double, tinyint, smallint, int    double
+decimal(p, s)   a decimal whose digits all fit           decimal(p, s)
+string          string                                   string
+bytes           binary                                   binary
+timestamp       timestamp (a moment)                     timestamp
+=============== ======================================== =====================
+
+Columns go by name. A column that the table does not have is an error; one that the data frame does not have is
+null, except the event time. ``timestamp_ntz`` is a reading of a clock of nobody knows which zone, and is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import types as spark
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.schema import ColumnType
+
+if TYPE_CHECKING:
+    from kivi.client import Database
+
+__all__ = ["Target", "arrow_schema", "spark_schema"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table as far as Spark is concerned: its kind, and the types of its columns in order. Pickles."""
+
+    table: str
+    kind: str
+    key: tuple[str, ...]
+    columns: dict[str, ColumnType]
+    event_time: str | None
+
+    @staticmethod
+    def of(db: Database, table: str) -> Target:
+        """As the catalog has it now. Raises NotFound."""
+        described: dict[str, Any] = db.describe(table)
+        columns = {**described["key"], **described["columns"]}
+        types = {name: ColumnType.parse(_bare(text)) for name, text in columns.items()}
+        types |= {name: ColumnType("float64") for name in described.get("derived", ())}
+        return Target(table, described["kind"], tuple(described["key"]), types, described.get("event_time"))
+
+    def check_appendable(self, frame: spark.StructType, overwrite: bool) -> None:
+        """Raises SchemaError, InvalidArgument unless every row of ``frame`` can become an event."""
+        if self.kind != "event":
+            raise InvalidArgument(
+                f"{self.table!r} is a table of kind {self.kind}: Spark appends to event tables, and the aggregates "
+                "declared on them follow in the same commit"
+            )
+        if overwrite:
+            raise InvalidArgument(f'{self.table!r} can only be appended to: use mode("append") or outputMode("append")')
+        seen: set[str] = set()
+        for column in frame.fields:
+            if column.name in seen:
+                raise SchemaError(f"the data frame names the column {column.name!r} twice")
+            seen.add(column.name)
+            if column.name not in self.columns:
+                raise SchemaError(
+                    f"table {self.table!r} has no column {column.name!r}; it has {', '.join(self.columns)}"
+                )
+            if not _fits(column.dataType, self.columns[column.name]):
+                raise SchemaError(
+                    f"column {column.name!r} of the data frame is {column.dataType.simpleString()}, which does not "
+                    f"always fit into {self.columns[column.name]} of table {self.table!r}: cast it"
+                )
+        if self.event_time not in seen:
+            raise SchemaError(f"the data frame lacks {self.event_time!r}, the event time of table {self.table!r}")
+
+    def conform(self, batches: list[pa.RecordBatch]) -> pa.Table:
+        """The rows with the table's columns in the table's types and order."""
+        rows = pa.Table.from_batches(batches)
+        arrays = [
+            rows.column(column.name).cast(column.type)
+            if column.name in rows.column_names
+            else pa.nulls(rows.num_rows, column.type)
+            for column in arrow_schema(spark_schema(self))
+        ]
+        return pa.Table.from_arrays(arrays, names=list(self.columns))
+
+    def check_readable(self, wanted: spark.StructType) -> None:
+        """Raises SchemaError unless ``wanted``, which the user may have given, is what a read would give."""
+        offered = {column.name: column.dataType for column in spark_schema(self).fields}
+        for column in wanted.fields:
+            if offered.get(column.name) != column.dataType:
+                have = offered[column.name].simpleString() if column.name in offered else "not there"
+                raise SchemaError(
+                    f"column {column.name!r} of table {self.table!r} is {have}, and the schema given for the read "
+                    f"says {column.dataType.simpleString()}"
+                )
+
+
+def spark_schema(target: Target, columns: tuple[str, ...] | None = None) -> spark.StructType:
+    """What a read gives. Raises SchemaError for a column that is not there."""
+    names = tuple(target.columns) if columns is None else columns
+    for name in names:
+        if name not in target.columns:
+            raise SchemaError(f"table {target.table!r} has no column {name!r}; it has {', '.join(target.columns)}")
+    return spark.StructType(
+        [spark.StructField(name, _spark_type(target.columns[name]), name not in target.key) for name in names]
+    )
+
+
+def arrow_schema(schema: spark.StructType) -> pa.Schema:
+    """The Arrow form in which Spark exchanges rows of ``schema``; for kivi's types it is kivi's own."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def _bare(described: str) -> str:
+    """``sum(int64)`` -> ``int64``: what is stored is of that type, whatever the operator."""
+    operator, _, rest = described.partition("(")
+    return rest[:-1] if operator in ("sum", "count", "min", "max") else described
+
+
+def _spark_type(type_: ColumnType) -> spark.DataType:
+    match type_.name:
+        case "bool":
+            return spark.BooleanType()
+        case "int64":
+            return spark.LongType()
+        case "float64":
+            return spark.DoubleType()
+        case "decimal":
+            return spark.DecimalType(type_.precision, type_.scale)
+        case "string":
+            return spark.StringType()
+        case "bytes":
+            return spark.BinaryType()
+        case "timestamp":
+            return spark.TimestampType()
+
+
+def _fits(given: spark.DataType, type_: ColumnType) -> bool:
+    small = isinstance(given, spark.ByteType | spark.ShortType | spark.IntegerType)
+    match type_.name:
+        case "bool":
+            return isinstance(given, spark.BooleanType)
+        case "int64":
+            return small or isinstance(given, spark.LongType)
+        case "float64":
+            return small or isinstance(given, spark.FloatType | spark.DoubleType)
+        case "decimal":
+            return (
+                isinstance(given, spark.DecimalType)
+                and given.scale <= type_.scale
+                and given.precision - given.scale <= type_.precision - type_.scale
+            )
+        case "string":
+            return isinstance(given, spark.StringType)
+        case "bytes":
+            return isinstance(given, spark.BinaryType)
+        case "timestamp":
+            return isinstance(given, spark.TimestampType)

@@ -1,0 +1,228 @@
+"""Writing: tasks stage, the driver commits. Why it is exactly once is told in ``kivi.spark``.
+
+Who runs what, in Spark's words, for one micro-batch or one batch job::
+
+    planning process      writer() or streamWriter()   checks the schema: nothing has been written when it fails
+    every task            write(rows)                  stages, returns the ids
+    commit process        commit(messages)             one transaction; or abort(messages)
+
+The processes are different ones; what they share is in the pickled writer (batch jobs) or built again from the
+options (streams), and in the messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import warnings
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from kivi.errors import CommitUnknown, InvalidArgument
+from kivi.outcomes import UNKNOWN
+from kivi.spark.options import Options, patiently
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.spark.schemas import Target
+
+__all__ = ["BatchWriter", "SecondApplication", "Staged", "StreamWriter", "scope_of"]
+
+_log = logging.getLogger(__name__)
+
+# A stage is one record in the server's log: large enough that its sync costs nothing per row, small enough that
+# a task holds little memory.
+_STAGE_ROWS: Final = 200_000
+_STAGE_BYTES: Final = 16 << 20
+_STAGES_UNDER_WAY: Final = 2
+
+
+class SecondApplication(UserWarning):
+    """A second application id begins to feed a table that another one has fed before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged(WriterCommitMessage):
+    """What one task made durable: its stages, how many rows, and which query it belonged to."""
+
+    stages: tuple[bytes, ...]
+    rows: int
+    query_id: str | None = None
+
+
+def scope_of(table: str, application_id: str) -> str:
+    """The scope of the batch tokens of one application that feeds one table."""
+    return f"spark/{table}/{application_id}"
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """The sink of a streaming query."""
+
+    def __init__(self, options: Options, target: Target) -> None:
+        self._options = options
+        self._target = target
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        """One task of one micro-batch."""
+        query_id, batch = _local("sql.streaming.queryId"), _local("streaming.sql.batchId")
+        owner = f"{scope_of(self._target.table, self._options.application_id or query_id or '?')}/{batch}"
+        stages, rows = _stage_all(self._options, self._target, iterator, owner)
+        return Staged(stages, rows, query_id)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """The micro-batch, once, whatever was tried before. Rows or not, it takes its number."""
+        application_id = self._application_id(messages)
+        scope = scope_of(self._target.table, application_id)
+        self._warn_of_others(scope)
+        started, committed = _commit(self._options, _stages(messages), batch=(scope, batchId))
+        if committed <= started:
+            _log.warning(
+                "batch %d of %s was committed before, at %d; what this run of it brought was dropped",
+                batchId, scope, committed,
+            )  # fmt: skip
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        """Gives the stages up; those that were committed after all are passed over by the server."""
+        _discard(self._options, _stages(messages))
+
+    def _application_id(self, messages: Sequence[WriterCommitMessage | None]) -> str:
+        if self._options.application_id is not None:
+            return self._options.application_id
+        found = {message.query_id for message in messages if isinstance(message, Staged)} - {None}
+        if len(found) != 1:
+            raise InvalidArgument(
+                'this Spark does not tell its tasks which query they work for: give the sink option("applicationId", '
+                "name), one name per checkpoint"
+            )
+        return str(found.pop())
+
+    def _warn_of_others(self, scope: str) -> None:
+        """Before its first batch: another application has fed the table, and perhaps with the same rows."""
+        prefix = scope_of(self._target.table, "")
+        scopes = patiently(lambda: self._options.client().batch_scopes(prefix), self._options.timeout_s)
+        if scopes and scope not in scopes:
+            names = ", ".join(other.removeprefix(prefix) for other in scopes[:3]) + (", ..." if scopes[3:] else "")
+            text = (
+                f"application {scope.removeprefix(prefix)} begins to feed table {self._target.table!r}, which "
+                f"{len(scopes)} other(s) have fed ({names}). If it is an old query with a new checkpoint, the rows "
+                "that it reads again are appended again"
+            )
+            warnings.warn(text, SecondApplication, stacklevel=2)
+            _log.warning("%s", text)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """The sink of a batch job: all of it in one commit, or nothing."""
+
+    def __init__(self, options: Options, target: Target) -> None:
+        self._options = options
+        self._target = target
+        self._token = f"spark-{uuid.uuid4().hex}"  # made where the job is planned, the same wherever it is unpickled
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        stages, rows = _stage_all(self._options, self._target, iterator, f"spark/{self._target.table}/{self._token}")
+        return Staged(stages, rows)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        stages = _stages(messages)
+        if stages:
+            _commit(self._options, stages, token=self._token)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _discard(self._options, _stages(messages))
+
+
+def _local(name: str) -> str | None:
+    """A local property of the running task. These names are Spark's own and not promised."""
+    context = TaskContext.get()
+    return context.getLocalProperty(name) if context is not None else None
+
+
+def _stages(messages: Sequence[WriterCommitMessage | None]) -> list[bytes]:
+    return [stage for message in messages if isinstance(message, Staged) for stage in message.stages]
+
+
+def _stage_all(
+    options: Options, target: Target, iterator: Iterator[pa.RecordBatch], owner: str
+) -> tuple[tuple[bytes, ...], int]:
+    """Stages all rows of a task; Spark's next rows are read while the last ones travel."""
+    db = options.client()
+    staged: list[bytes] = []
+    waiting: deque[Future[bytes]] = deque()
+    rows = 0
+
+    def stage(batches: list[pa.RecordBatch]) -> bytes:
+        table = target.conform(batches)
+        return patiently(lambda: db.stage(target.table, table, owner=owner), options.timeout_s)
+
+    try:
+        with ThreadPoolExecutor(1, thread_name_prefix="kivi-stage") as pool:
+            for batches in _chunks(iterator):
+                if len(waiting) >= _STAGES_UNDER_WAY:
+                    staged.append(waiting.popleft().result())
+                rows += sum(batch.num_rows for batch in batches)
+                waiting.append(pool.submit(stage, batches))
+            while waiting:
+                staged.append(waiting.popleft().result())
+    except BaseException:
+        done = [future.result() for future in waiting if future.done() and future.exception() is None]
+        _discard(options, [*staged, *done])
+        raise
+    return tuple(staged), rows
+
+
+def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    """Spark's small batches, gathered to the size of a stage."""
+    batches: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in iterator:
+        if batch.num_rows:
+            batches.append(batch)
+            rows += batch.num_rows
+            size += batch.nbytes
+            if rows >= _STAGE_ROWS or size >= _STAGE_BYTES:
+                yield batches
+                batches, rows, size = [], 0, 0
+    if batches:
+        yield batches
+
+
+def _commit(
+    options: Options, stages: Sequence[bytes], *, batch: tuple[str, int] | None = None, token: str | None = None
+) -> tuple[int, int]:
+    """One transaction; (its snapshot, its commit timestamp). With a token of either kind it may be tried again."""
+
+    def attempt() -> tuple[int, int]:
+        db, started = options.client(), 0
+        try:
+            with db.transaction(batch=batch, token=token) as tx:
+                started = tx.start_ts
+                if stages:
+                    tx.append_stages(options.table, stages)
+                return started, tx.commit()
+        except CommitUnknown as unknown:
+            outcome = db.outcome(unknown.token) if unknown.token else UNKNOWN
+            if isinstance(outcome, int):
+                return started, outcome
+            raise
+
+    return patiently(attempt, options.timeout_s)
+
+
+def _discard(options: Options, stages: Sequence[bytes]) -> None:
+    """Best effort, and one attempt: what is not given up expires.
+
+    Nothing is raised, whatever it is: Spark would report that in place of the error that led here.
+    """
+    if stages:
+        try:
+            options.client().discard_stages(stages)
+        except Exception as error:
+            _log.info("%d stages of table %s are left to expire: %s", len(stages), options.table, error)

@@ -1,0 +1,128 @@
+"""What Spark registers: ``format("kivi")``, and reading a table at one snapshot.
+
+Planning a job opens a *shared* snapshot, a lease that other processes may use by its name, and each task
+opens that and renews it while it reads. So every partition, every retry and every second use of the same data
+frame sees one state. Nothing tells a source that a job has ended: the lease runs out ``leaseTtl`` after the last
+renewal. After that the plan's commit timestamp is tried, which serves tables that keep history; else the task
+fails with SNAPSHOT_TOO_OLD, and loading the data frame again gives a new snapshot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from kivi.errors import KiviError, SnapshotTooOld
+from kivi.spark.options import Options, patiently
+from kivi.spark.schemas import Target, arrow_schema, spark_schema
+from kivi.spark.sink import BatchWriter, StreamWriter
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from kivi.client import Snapshot
+
+__all__ = ["KiviDataSource", "Reader", "SharedSnapshot"]
+
+_BATCH_ROWS = 65_536
+
+
+class KiviDataSource(DataSource):
+    """``spark.dataSource.register(kivi.spark.KiviDataSource)``; ``kivi.spark.session`` has done it."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kivi"
+
+    def _target(self) -> tuple[Options, Target]:
+        options = Options.of(self.options)
+        target = patiently(lambda: Target.of(options.client(), options.table), options.timeout_s)
+        return options, target
+
+    def schema(self) -> StructType:
+        """From the catalog."""
+        options, target = self._target()
+        return spark_schema(target, options.columns)
+
+    def reader(self, schema: StructType) -> Reader:
+        options, target = self._target()
+        target.check_readable(schema)
+        return Reader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        options, target = self._target()
+        target.check_appendable(schema, overwrite)
+        return BatchWriter(options, target)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        options, target = self._target()
+        target.check_appendable(schema, overwrite)
+        return StreamWriter(options, target)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedSnapshot(InputPartition):
+    """The whole table at the job's snapshot: the lease's name, and the timestamp it stands for."""
+
+    lease: bytes
+    ts: int
+
+
+class Reader(DataSourceReader):
+    """One job's read."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> list[InputPartition]:
+        """Runs where the job is planned: opens the snapshot, which outlives this process."""
+        options = self._options
+
+        def begin() -> InputPartition:
+            # Not closed: it ends by its time limit.
+            snapshot = options.client().snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
+            snapshot.__enter__()
+            return SharedSnapshot(snapshot.lease, snapshot.ts)
+
+        return [patiently(begin, options.timeout_s)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        assert isinstance(partition, SharedSnapshot)
+        names = self._schema.fieldNames()
+        wanted = arrow_schema(self._schema)
+        with self._open(partition) as snapshot:
+            rows = snapshot.to_arrow(self._options.table, columns=names)
+            for batch in rows.select(names).to_batches(max_chunksize=_BATCH_ROWS):
+                yield batch.cast(wanted)
+
+    @contextmanager
+    def _open(self, shared: SharedSnapshot) -> Iterator[Snapshot]:
+        """The job's snapshot, renewed by a thread of its own, since Spark may take its time between two batches."""
+        db, ttl_s = self._options.client(), self._options.lease_ttl_s
+        try:
+            snapshot = db.snapshot(lease=shared.lease, ttl_s=ttl_s).__enter__()
+            snapshot.renew(ttl_s)
+        except SnapshotTooOld:
+            snapshot = db.snapshot(as_of=shared.ts, ttl_s=ttl_s).__enter__()
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(ttl_s / 3):
+                try:
+                    snapshot.renew(ttl_s)
+                except KiviError:
+                    return  # the read itself will say what is wrong
+
+        threading.Thread(target=renew, name="kivi-renew", daemon=True).start()
+        try:
+            yield snapshot
+        finally:
+            done.set()

@@ -1,0 +1,80 @@
+"""The public names are a contract: programs outside this repository are written against them.
+
+A name may be added here freely. Changing or removing one breaks somebody's program.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import kivi
+import kivi.errors
+
+if kivi.__file__ is None:
+    pytest.skip("kivi/__init__.py is not written yet", allow_module_level=True)
+
+FUNCTIONS = {"col", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional"}
+MODULES = {"aio", "errors", "spark"}
+ERRORS = {
+    "CommitUnknown",
+    "Conflict",
+    "DataLoss",
+    "FormatTooNew",
+    "InvalidArgument",
+    "KiviError",
+    "NotAStore",
+    "NotFound",
+    "OutOfRange",
+    "PermissionDenied",
+    "ResourceExhausted",
+    "RowExists",
+    "SchemaError",
+    "SnapshotTooOld",
+    "StoreInUse",
+    "Unauthenticated",
+    "Unavailable",
+}
+# The same in process, over gRPC and under asyncio.
+DATABASE = {
+    "append", "appender", "checkpoint", "close", "consolidate", "create_aggregate", "create_event_table",
+    "create_table", "describe", "drop", "outcome", "run", "snapshot", "stats", "tables", "transaction", "watermark",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(FUNCTIONS | MODULES | ERRORS))
+def test_a_contracted_name_is_exported_and_loads(name: str) -> None:
+    assert name in kivi.__all__
+    assert getattr(kivi, name) is not None
+
+
+def test_every_exported_name_loads_and_is_listed_by_dir() -> None:
+    assert len(kivi.__all__) == len(set(kivi.__all__))
+    assert set(kivi.__all__) <= set(dir(kivi))
+    for name in kivi.__all__:
+        getattr(kivi, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        getattr(kivi, "no_such_name")  # noqa: B009 (a type checker would refuse it as an attribute)
+
+
+def test_every_error_is_exported_and_derives_from_one_class() -> None:
+    assert set(kivi.errors.__all__) <= set(kivi.__all__)
+    for name in kivi.errors.__all__:
+        assert issubclass(getattr(kivi, name), kivi.errors.KiviError)
+
+
+def test_the_database_in_process_has_the_contracted_methods(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data") as db:
+        assert set(dir(db)) >= DATABASE
+
+
+@pytest.mark.parametrize("module", ["kivi.client", "kivi.aio"])
+def test_a_client_has_the_contracted_methods(module: str) -> None:
+    classes = [c for _, c in inspect.getmembers(importlib.import_module(module), inspect.isclass)]
+    assert any(set(dir(c)) >= DATABASE for c in classes), f"no class of {module} has all of {sorted(DATABASE)}"
