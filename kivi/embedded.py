@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kivi import schema as schemas
 from kivi.arrow import arrow_schema, event_batch, rows_from_batch
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
-from kivi.expr import Expr
+from kivi.expr import Expr, Scan
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
-from kivi.scan import Scan, bound_predicate
+from kivi.scan import bound_predicate
 from kivi.schema import ColumnType, OperatorCall, TableSchema, TimeSlot
 from kivi.settings import Settings
 from kivi.store import Lease, Store, Txn

@@ -4,12 +4,14 @@ A predicate is built by the caller, travels as plain data (``to_dict``) and is e
 rows are, on single rows (``matches``) or on Arrow tables (``to_arrow``). Both follow SQL's three
 values: a comparison with null is unknown, ``~unknown`` is unknown, and only *true* selects a row.
 
+A ``Scan`` is a predicate with a range of keys, columns and a limit: what to read.
+
 ``bind`` checks a predicate against a schema and brings its literals to the column's stored form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +21,7 @@ from kivi.schema import ColumnType
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-__all__ = ["Expr", "bind", "col", "matches", "names", "to_arrow"]
+__all__ = ["Expr", "Scan", "bind", "col", "matches", "names", "to_arrow"]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "==": lambda a, b: bool(a == b),
@@ -120,6 +122,20 @@ def col(name: str) -> _Column:
 def names(expr: Expr) -> set[str]:
     """The columns a predicate reads."""
     return {expr.column} if expr.column else set().union(*(names(arg) for arg in expr.args))
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What to scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
+    stored form; ``where`` is bound; ``limit`` counts rows that match."""
+
+    prefix: tuple[Any, ...] = ()
+    start: tuple[Any, ...] | None = None
+    end: tuple[Any, ...] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    limit: int | None = None
+    reverse: bool = False
 
 
 def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:

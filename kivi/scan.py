@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +20,7 @@ import pyarrow as pa
 
 from kivi.arrow import filter_batch, rows_batch
 from kivi.errors import InvalidArgument, NotFound, OutOfRange
-from kivi.expr import Expr, bind, matches, names
+from kivi.expr import Expr, Scan, bind, matches, names
 from kivi.keys import decode_key, prefix_end
 from kivi.mvcc.leases import Lease
 from kivi.rows import Version
@@ -35,20 +34,6 @@ __all__ = ["Scan", "bound_predicate", "get", "scan"]
 
 BATCH_ROWS: Final = 4_096
 _FLOAT: Final = ColumnType("float64")
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """What to scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
-    stored form; ``where`` is bound; ``limit`` counts rows that match."""
-
-    prefix: tuple[Any, ...] = ()
-    start: tuple[Any, ...] | None = None
-    end: tuple[Any, ...] | None = None
-    where: Expr | None = None
-    columns: Sequence[str] | None = None
-    limit: int | None = None
-    reverse: bool = False
 
 
 def bound_predicate(schema: TableSchema, where: object) -> Expr | None:

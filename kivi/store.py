@@ -39,6 +39,7 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.events import EventStore
+from kivi.expr import Scan
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
@@ -51,7 +52,6 @@ from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
 from kivi.retention import Retention, earliest_times
-from kivi.scan import Scan
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.stages import LiveStage, Stages, sequences_of

@@ -15,7 +15,7 @@ import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from kivi.catalog import TABLES, View, changes, schema_guard
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun, derive, derive_small
 from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
+from kivi.expr import Scan
 from kivi.keys import decode_key, encode_key
 from kivi.mvcc.commit import Prepared
 from kivi.mvcc.leases import Lease
@@ -33,9 +34,6 @@ from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.rows import Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
-
-if TYPE_CHECKING:
-    from kivi.scan import Scan
 
 __all__ = ["SMALL_EVENTS", "Staged", "Txn", "prepare"]
 
