@@ -2,8 +2,8 @@
 
 A *floor* (CTS, event time) is a record in the commit log. Events before the time are invisible to every snapshot at or
 past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
-its ``InvalidArgument`` says where the floor is and how many events lie below it. Nothing is decided by a clock at read time,
-so the same snapshot gives the same answer for ever, on every copy of the log.
+its ``InvalidArgument`` says where the floor is and how many events lie below it. Nothing is decided by a clock at read
+time, so the same snapshot gives the same answer for ever, on every copy of the log.
 
 The floor follows the newest event time, not the wall clock, so that replaying an old trace keeps what the table's
 ``retention`` promises about *it*; an event from the future moves it no further than now. Aggregates never change by

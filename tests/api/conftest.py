@@ -1,7 +1,8 @@
 """One suite, three databases: embedded, the client for threads, the client for asyncio.
 
 ``db`` is a database with nothing in it. The asyncio client is driven by a loop in the test's own
-thread: ``Driven`` turns every awaitable, asynchronous context manager and iterator into its plain form, and adds nothing.
+thread: ``Driven`` turns every awaitable, asynchronous
+context manager and iterator into its plain form, and adds nothing.
 """
 
 from __future__ import annotations
