@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from kivi.delta.runs import DeltaRun, derive
+from kivi.delta.derive import derive
+from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound
 from kivi.mvcc.commit import Prepared
 from kivi.mvcc.record import Bulk, StageKind, decode_stage

@@ -21,8 +21,9 @@ import pyarrow as pa
 
 from kivi.arrow import encode_ipc, stored_rows
 from kivi.catalog import TABLES, View, changes, schema_guard
+from kivi.delta.derive import derive, derive_small
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
-from kivi.delta.runs import DeltaRun, derive, derive_small
+from kivi.delta.runs import DeltaRun
 from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
 from kivi.expr import Scan
 from kivi.keys import decode_key, encode_key

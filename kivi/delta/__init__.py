@@ -17,7 +17,9 @@ CTS, when they are *folded*.
 
     operators   SUM, MIN, MAX: identity, combine, permanent ids
     ops         RowOp: the net effect of one transaction on one row, and its program-order algebra (R7)
-    runs        the same deltas in columns: sorted, bisected, derived from events by Arrow and NumPy kernels
+    runs        DeltaRun: the same deltas in columns, sorted, bisected, with its form in the log
+    derive      events -> deltas: in columns by Arrow and NumPy kernels, row by row for a few
+    gather      runs -> base rows: the deltas of many runs by key, folded in columns or handed out in order
 
 Pure: no I/O, no clock, no timestamps handed out. Nothing here imports a room above it.
 """

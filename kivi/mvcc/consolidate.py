@@ -32,8 +32,10 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
+from kivi.delta.derive import run_from_rows
+from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op
-from kivi.delta.runs import DeltaRun, gather, run_from_rows
+from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.keys import (
     Space,

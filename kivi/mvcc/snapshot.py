@@ -19,8 +19,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 
+from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
-from kivi.delta.runs import DeltaRun, merged_items
+from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine
 from kivi.errors import SnapshotTooOld
 from kivi.keys import Space, prefix_end, row_key, split_row_key, table_prefix, version_key, version_prefix

@@ -18,16 +18,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kivi.delta.derive import derive, derive_small, run_from_rows
+from kivi.delta.gather import gather, merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
-from kivi.delta.runs import (
-    DeltaRun,
-    derive,
-    derive_small,
-    gather,
-    merged_items,
-    run_from_rows,
-    with_cts,
-)
+from kivi.delta.runs import DeltaRun, with_cts
 from kivi.errors import DataLoss, InvalidArgument, OutOfRange
 from kivi.keys import arrow_from_stored, encode_key
 from kivi.rows import RowLayout, Version

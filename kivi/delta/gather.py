@@ -1,0 +1,276 @@
+"""Gathering: the delta rows of many runs by key, folded into base rows in columns or handed out one by one.
+
+``gather`` and ``Gathered.fold`` are consolidation's path, with no Python statement per delta; ``merged_items`` is a
+scan's, lazy and row by row. They give what ``kivi.delta.ops.fold`` gives, to the last bit:
+
+* Integers and decimals: folding splits deltas into limbs of 32 bits, which 2**31 rows cannot overflow, sums each
+  limb by itself, and carries into the 128 bits of the base row.
+* Floats are added strictly left to right, in CTS order starting from base, and deltas of two commits are never
+  combined with each other. ``np.add.at`` adds in that order; ``np.add.reduceat`` does not. So the bits of a sum do
+  not depend on how often consolidation ran.
+* A fold that leaves the finite numbers stays inf or nan in base, and reading it is OutOfRange.
+
+Pure: no I/O and no clock; timestamps are given.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of, whole
+from kivi.errors import DataLoss
+from kivi.rows import RowLayout, is_wide
+from kivi.schema import Column
+
+__all__ = ["Gathered", "gather", "merged_items"]
+
+_ITEMS_AT_ONCE: Final = 1_024
+
+
+# -- consolidation: runs -> base rows -------------------------------------------------------------
+
+
+def gather(runs: Sequence[DeltaRun], start: bytes | None, limit: int, upto: int) -> Gathered:
+    """The delta rows with cts <= ``upto`` of the first ``limit`` distinct keys >= ``start`` over all runs.
+
+    Looks at as many rows of each run as are likely to be needed. Only keys below every run's first row that was
+    not looked at are complete; if they are too few, it looks at more.
+    """
+    live = [run for run in runs if run.rows and _first_cts(run) <= upto]
+    begins = [0 if start is None else run.lower(start) for run in live]
+    look = max(64, 2 * limit // max(1, len(live)))
+    while True:
+        cuts = [run.key_at(at + look) for run, at in zip(live, begins, strict=True) if at + look < run.rows]
+        stop = min(cuts, default=None)
+        windows = [
+            (run, range(at, run.lower(stop) if stop is not None else run.rows))
+            for run, at in zip(live, begins, strict=True)
+        ]
+        keys, group_of, rows, stamps = _ordered([window for window in windows if window[1]], upto)
+        if stop is None or len(keys) >= limit:
+            break
+        look *= 2 if len(keys) > limit // 2 else 4
+    next_start = stop
+    if len(keys) > limit:
+        next_start = keys[limit]
+        count = int(np.searchsorted(group_of, limit))
+        keys, group_of, rows, stamps = keys[:limit], group_of[:count], rows[:count], stamps[:count]
+    width = len(live[0].columns) if live else 0
+    parts = [[run.columns[i].take(slice(r.start, r.stop)) for run, r in windows if r] for i in range(width)]
+    columns = tuple(Cells.joined(part).take(rows) for part in parts if part)
+    return Gathered(keys, next_start, group_of, stamps, columns)
+
+
+def _first_cts(run: DeltaRun) -> int:
+    return run.cts if isinstance(run.cts, int) else int(run.cts.min())
+
+
+def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list[bytes], Array, Array, Array]:
+    """The windows' rows with cts <= upto in (key, cts) order.
+
+    Gives the distinct keys, and for each row the number of its key, its place among the rows of the windows one
+    after the other, and its CTS.
+    """
+    empty = np.zeros(0, np.int64)
+    if not windows:
+        return [], empty, empty, np.zeros(0, np.uint64)
+    stamps = np.concatenate(
+        [
+            np.full(len(rows), run.cts, np.uint64) if isinstance(run.cts, int) else run.cts[rows.start : rows.stop]
+            for run, rows in windows
+        ]
+    )
+    order, distinct, keys_at = _sorted_keys(windows)
+    keep = stamps[order] <= upto
+    order, distinct = order[keep], distinct[keep]
+    if not len(order):
+        return [], empty, empty, np.zeros(0, np.uint64)
+    first = np.ones(len(order), np.bool_)
+    np.not_equal(distinct[1:], distinct[:-1], out=first[1:])
+    group_of = np.cumsum(first) - 1
+    stamps = stamps[order]
+    if ((stamps[1:] < stamps[:-1]) & ~first[1:]).any():  # the sort is stable, so only if runs were not in CTS order
+        by_cts = np.lexsort((stamps, group_of))
+        order, stamps = order[by_cts], stamps[by_cts]
+    return keys_at(order[first]), group_of, order, stamps
+
+
+def _sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> tuple[Array, Array, Any]:
+    """Rows in key order (stable), the number of the key at each place, and a function from rows to keys.
+
+    Keys of one width are compared as NumPy byte strings: its stable sort merges what is sorted already, and was
+    twice as fast as Arrow's on ten runs of 10,000 keys (3.5 against 7.7 ms).
+    """
+    uniform = [run.uniform[rows.start : rows.stop] for run, rows in windows if run.uniform is not None]
+    if len(uniform) == len(windows) and len({part.itemsize for part in uniform}) == 1:
+        strings = np.concatenate(uniform)
+        order = np.argsort(strings, kind="stable")
+        ordered = strings[order]
+        return order, _numbered(ordered[1:] != ordered[:-1]), lambda rows: whole(strings[rows])
+    joined = pa.concat_arrays([run.keys.slice(rows.start, len(rows)) for run, rows in windows])
+    indices = pc.array_sort_indices(joined)
+    taken = joined.take(indices)
+    changes = pc.not_equal(taken.slice(1), taken.slice(0, len(taken) - 1)).to_numpy(zero_copy_only=False)
+    return indices.to_numpy().astype(np.int64), _numbered(changes), lambda rows: joined.take(pa.array(rows)).to_pylist()
+
+
+def _numbered(changes: Array) -> Array:
+    numbers = np.zeros(len(changes) + 1, np.int64)
+    np.cumsum(changes, out=numbers[1:])
+    return numbers
+
+
+class Gathered:
+    """Delta rows of some keys, ready to be folded into their base rows.
+
+    ``keys`` are distinct and sorted; ``next_start`` is where to gather from next, None at the end.
+    """
+
+    __slots__ = ("_columns", "_group_of", "_stamps", "keys", "next_start")
+
+    def __init__(
+        self, keys: list[bytes], next_start: bytes | None, group_of: Array, stamps: Array, columns: tuple[Cells, ...]
+    ) -> None:
+        self.keys = keys
+        self.next_start = next_start
+        self._group_of = group_of  # number of the key, ascending
+        self._stamps = stamps  # ascending within a key
+        self._columns = columns
+
+    def fold(self, layout: RowLayout, base: Sequence[bytes | None], upto: int) -> list[bytes | None]:
+        """New base rows: ``base`` (one per key; None or a tombstone is the identity) and its later deltas.
+
+        A row is stamped with the newest CTS that was folded into it; None where there was nothing to fold.
+        Median for 100,000 delta rows of ten runs on 63,000 base rows with two sums, a count and a max, gathered
+        2,048 keys at a time: 54 ms (0.5 us a delta), a 17th of the time of ``merged_items`` and ``ops.fold``.
+        """
+        old, present = _decoded(layout, base)
+        alive = present & (old["flags"] & 1 == 1)
+        after = self._stamps <= upto
+        after &= (self._stamps > old["cts"][self._group_of]) | ~present[self._group_of]
+        rows = np.flatnonzero(after)
+        if not len(rows):
+            return [None] * len(base)
+        group_of, stamps = self._group_of[rows], self._stamps[rows]
+        steps = _Steps(_numbered(group_of[1:] != group_of[:-1]))
+        target = group_of[steps.starts]
+        new = old[target]
+        new[~alive[target]] = np.zeros(1, layout.dtype)[0]
+        new["cts"] = stamps[steps.ends]
+        new["flags"] = 1
+        for i, column in enumerate(layout.columns):
+            cells = self._columns[i].take(rows)
+            nulls, bit = new["nulls"][:, i >> 3], i & 7
+            had = alive[target] & (nulls >> bit & 1 == 0)
+            nulls &= 0xFF ^ (1 << bit)
+            if is_wide(column):
+                _fold_exact(new, i, steps, cells)
+            elif column.operator == "sum":
+                _fold_floats(new, i, steps, cells)
+            else:
+                seen = _fold_extremes(new, i, column, steps, cells, had)
+                nulls |= (~seen).astype(np.uint8) << bit
+        encoded = new.view(f"V{layout.width}").tolist()
+        if len(encoded) == len(base):
+            return encoded  # type: ignore[no-any-return]
+        out: list[bytes | None] = [None] * len(base)
+        for i, row in zip(target.tolist(), encoded, strict=True):
+            out[i] = row
+        return out
+
+
+class _Steps:
+    """Rows sorted by target: ``target_of`` each row, where each target's rows start and which is its last."""
+
+    __slots__ = ("ends", "starts", "target_of")
+
+    def __init__(self, target_of: Array) -> None:
+        self.target_of = target_of
+        self.starts = np.searchsorted(target_of, np.arange(int(target_of[-1]) + 1))
+        self.ends = np.append(self.starts[1:], len(target_of)) - 1
+
+
+def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Array]:
+    """Base rows as one structured array, zeros where there is none, and which there are."""
+    if not layout.fixed or any(column.operator is None for column in layout.columns):
+        raise TypeError("only rows of delta columns alone are folded in columns")
+    blank = bytes(layout.width)
+    filled = [blank if row is None else row for row in base]
+    if set(map(len, filled)) - {layout.width}:
+        raise DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
+    return np.frombuffer(b"".join(filled), layout.dtype), np.array([row is not None for row in base], np.bool_)
+
+
+def _fold_exact(new: Array, i: int, steps: _Steps, cells: Cells) -> None:
+    """128 bits += limbs. Each limb is summed by itself, below 2**63; then low, middle and top are added with carry."""
+    low, high = cells.limbs()
+    low_sum = np.add.reduceat(low, steps.starts).view(np.uint64)
+    mid_sum = np.add.reduceat(high & LOW, steps.starts).view(np.uint64)
+    top = np.add.reduceat(high >> LIMB, steps.starts)
+    shift = np.uint64(LIMB)
+    before = new[f"c{i}_lo"]
+    first = before + low_sum
+    after = first + (mid_sum << shift)
+    carry = (first < before).astype(np.int64) + (after < first) + (mid_sum >> shift).view(np.int64)
+    new[f"c{i}_lo"] = after
+    new[f"c{i}_hi"] += top + carry
+
+
+def _fold_floats(new: Array, i: int, steps: _Steps, cells: Cells) -> None:
+    sums = new[f"c{i}"].copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add.at(sums, steps.target_of, cells.values)
+    new[f"c{i}"] = sums
+
+
+def _fold_extremes(new: Array, i: int, column: Column, steps: _Steps, cells: Cells, had: Array) -> Array:
+    """Which rows have a value now."""
+    pick, neutral, values = ufunc_of(column), neutral_of(column), cells.values
+    seen = had
+    if cells.valid is None:
+        seen = np.ones(len(had), np.bool_)
+    else:
+        values = np.where(cells.valid, values, neutral)
+        seen = had | np.logical_or.reduceat(cells.valid, steps.starts)
+    best = pick(np.where(had, new[f"c{i}"], neutral), pick.reduceat(values, steps.starts))
+    new[f"c{i}"] = np.where(seen, best, 0)
+    return seen
+
+
+# -- scans ----------------------------------------------------------------------------------------
+
+
+def merged_items(
+    runs: Sequence[DeltaRun], start: bytes | None, end: bytes | None, upto: int
+) -> Iterator[tuple[bytes, list[tuple[int, dict[int, Any]]]]]:
+    """(key, [(cts, deltas), ...]) of start <= key < end in key order, deltas with cts <= upto in CTS order. Lazy."""
+    streams = [_stream(run, number, start, end, upto) for number, run in enumerate(runs)]
+    key: bytes | None = None
+    found: list[tuple[int, dict[int, Any]]] = []
+    for next_key, cts, _, deltas in heapq.merge(*streams):
+        if next_key != key:
+            if key is not None:
+                yield key, found
+            key, found = next_key, []
+        found.append((cts, deltas))
+    if key is not None:
+        yield key, found
+
+
+def _stream(
+    run: DeltaRun, number: int, start: bytes | None, end: bytes | None, upto: int
+) -> Iterator[tuple[bytes, int, int, dict[int, Any]]]:
+    """``number`` keeps the merge from ever comparing deltas."""
+    if isinstance(run.cts, int) and run.cts > upto:
+        return
+    rows = run.slice_range(start, end)
+    for at in range(rows.start, rows.stop, _ITEMS_AT_ONCE):
+        for key, cts, deltas in run.items(range(at, min(at + _ITEMS_AT_ONCE, rows.stop))):
+            if cts <= upto:
+                yield key, cts, number, deltas
