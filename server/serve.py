@@ -26,7 +26,7 @@ from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
 
 from kivi import client_methods as methods
-from kivi.errors import InvalidArgument, StoreInUse
+from kivi.errors import InvalidArgument, KiviError, StoreInUse, Unavailable
 from kivi.store import Store
 
 __all__ = ["run"]
@@ -134,7 +134,8 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, on_signal)
     print(f"listening on {endpoint}", flush=True)
-    watching = asyncio.create_task(_drop_stalled(sessions))
+    failures: list[str] = []
+    watching = asyncio.create_task(_watch(sessions, stop, failures))
     await stop.wait()
 
     print("stopping", flush=True)
@@ -147,12 +148,26 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
     if stop_metrics is not None:
         stop_metrics()
     await loop.run_in_executor(None, sessions.close)
+    if failures:
+        raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
 
 
-async def _drop_stalled(sessions: Sessions) -> None:
-    """Ends sessions whose client has stopped reading."""
+async def _watch(sessions: Sessions, stop: asyncio.Event, failures: list[str]) -> None:
+    """Ends sessions whose client has stopped reading, and the process if the store has stopped.
+
+    A store whose log could not be synced does not know what is on disk: only opening it again tells.
+    """
     while True:
         await asyncio.sleep(1.0)
+        try:
+            sessions.store.check_open()
+            if sessions.store.stats().get("log_failed"):
+                raise Unavailable("the commit log failed")
+        except KiviError as error:
+            failures.append(error.message)
+            _log.error("the store has stopped, and so does the server: %s", error.message)
+            stop.set()
+            return
         for session in list(sessions.live.values()):
             if session.stalled():
                 sessions.dropped += 1
