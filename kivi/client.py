@@ -469,8 +469,8 @@ class Database:
     ) -> Snapshot:
         """A read-only view. ``as_of``: a commit timestamp, or a moment.
 
-        ``shared`` makes one that other processes may open by its ``lease`` and that outlives this client,
-        until it is released or ``ttl_s`` has passed without renewal.
+        ``shared`` makes one that other processes may open by its ``lease`` and that outlives this client's
+        connection, until its maker closes it or ``ttl_s`` has passed without renewal.
         """
         core = TransactionCore(
             self._core,

@@ -453,8 +453,12 @@ class TransactionCore:
 
     def _again(self) -> bool:
         """Begins anew on another session, if nothing that was seen or written depends on the old one."""
-        if self.sent or (self.start_ts is not None and not self.read_only) or self._begin.shared:
+        if self.sent or (self.start_ts is not None and not self.read_only):
             return False
+        if self._begin.shared:
+            if not self.lease:
+                return False
+            self._begin = session_pb2.Begin(lease=self.lease)  # it outlived the session: use it by its name
         if self.start_ts is not None and not self.lease:
             self._begin.as_of_ts = self.start_ts
         self.number = next(self.core.numbers)

@@ -168,13 +168,14 @@ class Sessions:
 class _Transaction:
     """One of a session's transactions or snapshots."""
 
-    __slots__ = ("backlog", "busy", "failed", "lease", "number", "scans", "shared", "txn")
+    __slots__ = ("backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.lease: Lease | None = None
         self.txn: Txn | None = None
         self.shared = b""
+        self.owner = False  # of the shared snapshot: releasing it ends it for everyone
         self.failed: BaseException | None = None
         self.busy = False
         self.backlog: deque[tuple[session_pb2.Request, float]] = deque()
@@ -458,7 +459,7 @@ class Session:
                 self.store.release(transaction.lease)
                 return
             if begin.shared:
-                transaction.shared = self.sessions.share(transaction.lease)
+                transaction.shared, transaction.owner = self.sessions.share(transaction.lease), True
         self._succeed(request, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
 
     def _apply(self, request: session_pb2.Request, transaction: _Transaction) -> None:
@@ -587,7 +588,7 @@ class Session:
     def _do_release(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
         if transaction is not None:
             self.txns.pop(transaction.number, None)
-            if transaction.shared:
+            if transaction.owner:
                 lease = self.sessions.shared.pop(transaction.shared, None)
                 if lease is not None:
                     self.store.release(lease)

@@ -278,19 +278,26 @@ def test_a_table_made_anew_is_noticed(server, db, accounts):
 def test_shared_snapshots_outlive_their_session(server, db, accounts):
     with db.transaction() as tx:
         tx.put(accounts, (1,), name="then")
-    with server.connect() as job:
-        shared = job.snapshot(shared=True, ttl_s=60)
-        shared.__enter__()
-        lease = shared.lease
-    with db.transaction() as tx:
-        tx.put(accounts, (1,), name="now")
-    with server.connect() as task:
-        view = task.snapshot(lease=lease)
-        with view:
-            view.renew(60)
-            assert view.get(accounts, (1,))["name"] == "then"
-            assert view.to_arrow(accounts)["name"].to_pylist() == ["then"]
-        with pytest.raises(kivi.SnapshotTooOld), task.snapshot(lease=lease) as gone:
+    with Proxy(server.port) as proxy, proxy.connect() as job:
+        with job.snapshot(shared=True, ttl_s=60) as shared:
+            with db.transaction() as tx:
+                tx.put(accounts, (1,), name="now")
+            proxy.cut()
+            time.sleep(0.2)
+            for _ in range(2):  # a task that is done leaves it to the others
+                with server.connect() as task, task.snapshot(lease=shared.lease) as view:
+                    view.renew(60)
+                    assert view.get(accounts, (1,))["name"] == "then"
+                    assert view.to_arrow(accounts)["name"].to_pylist() == ["then"]
+            assert shared.get(accounts, (1,))["name"] == "then"
+            lease = shared.lease
+        with db.snapshot(lease=lease) as left:
+            assert (
+                left.get(accounts, (1,))["name"] == "then"
+            )  # the session that made it is gone: its time limit ends it
+        with db.snapshot(shared=True) as shared:
+            lease = shared.lease
+        with pytest.raises(kivi.SnapshotTooOld), db.snapshot(lease=lease) as gone:
             gone.get(accounts, (1,))
 
 
