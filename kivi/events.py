@@ -6,14 +6,14 @@
                 table | 01 | order id       header of one block, in commit order
     EVENT_DATA  table | data id             the block: an Arrow IPC stream, compressed by column
 
-A block holds the events of one or more commits, or a part of one, as *runs* of (CTS, row count) in commit order, so a
-snapshot, an ``as_of`` read and a tail can cut inside it. Its header has the range of event times and, per numeric column,
-min, max, the number of non-nulls and, for integers, the exact sum: ranges prune, sums answer ``summary``, and float sums
-are not kept, because adding them up block by block would not be the left-to-right sum. The header has a checksum of the
-data as well, so damage is DataLoss that names the block, never another number.
+A block holds the events of one or more commits, or a part of one, as *runs* of (CTS, row count) in commit order, so
+that a snapshot, an ``as_of`` read and a tail can cut inside it. Its header has the range of event times and, per
+numeric column, min, max, the number of non-nulls and, for integers, the exact sum: ranges prune, sums answer
+``summary``. Float sums are not kept, because adding them up block by block would not be the left-to-right sum. The
+header has a checksum of the data as well, so damage is DataLoss that names the block, never another number.
 
-Headers are read at every view, so they must stay small: of a block with more than 64 runs (commits of a few events each)
-the header has the first and the last run, and the stream's metadata has them all, compressed. Only a cut that falls inside
+Headers are read at every view, so they must stay small: of a block with more than 64 runs (commits of a few events) the
+header has the first and the last run, and the stream's metadata has them all, compressed. Only a cut that falls inside
 such a block has to look there.
 
 Blocks have no stamp of their own. ``events_upto`` says what they include: it is written in the same engine batch as the
@@ -21,21 +21,23 @@ blocks, and one engine scan reads it together with all headers (they are neighbo
 construction. Who reads a table captures pending events first, takes a view second, and leaves out pending events at or
 below ``view.events_upto``; replay after a crash leaves out the same (``seal``).
 
-**Invariants.** Headers in key order are commits in order: a block's last CTS is at most the next one's first (equal when a
-commit spans both). Every data id is named by exactly one header or by ``dead`` in meta, in every prefix of the engine's
-batches: so a crash leaves no orphans, and what was waiting to be deleted is found again. Ids are never used twice.
+**Invariants.** Headers in key order are commits in order: a block's last CTS is at most the next one's first (equal
+when a commit spans both). Every data id is named by exactly one header or by ``dead`` in meta, in every prefix of the
+engine's batches: so a crash leaves no orphans, and what was waiting to be deleted is found again. Ids are never used
+twice.
 
-**Compaction** merges up to eight neighbouring blocks of one size tier (a factor of eight), newest and smallest first, into
-one that takes the first input's place in the order. A block never takes part only to swallow a few small ones behind
-it, so an event is rewritten once per tier: measured, 2.7 times with blocks sealed of 100 rows. The inputs' headers go in
-the batch that adds the output, their data once every view that was open then has been closed.
+**Compaction** merges up to eight neighbouring blocks of one size tier (a factor of eight) into one that takes the first
+input's place in the order. A block never takes part only to swallow a few small ones behind it, which would rewrite it
+again and again; so an event is rewritten about once per tier. The inputs' headers go in the batch that adds the output,
+their data once every view that was open then has been closed.
 
 **Retention** is a floor (CTS, event time): events before the time are invisible to every S at or past the CTS, whatever
-block holds them; a block that lies wholly below is dropped once no snapshot from before the floor needs it, and from then
-on such a snapshot is refused, not answered in part.
+block holds them; a block that lies wholly below is dropped once no snapshot from before the floor needs it, and from
+then on such a snapshot is refused, not answered in part.
 
-``seal``, ``compact``, ``set_floor``, ``drop_below_floor`` and ``sweep_orphans`` read meta and write it back: their caller
-lets one at a time run, and writes the batch of one before it calls the next. Views may be taken by any thread at any time.
+``seal``, ``compact``, ``set_floor``, ``drop_below_floor`` and ``sweep_orphans`` read meta and write it back: their
+caller lets one at a time run, and writes the batch of one before it calls the next. Views may be taken by any thread at
+any time.
 """
 
 from __future__ import annotations
@@ -74,7 +76,9 @@ _STEP_DELETES: Final = 1_024
 _RUNS: Final = b"kivi.runs"
 _NUMERIC: Final = ("int64", "decimal", "timestamp", "float64")
 
-Runs = npt.NDArray[np.uint64]
+Stamps = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.int64]
+Runs = tuple[Stamps, Counts]
 
 
 # -- what is stored ---------------------------------------------------------------------------------
@@ -133,7 +137,7 @@ def _decode(raw: bytes) -> Block:
         head["time"][1],
         tuple((cts, rows) for cts, rows in head["runs"]),
         head["packed"],
-        {name: tuple(stats) for name, stats in head["columns"].items()},  # type: ignore[misc]
+        {name: tuple(stats) for name, stats in head["columns"].items()},
     )
 
 
@@ -167,16 +171,16 @@ class _Meta:
         return max((time for at, time in self.floors if at <= cts), default=None)
 
 
-def _pack_runs(cts: Runs, rows: Runs) -> bytes:
+def _pack_runs(cts: Stamps, rows: Counts) -> bytes:
     """CTS as differences and rows, u64 and u32 little endian, as one LZ4 frame."""
     plain = np.diff(cts, prepend=np.uint64(0)).astype("<u8").tobytes() + rows.astype("<u4").tobytes()
     return pa.compress(plain, "lz4", asbytes=True)  # type: ignore[no-any-return]
 
 
-def _unpack_runs(packed: bytes, count: int) -> tuple[Runs, Runs]:
+def _unpack_runs(packed: bytes, count: int) -> Runs:
     plain = pa.decompress(packed, 12 * count, "lz4", asbytes=True)
     steps = np.frombuffer(plain, "<u8", count).astype(np.uint64)
-    return np.cumsum(steps, dtype=np.uint64), np.frombuffer(plain, "<u4", count, 8 * count).astype(np.uint64)
+    return np.cumsum(steps, dtype=np.uint64), np.frombuffer(plain, "<u4", count, 8 * count).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +300,7 @@ class EventView:
         reverse: bool = False,
         with_cts: bool = False,
     ) -> Iterator[Any]:
-        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "_cts" (uint64).
+        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "_cts".
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound;
         ``limit`` counts events that match. No batch is empty or has more than 65,536 rows.
@@ -313,7 +317,7 @@ class EventView:
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
                 continue
             predicate = _all_of(schema.event_time or "", low, time_to, where, block)
-            used = {*outputs, *(names(predicate) if predicate is not None else ())}
+            used = {*outputs, *(names(predicate) if predicate is not None else ())} - {"_cts"} or {schema.event_time}
             batch = self._load(block, [c.name for c in schema.columns if c.name in used])
             if with_cts:
                 batch = batch.append_column("_cts", pa.array(np.repeat(*self._store._runs(block))))
@@ -479,17 +483,15 @@ class EventStore:
                 batch = reader.read_next_batch()
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
             raise self._lost(block, f"damaged ({error})") from None
-        if not columns:
-            return pa.RecordBatch.from_struct_array(pa.array([{}] * block.rows, pa.struct([])))
         if batch.num_rows != block.rows:
             raise self._lost(block, f"damaged (it has {batch.num_rows} events, its header says {block.rows})")
         return batch.replace_schema_metadata(None)
 
-    def _runs(self, block: Block) -> tuple[Runs, Runs]:
+    def _runs(self, block: Block) -> Runs:
         """All runs of a block: CTS and row counts."""
         if not block.packed:
             pairs = np.array(block.runs, np.uint64)
-            return pairs[:, 0], pairs[:, 1]
+            return pairs[:, 0], pairs[:, 1].astype(np.int64)
         raw = self._raw(block)
         try:
             with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
@@ -515,22 +517,22 @@ class EventStore:
         if fresh:
             table = pa.Table.from_batches([events for _, events in fresh])
             cts = np.array(stamps, np.uint64)
-            ends = np.cumsum(np.array([events.num_rows for _, events in fresh], np.uint64))
+            ends = np.cumsum(np.array([events.num_rows for _, events in fresh], np.int64))
             portion = -(-table.num_rows // max(1, -(-table.nbytes // self._block_bytes)))
             portion = min(portion, self._block_rows)
             for at in range(0, table.num_rows, portion):
                 piece = table.slice(at, portion)
                 stop = at + piece.num_rows
                 first, last = np.searchsorted(ends, at, "right"), np.searchsorted(ends, stop, "left")
-                bounds = np.minimum(ends[first : last + 1], np.uint64(stop))
-                runs = _joined(cts[first : last + 1], np.diff(bounds, prepend=np.uint64(at)))
+                bounds = np.minimum(ends[first : last + 1], stop)
+                runs = _joined(cts[first : last + 1], np.diff(bounds, prepend=at))
                 self._add(batch, meta.next, meta.next, piece, runs)
                 meta.next += 1
             meta.rows += table.num_rows
         meta.upto = upto
         batch.put(event_meta_key(self.schema.id), meta.encode())
 
-    def _add(self, batch: WriteBatch, order: int, data: int, table: Any, runs: tuple[Runs, Runs]) -> None:
+    def _add(self, batch: WriteBatch, order: int, data: int, table: Any, runs: Runs) -> None:
         """Adds one block, data and header, to the batch."""
         cts, rows = runs
         events = table.combine_chunks().to_batches()
@@ -629,10 +631,10 @@ class EventStore:
     # -- retention and the end --------------------------------------------------------------------
 
     def set_floor(self, batch: WriteBatch, cts: int, time_us: int) -> None:
-        """Events before ``time_us`` are invisible to snapshots at or past ``cts``. Idempotent; a floor below an earlier
-        one changes nothing."""
+        """Events before ``time_us`` are invisible to snapshots at or past ``cts``. Idempotent; a floor that
+        an earlier one covers changes nothing."""
         meta = self._meta()
-        if any(at <= cts and time >= time_us for at, time in meta.floors):
+        if cts < meta.dropped or any(at <= cts and time >= time_us for at, time in meta.floors):
             return
         meta.floors = sorted([*meta.floors, (cts, time_us)])
         batch.put(event_meta_key(self.schema.id), meta.encode())
@@ -683,7 +685,7 @@ def _closing(view: EventView, batches: Iterator[Any]) -> Iterator[Any]:
         yield from batches
 
 
-def _joined(cts: Runs, rows: Runs) -> tuple[Runs, Runs]:
+def _joined(cts: Stamps, rows: Counts) -> Runs:
     """Neighbouring runs of one commit as one."""
     starts = np.flatnonzero(np.diff(cts, prepend=cts[0] + np.uint64(1)) != 0)
     return cts[starts], np.add.reduceat(rows, starts)
@@ -759,9 +761,10 @@ def _never(where: Expr, block: Block) -> bool:
 def _mergeable(blocks: list[Block], max_rows: int, max_bytes: int) -> list[Block]:
     """Neighbours to merge now, oldest first; empty if there is nothing to do.
 
-    A block of more than half of a limit is *full* and stays. Between full blocks lie segments. The last one still grows:
-    eight neighbours of its largest tier are merged (with smaller ones that lie between them), then of the next tier
-    behind those, and so on. The others grow no more, so what is left there becomes as few blocks as will hold it.
+    A block of more than half of a limit is *full* and stays. Between full blocks lie segments. The last one still
+    grows: eight neighbours of its largest tier are merged (with smaller ones that lie between them), of the next tier
+    behind those, and so on, the last of these first. The others grow no more, so what is left there becomes as few
+    blocks as will hold it.
     """
     segments: list[list[Block]] = [[]]
     for block in blocks:
