@@ -21,7 +21,7 @@ test: check ## Run the checks, then the tests
 
 check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	$(say) 'check: formatting (make format mends it)'
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff format --check --output-format concise .
 	$(say) 'check: lint'
 	@$(BIN)/ruff check --quiet --output-format concise .
 	$(say) 'check: types'

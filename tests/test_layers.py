@@ -2,7 +2,7 @@
 
 The checker reads the source (``ast``) and imports nothing, so it also sees imports that are written inside
 functions or under ``TYPE_CHECKING``: a direction is a direction, whenever it is taken. Two rooms may take a
-few more at run time, lazily, inside a function; the table says which.
+few more where that loads nothing at import; the table says which.
 
 To add a module: find the room it belongs to and add its name, or give it a room of its own with a sentence.
 To break a rule: don't; move the shared part to a lower room.
@@ -39,8 +39,7 @@ class Room:
     rooms: str = ""  # rooms that may be imported, besides this one
     packages: str = ""  # installed packages that may be imported
     not_stdlib: str = ""  # standard modules that may not be
-    lazy_rooms: str = ""  # rooms that may be imported inside functions only
-    lazy_packages: str = ""  # the same for packages
+    lazy_rooms: str = ""  # rooms that may be imported only inside functions, and under TYPE_CHECKING
 
 
 ROOMS: dict[str, Room] = {
@@ -89,14 +88,14 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow sortedcontainers",
     ),
     "tables": Room(
-        "kivi.catalog kivi.events kivi.stages kivi.txn",
-        "the catalog, event blocks, staged batches and transactions stand on mvcc, and know no store",
+        "kivi.catalog kivi.events kivi.stages",
+        "the catalog, event blocks and staged batches stand on mvcc, and know no store",
         rooms="errors values settings engine log delta mvcc",
         packages="numpy pyarrow",
     ),
     "store": Room(
-        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan",
-        "wires the rooms below together; knows neither server nor wire nor clients",
+        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.txn",
+        "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
         rooms="errors values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",
     ),
@@ -241,14 +240,14 @@ def ours(name: str) -> bool:
 
 def allowed(home: str, room: Room, imported: Import) -> bool:
     top = imported.name.partition(".")[0]
-    deferred = imported.lazy or (imported.typing and home == "face")  # the face names its types, for type checkers
+    deferred = imported.lazy or imported.typing
     if ours(imported.name):
         rooms = {home, *room.rooms.split()} | (set(room.lazy_rooms.split()) if deferred else set())
         public = [name for group in rooms & PUBLIC.keys() for name in PUBLIC[group]]
         return room_of(imported.name) in rooms or imported.name in public
     if top in sys.stdlib_module_names:
         return top not in room.not_stdlib.split()
-    return top in room.packages.split() or (imported.lazy and top in room.lazy_packages.split())
+    return top in room.packages.split()
 
 
 def test_imports_point_one_way() -> None:

@@ -40,13 +40,14 @@ def test_the_wheel_has_exactly_three_top_level_names(wheel: Path) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES.keys()
 
 
-def test_the_wheel_has_every_module_of_the_tree(wheel: Path) -> None:
-    """A folder without ``__init__.py`` is not found by setuptools; this is where that shows."""
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")}
+def test_the_wheel_has_every_file_of_the_tree(wheel: Path) -> None:
+    """Modules in a folder without ``__init__.py``, and data not named in pyproject.toml, would be left out."""
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {
         str(Path(package, path.relative_to(ROOT / folder)))
         for package, folder in PACKAGES.items()
-        for path in (ROOT / folder).rglob("*.py")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert packed == expected
 
