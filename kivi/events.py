@@ -515,35 +515,32 @@ class EventStore:
         if stamps != sorted(stamps) or (stamps and stamps[-1] > upto):
             raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {stamps[:8]}")
         if fresh:
-            table = pa.Table.from_batches([events for _, events in fresh])
+            whole = pa.concat_batches([events for _, events in fresh]) if len(fresh) > 1 else fresh[0][1]
             cts = np.array(stamps, np.uint64)
             ends = np.cumsum(np.array([events.num_rows for _, events in fresh], np.int64))
-            portion = -(-table.num_rows // max(1, -(-table.nbytes // self._block_bytes)))
+            portion = -(-whole.num_rows // max(1, -(-whole.nbytes // self._block_bytes)))
             portion = min(portion, self._block_rows)
-            for at in range(0, table.num_rows, portion):
-                piece = table.slice(at, portion)
+            for at in range(0, whole.num_rows, portion):
+                piece = whole.slice(at, portion)
                 stop = at + piece.num_rows
                 first, last = np.searchsorted(ends, at, "right"), np.searchsorted(ends, stop, "left")
                 bounds = np.minimum(ends[first : last + 1], stop)
                 runs = _joined(cts[first : last + 1], np.diff(bounds, prepend=at))
                 self._add(batch, meta.next, meta.next, piece, runs)
                 meta.next += 1
-            meta.rows += table.num_rows
+            meta.rows += whole.num_rows
         meta.upto = upto
         batch.put(event_meta_key(self.schema.id), meta.encode())
 
-    def _add(self, batch: WriteBatch, order: int, data: int, table: Any, runs: Runs) -> None:
+    def _add(self, batch: WriteBatch, order: int, data: int, events: Any, runs: Runs) -> None:
         """Adds one block, data and header, to the batch."""
         cts, rows = runs
-        events = table.combine_chunks().to_batches()
-        if len(events) != 1:
-            raise InvalidArgument("a block cannot hold more than 2 GiB of text in one column")
         packed = len(cts) if len(cts) > _INLINE_RUNS else 0
         shown = [0, -1] if packed else range(len(cts))
-        body = self._encoded(events[0], {_RUNS: _pack_runs(cts, rows)} if packed else None)
+        body = self._encoded(events, {_RUNS: _pack_runs(cts, rows)} if packed else None)
         batch.put(event_data_key(self.schema.id, data), body)
         stats = {
-            column.name: _statistics(column.type, events[0].column(i))
+            column.name: _statistics(column.type, events.column(i))
             for i, column in enumerate(self.schema.columns)
             if column.type.name in _NUMERIC
         }
@@ -551,9 +548,9 @@ class EventStore:
         header = Block(
             order=order,
             data=data,
-            rows=table.num_rows,
+            rows=events.num_rows,
             nbytes=len(body),
-            raw_bytes=table.nbytes,
+            raw_bytes=events.nbytes,
             checksum=zlib.crc32(body),
             time_min=times[0],
             time_max=times[1],
@@ -582,11 +579,11 @@ class EventStore:
         if not inputs:
             return False
         every = [column.name for column in self.schema.columns]
-        table = pa.Table.from_batches([self._read(block, every) for block in inputs])
+        events = pa.concat_batches([self._read(block, every) for block in inputs])
         runs = [self._runs(block) for block in inputs]
         joined = _joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
         batch = WriteBatch()
-        self._add(batch, inputs[0].order, meta.next, table, joined)
+        self._add(batch, inputs[0].order, meta.next, events, joined)
         meta.next += 1
         for block in inputs[1:]:
             batch.delete(event_header_key(self.schema.id, block.order))
