@@ -1,1 +1,19 @@
-"""The APM demonstration: an application like any other, made of kivi's public names."""
+"""The APM demonstration: an application like any other, made of kivi's public names.
+
+``python -m apm_demo`` (``make demo``) runs the whole of it, on one machine, offline::
+
+    load --HTTP--> service --files--> Spark: live_job --.                        .--> dashboard --> a browser
+    (measured)     8 endpoints        anomalies by rule  }--gRPC--> kivi serve --{
+    data/*.csv -----------files-----> Spark: trace_job -'                        '--> proof <-- the same files
+    (a real trace)                    killed twice
+
+* ``demo`` is the story and starts everything; ``children`` are the processes, ``say`` is what the person sees.
+* ``service`` and ``load``: a real web service under real load, whose response times are measured.
+* ``landing`` and ``trace``: files, complete when they appear.
+* ``tables``: what is declared in kivi. ``rule``: when an invocation is an anomaly, one pure function.
+* ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.
+* ``dashboard`` and ``static``: the web page.
+* ``proof``: recounts the files and compares, at one snapshot.
+
+Nothing here may import more of kivi than ``kivi``, ``kivi.aio``, ``kivi.spark`` and ``kivi.errors``.
+"""

@@ -1,0 +1,174 @@
+"""One micro-batch of invocations, and the anomalies in it, in one kivi transaction, exactly once.
+
+A table that is only appended to needs none of this: ``format("kivi")`` does it (``apm_demo.trace_job``). Here the batch
+carries more than its events, so it uses what that sink is made of::
+
+    tasks      stage the events (durable, invisible) and say, per endpoint and slot, which response was slowest
+    driver     one transaction under the batch token (scope, batch id):
+                 append the stages; read the averages of the previous slots - at the transaction's snapshot, with the
+                 batch's own events added; have Spark pick the events above the limits; append those as anomalies;
+                 note which files the batch held
+
+A batch that Spark runs again is answered with its first commit, and what the second run brought is dropped: events and
+anomalies stay together. No Python statement runs per event, neither in the tasks (Arrow) nor on the driver, which sees
+one row per endpoint, slot and file, and the anomalies themselves. Where nothing exceeds its limit, Spark is not asked a
+second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import kivi
+from apm_demo.rule import Totals, limit_us, previous_slot_us
+from apm_demo.tables import Detector, micros
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+__all__ = ["SCOPE", "start"]
+
+# Whose batches these are. It lives as long as the checkpoint, which the demonstration makes and deletes with the store.
+SCOPE: Final = "apm_demo/invocations"
+_LANDED: Final = "customer string, application string, server string, endpoint_id long, ts_us long, resp_time_us long"
+_EVENT: Final = ("customer", "application", "server", "endpoint_id", "ts", "resp_time_us")
+_STAGED: Final = pa.schema(
+    [
+        ("stage", pa.binary()),
+        ("file", pa.string()),
+        *((name, pa.int64()) for name in ("endpoint_id", "slot_us", "slowest_us", "events")),
+    ]
+)
+
+
+def start(
+    spark: SparkSession, endpoint: str, landing: Path, checkpoint: Path, detector: Detector, **trigger: Any
+) -> StreamingQuery:
+    """The streaming query: files that land in ``landing`` -> the server at ``endpoint``. ``trigger`` as Spark's."""
+    from pyspark.sql import functions as F
+
+    events = (
+        spark.readStream.schema(_LANDED)
+        .option("mode", "FAILFAST")
+        .json(str(landing))
+        .select(
+            *("customer", "application", "server", "endpoint_id"),
+            F.timestamp_micros("ts_us").alias("ts"),
+            "resp_time_us",
+            (F.col("ts_us") - F.pmod("ts_us", F.lit(detector.width_us))).alias("slot_us"),
+            F.col("_metadata.file_name").alias("file"),
+        )
+    )
+    batch = functools.partial(_batch, endpoint, detector)
+    return (
+        events.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
+    )
+
+
+# -- in the tasks -------------------------------------------------------------------------------------
+
+_clients: dict[tuple[int, str], Any] = {}
+
+
+def _client(endpoint: str) -> Any:
+    """This process's client; Spark keeps its Python workers for the next batch."""
+    key = (os.getpid(), endpoint)
+    if key not in _clients:
+        _clients[key] = kivi.connect(endpoint)
+    return _clients[key]
+
+
+def _stage(endpoint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """One task: its events become one stage; a row for each file, endpoint and slot."""
+    gathered = list(batches)
+    if not sum(batch.num_rows for batch in gathered):
+        return
+    events = pa.Table.from_batches(gathered)
+    stage = _client(endpoint).stage("invocations", events.select(_EVENT), owner=SCOPE)
+    keys = ["file", "endpoint_id", "slot_us"]
+    groups = events.group_by(keys).aggregate([("resp_time_us", "max"), ("resp_time_us", "count")])
+    groups = groups.rename_columns([*keys, "slowest_us", "events"])
+    groups = groups.append_column("stage", pa.array([stage] * groups.num_rows, pa.binary()))
+    yield from groups.select(_STAGED.names).cast(_STAGED).to_batches()
+
+
+# -- on the driver ------------------------------------------------------------------------------------
+
+
+def _batch(endpoint: str, detector: Detector, frame: DataFrame, batch_id: int) -> None:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    frame = frame.persist()
+    try:
+        staged = frame.mapInArrow(functools.partial(_stage, endpoint), from_arrow_schema(_STAGED)).toArrow()
+        stages = sorted(set(staged["stage"].to_pylist()))
+        groups = staged.group_by(["endpoint_id", "slot_us"]).aggregate([("slowest_us", "max")])
+        with _client(endpoint).transaction(batch=(SCOPE, batch_id)) as tx:
+            if stages:
+                tx.append_stages("invocations", stages)
+            limits = _limits(tx, detector, groups)
+            anomalies = _anomalies(frame, limits, batch_id)
+            if anomalies is not None:
+                tx.append("anomalies", anomalies)
+            tx.put(
+                "batches",
+                (batch_id,),
+                files=",".join(sorted(set(staged["file"].to_pylist()))),
+                events=pc.sum(staged["events"]).as_py() or 0,
+                anomalies=0 if anomalies is None else anomalies.num_rows,
+            )
+    finally:
+        frame.unpersist()
+
+
+def _limits(tx: Any, detector: Detector, groups: pa.Table) -> pa.Table:
+    """The (endpoint, slot)s of the batch whose slowest event is an anomaly, and what they are measured against."""
+    wanted = {
+        (endpoint_id, slot): (endpoint_id, previous_slot_us(slot, detector.width_us))
+        for endpoint_id, slot in zip(groups["endpoint_id"].to_pylist(), groups["slot_us"].to_pylist(), strict=True)
+    }
+    previous = sorted(set(wanted.values()))
+    rows: list[Mapping[str, Any] | None] = tx.get_many(detector.table, previous) if previous else []
+    totals = {
+        (row["endpoint_id"], micros(row["slot"])): Totals(row["sum_resp_time"], row["invocations"])
+        for row in rows
+        if row is not None
+    }
+    limits = [
+        {
+            "endpoint_id": key[0],
+            "slot_us": key[1],
+            "limit_us": limit,
+            "previous_sum_us": found[0],
+            "previous_count": found[1],
+        }
+        for key, before in wanted.items()
+        if (found := totals.get(before)) is not None and (limit := limit_us(found)) is not None
+    ]
+    fields = ("endpoint_id", "slot_us", "limit_us", "previous_sum_us", "previous_count")
+    table = pa.Table.from_pylist(limits, pa.schema([(name, pa.int64()) for name in fields]))
+    both = table.join(groups, ["endpoint_id", "slot_us"], join_type="inner")
+    return both.filter(pc.greater(both["slowest_us_max"], both["limit_us"])).select(fields)
+
+
+def _anomalies(frame: DataFrame, limits: pa.Table, batch_id: int) -> pa.Table | None:
+    """The events above their limits, picked by Spark; None without asking it where there are none."""
+    if not limits.num_rows:
+        return None
+    from pyspark.sql import functions as F
+
+    spark = frame.sparkSession
+    over = frame.join(F.broadcast(spark.createDataFrame(limits)), ["endpoint_id", "slot_us"]).where(
+        "resp_time_us > limit_us"
+    )
+    return over.select(
+        *_EVENT, "previous_sum_us", "previous_count", F.lit(batch_id).cast("long").alias("batch_id")
+    ).toArrow()

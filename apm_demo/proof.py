@@ -1,0 +1,193 @@
+"""The proof: everything the store says, against a recount of the files that landed.
+
+The recount knows nothing of Spark, of Arrow or of kivi's aggregates: it reads the files line by line and adds up whole
+numbers in dictionaries. The store is read at **one** snapshot, so the event tables, all levels, all widths and the
+anomalies have to agree with the files and so with each other.
+
+Anomalies depend on when a batch was committed: an event is measured against what was known of the previous slot then.
+The recount therefore walks the batches in order, adds up what each brought, and applies the rule to it as the sentence
+says it, ``time * count > 2 * sum``. Which files a batch held is what the batch itself wrote down, in the same
+transaction; that every file is in exactly one batch is checked too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from apm_demo import trace
+from apm_demo.landing import landed
+from apm_demo.rule import FACTOR
+from apm_demo.tables import DETECTOR, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
+
+__all__ = ["Finding", "Invocation", "differences", "expected_anomalies", "invocations", "prove_live", "prove_trace"]
+
+_SHOWN: Final = 3  # differences told in full
+
+
+class Finding(NamedTuple):
+    """One thing that was checked: a sentence, and what is wrong with it. Proved if nothing is."""
+
+    text: str
+    wrong: list[str]
+
+
+class Invocation(NamedTuple):
+    """One line of a landed file."""
+
+    customer: str
+    application: str
+    server: str
+    endpoint_id: int
+    ts_us: int
+    resp_time_us: int
+
+
+def invocations(folder: Path) -> dict[str, list[Invocation]]:
+    """File name -> the events in it."""
+    return {
+        path.name: [Invocation(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        for path in landed(folder)
+    }
+
+
+def recount(events: Iterable[Invocation], level: str, width_us: int) -> dict[tuple[Any, ...], tuple[int, int, int]]:
+    """Key of the aggregate row -> (sum, count, slowest)."""
+    rows: dict[tuple[Any, ...], tuple[int, int, int]] = {}
+    for event in events:
+        key = (*(getattr(event, name) for name in LEVELS[level]), event.ts_us // width_us * width_us)
+        total, count, slowest = rows.get(key, (0, 0, 0))
+        rows[key] = (total + event.resp_time_us, count + 1, max(slowest, event.resp_time_us))
+    return rows
+
+
+def expected_anomalies(batches: Mapping[int, list[Invocation]], width_us: int) -> Counter[tuple[Any, ...]]:
+    """(the event, sum and count of its previous slot, batch id) for each anomaly; batches in the order of their ids."""
+    sums: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
+    found: Counter[tuple[Any, ...]] = Counter()
+    for batch_id, events in sorted(batches.items()):
+        for event in events:
+            slot = (event.endpoint_id, event.ts_us // width_us)
+            sums[slot] += event.resp_time_us
+            counts[slot] += 1
+        for event in events:
+            before = (event.endpoint_id, event.ts_us // width_us - 1)
+            if event.resp_time_us * counts[before] > FACTOR * sums[before] and counts[before]:
+                found[(*event, sums[before], counts[before], batch_id)] += 1
+    return found
+
+
+def differences(name: str, expected: Mapping[Any, Hashable], found: Mapping[Any, Hashable]) -> list[str]:
+    """Sentences about the keys whose values differ, the first few in full."""
+    wrong = [key for key in sorted({*expected, *found}, key=repr) if expected.get(key) != found.get(key)]
+    told = [f"{name} {key}: the files say {expected.get(key)}, the store {found.get(key)}" for key in wrong[:_SHOWN]]
+    return told + ([f"{name}: and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])
+
+
+def prove_live(snapshot: Any, folder: Path, answered: int) -> list[Finding]:
+    """The live traffic; ``answered`` is how many calls the client saw answered."""
+    by_file = invocations(folder)
+    events = [event for part in by_file.values() for event in part]
+    return [
+        Finding(
+            f"{answered:,} calls were answered over HTTP, and {len(events):,} events landed in {len(by_file)} files",
+            [] if answered == len(events) > 0 else ["these numbers differ, or are 0"],
+        ),
+        _events_are(snapshot, events),
+        _aggregates_are(snapshot, events),
+        *_anomalies_are(snapshot, by_file),
+    ]
+
+
+def _events_are(snapshot: Any, events: list[Invocation]) -> Finding:
+    stored = snapshot.to_arrow("invocations").to_pylist()
+    found = Counter(_invocation(row) for row in stored)
+    return Finding(
+        f"invocations holds each of them once: {len(stored):,} events",
+        differences("invocations", Counter(events), found),
+    )
+
+
+def _aggregates_are(snapshot: Any, events: list[Invocation]) -> Finding:
+    wrong: list[str] = []
+    checked = 0
+    for level, columns in LEVELS.items():
+        for width, width_us in WIDTHS.items():
+            name = aggregate(level, width)
+            found = {
+                (*(row[column] for column in columns), micros(row["slot"])): (
+                    row["sum_resp_time"], row["invocations"], row["slowest"],
+                )
+                for row in snapshot.scan(name)
+            }  # fmt: skip
+            wrong += differences(name, recount(events, level, width_us), found)
+            checked += len(found)
+    return Finding(
+        f"{len(LEVELS) * len(WIDTHS)} aggregates (customer, application, server, endpoint; 5 s, 5 min, 1 h), "
+        f"{checked:,} rows: sum, count and maximum equal the recount",
+        wrong,
+    )
+
+
+def _anomalies_are(snapshot: Any, by_file: Mapping[str, list[Invocation]]) -> list[Finding]:
+    held = {row["batch_id"]: row for row in snapshot.scan("batches")}
+    files = {batch_id: [name for name in row["files"].split(",") if name] for batch_id, row in held.items()}
+    wrong = differences("file", dict.fromkeys(by_file, 1), Counter(name for names in files.values() for name in names))
+    batches = {batch_id: [e for name in names for e in by_file.get(name, [])] for batch_id, names in files.items()}
+    wrong += differences(
+        "events of batch", {b: len(e) for b, e in batches.items()}, {b: r["events"] for b, r in held.items()}
+    )
+    expected = expected_anomalies(batches, DETECTOR.width_us)
+    rows = snapshot.to_arrow("anomalies").to_pylist()
+    found = Counter((*_invocation(row), row["previous_sum_us"], row["previous_count"], row["batch_id"]) for row in rows)
+    counted = sum(row["anomalies"] for row in snapshot.scan("anomalies_per_endpoint"))
+    return [
+        Finding(f"Spark brought the files in {len(held)} batches, every file in exactly one", wrong),
+        Finding(
+            f"{len(rows):,} anomalies, exactly those that the rule finds when the batches are gone through again",
+            differences("anomaly", expected, found)
+            + ([] if counted == len(rows) else [f"anomalies_per_endpoint counts {counted}"]),
+        ),
+    ]
+
+
+def prove_trace(snapshot: Any) -> list[Finding]:
+    """The real trace, recounted from the files as they came, in whole microseconds."""
+    events = trace.requests()
+    stored = snapshot.to_arrow("llm_requests").to_pylist()
+    found = Counter(
+        trace.Request(row["service"], micros(row["ts"]), row["context_tokens"], row["generated_tokens"])
+        for row in stored
+    )
+    wrong: list[str] = []
+    checked = 0
+    for width, width_us in LLM_WIDTHS.items():
+        name = aggregate("llm", width)
+        rows = {
+            (row["service"], micros(row["slot"])): trace.Row(*(row[column] for column in trace.Row._fields))
+            for row in snapshot.scan(name)
+        }
+        wrong += differences(name, trace.recount(events, width_us), rows)
+        checked += len(rows)
+    context, generated = sum(e.context_tokens for e in events), sum(e.generated_tokens for e in events)
+    return [
+        Finding(
+            f"llm_requests holds each of the {len(events):,} requests of the real trace once",
+            differences("llm_requests", Counter(events), found),
+        ),
+        Finding(
+            f"2 aggregates (service; 5 min, 1 h), {checked} rows: counts, sums and maxima equal the sums of the files, "
+            f"{context:,} context and {generated:,} generated tokens in all",
+            wrong,
+        ),
+    ]
+
+
+def _invocation(row: Mapping[str, Any]) -> Invocation:
+    return Invocation(
+        row["customer"], row["application"], row["server"], row["endpoint_id"], micros(row["ts"]), row["resp_time_us"]
+    )

@@ -1,0 +1,307 @@
+"""The web service that is watched: real HTTP servers that do real work, and measure how long it takes.
+
+Two customers run three applications on four servers; each server listens on a port of its own. What an endpoint does
+is small but real: it searches text, asks SQLite, derives keys, compresses. The text is Python's own documentation of
+its language, which every Python brings along.
+
+    customer   application   server      endpoints
+    acme       shop          shop-1      GET /cart      POST /checkout
+    acme       shop          shop-2      GET /cart      POST /checkout
+    acme       search        search-1    GET /find      GET /suggest
+    globex     billing       billing-1   GET /invoice   GET /report
+
+**Response times are measured**: ``Measure`` wraps every handler with ``time.perf_counter_ns``. Nothing here draws a
+number. ``/find`` turns slow for a reason: ``DELETE /index`` drops its index, and until ``PUT /index`` builds it again a
+search has to read all text. (These two are the operator's and are not measured.)
+
+Events land as JSON lines in files of about half a second (``apm_demo.landing``). ``ts`` is the moment the call arrived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import io
+import json
+import pydoc_data.topics
+import re
+import signal
+import socket
+import sqlite3
+import statistics
+import sys
+import time
+import zlib
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from apm_demo.children import end_with_parent
+from apm_demo.landing import land
+
+__all__ = ["ENDPOINTS", "Endpoint", "main"]
+
+TOPICS: Final[dict[str, str]] = pydoc_data.topics.topics
+LAND_EVERY_S: Final = 0.5
+
+
+class Endpoint(NamedTuple):
+    """One measured endpoint; its id is what events and aggregates know it by."""
+
+    endpoint_id: int
+    customer: str
+    application: str
+    server: str
+    method: str
+    path: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.path}"
+
+
+_PLACES: Final = (
+    ("acme", "shop", "shop-1", (("GET", "/cart"), ("POST", "/checkout"))),
+    ("acme", "shop", "shop-2", (("GET", "/cart"), ("POST", "/checkout"))),
+    ("acme", "search", "search-1", (("GET", "/find"), ("GET", "/suggest"))),
+    ("globex", "billing", "billing-1", (("GET", "/invoice"), ("GET", "/report"))),
+)
+
+
+def _endpoints() -> Iterator[Endpoint]:
+    endpoint_id = 251
+    for customer, application, server, routes in _PLACES:
+        for method, path in routes:
+            yield Endpoint(endpoint_id, customer, application, server, method, path)
+            endpoint_id += 1
+
+
+ENDPOINTS: Final = tuple(_endpoints())
+
+
+class Landing:
+    """Gathers events and lands them in files, the oldest first."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lines: list[str] = []
+        self._files = 0
+        self.events = 0
+
+    def add(self, endpoint: Endpoint, ts_us: int, resp_time_us: int) -> None:
+        event = {
+            "customer": endpoint.customer,
+            "application": endpoint.application,
+            "server": endpoint.server,
+            "endpoint_id": endpoint.endpoint_id,
+            "ts_us": ts_us,
+            "resp_time_us": resp_time_us,
+        }
+        self._lines.append(json.dumps(event))
+
+    def land(self) -> None:
+        if self._lines:
+            lines, self._lines = self._lines, []
+            land(self._folder, f"invocations-{self._files:05d}.jsonl", lines)
+            self._files += 1
+            self.events += len(lines)
+
+
+class Measure:
+    """Middleware: the time from the call's arrival to the end of its response, in whole microseconds."""
+
+    def __init__(self, app: ASGIApp, endpoints: dict[tuple[str, str], Endpoint], landing: Landing) -> None:
+        self._app = app
+        self._endpoints = endpoints
+        self._landing = landing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        endpoint = self._endpoints.get((scope.get("method", ""), scope.get("path", "")))
+        if scope["type"] != "http" or endpoint is None:
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def watch(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        ts_us, started = time.time_ns() // 1_000, time.perf_counter_ns()
+        await self._app(scope, receive, watch)
+        if status == 200:
+            self._landing.add(endpoint, ts_us, (time.perf_counter_ns() - started) // 1_000)
+
+
+# -- the work -----------------------------------------------------------------------------------------
+# Handlers compute on the event loop: a call is measured from its own start, so it does not count its wait in the queue.
+
+
+def asked(request: Request) -> list[str]:
+    """The words of the question."""
+    return request.query_params.get("q", "python").lower().split()
+
+
+class Shop:
+    """Carts in SQLite, and a checkout that derives a key, as one that seals a payment would."""
+
+    def __init__(self) -> None:
+        self._db = sqlite3.connect(":memory:", check_same_thread=False)
+        self._db.execute("create table items (topic text, word text, price integer)")
+        rows = [(t, w, len(w) * 17) for t, text in TOPICS.items() for w in set(re.findall(r"[a-z]{5,}", text))]
+        self._db.executemany("insert into items values (?, ?, ?)", rows)
+
+    async def cart(self, request: Request) -> Response:
+        words = asked(request)
+        some = ", ".join("?" * len(words))
+        query = f"select topic, count(*), sum(price) from items where word in ({some}) group by topic order by 3 desc"
+        return JSONResponse({"cart": self._db.execute(query, words).fetchmany(10)})
+
+    async def checkout(self, request: Request) -> Response:
+        order = await request.body()
+        seal = hashlib.pbkdf2_hmac("sha256", order, b"shop", 6_000).hex()
+        return JSONResponse({"order": len(order), "seal": seal})
+
+
+class Search:
+    """Full text search: by an inverted index, or without one by reading everything."""
+
+    def __init__(self) -> None:
+        self._words = Counter(re.findall(r"[a-z]{3,}", " ".join(TOPICS.values()).lower()))
+        self._sorted = sorted(self._words)
+        self._index: dict[str, list[str]] = {}
+        self._build()
+
+    def _build(self) -> None:
+        for topic, text in TOPICS.items():
+            for word in set(re.findall(r"[a-z]{3,}", text.lower())):
+                self._index.setdefault(word, []).append(topic)
+
+    async def find(self, request: Request) -> Response:
+        found: Counter[str] = Counter()
+        if self._index:
+            for word in asked(request):
+                found.update(self._index.get(word, ()))
+        else:
+            wanted = set(asked(request))
+            for topic, text in TOPICS.items():
+                found[topic] += len(wanted & set(re.findall(r"[a-z]{3,}", text.lower())))
+        best = [topic for topic, _ in found.most_common(10)]
+        snippets = {topic: TOPICS[topic][:200] for topic in best}
+        return JSONResponse({"topics": snippets, "of": len(found)})
+
+    async def suggest(self, request: Request) -> Response:
+        suggested = {}
+        for word in asked(request):
+            at, end = (bisect_left(self._sorted, word[:2] + last) for last in ("", "\uffff"))
+            best = sorted(self._sorted[at:end], key=lambda w: -self._words[w])
+            suggested[word] = best[:5], sum(word[:2] in other for other in self._sorted)
+        return JSONResponse(suggested)
+
+    async def drop_index(self, request: Request) -> Response:
+        self._index.clear()
+        return Response(status_code=204)
+
+    async def build_index(self, request: Request) -> Response:
+        self._index.clear()
+        self._build()
+        return Response(status_code=204)
+
+
+class Billing:
+    """An invoice as a compressed document, and a report over the lengths of all lines."""
+
+    async def invoice(self, request: Request) -> Response:
+        lines = [line for text in list(TOPICS.values())[:6] for line in text.splitlines()]
+        document = "\n".join(f"{n:6d}  {line:<80}" for n, line in enumerate([*asked(request), *lines]))
+        return Response(zlib.compress(document.encode(), 6), media_type="application/octet-stream")
+
+    async def report(self, request: Request) -> Response:
+        lengths = [len(line) for text in list(TOPICS.values())[:40] for line in text.splitlines()]
+        out = io.StringIO()
+        for length, count in sorted(Counter(lengths).items()):
+            out.write(f"{length};{count}\n")
+        return JSONResponse({"lines": len(lengths), "median": statistics.median(lengths), "table": out.getvalue()})
+
+
+def applications(landing: Landing) -> dict[str, ASGIApp]:
+    """Server name -> its application."""
+    search, billing = Search(), Billing()
+    handlers: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
+        ("search", "/find"): search.find,
+        ("search", "/suggest"): search.suggest,
+        ("billing", "/invoice"): billing.invoice,
+        ("billing", "/report"): billing.report,
+    }
+    made: dict[str, ASGIApp] = {}
+    for _, application, server, _ in _PLACES:
+        if application == "shop":
+            shop = Shop()  # one a server
+            handlers |= {("shop", "/cart"): shop.cart, ("shop", "/checkout"): shop.checkout}
+        mine = [e for e in ENDPOINTS if e.server == server]
+        routes = [Route(e.path, handlers[application, e.path], methods=[e.method]) for e in mine]
+        if application == "search":
+            routes += [Route("/index", search.drop_index, methods=["DELETE"])]
+            routes += [Route("/index", search.build_index, methods=["PUT"])]
+        made[server] = Measure(Starlette(routes=routes), {(e.method, e.path): e for e in mine}, landing)
+    return made
+
+
+class _Server(uvicorn.Server):
+    """Several in one process: signals are the process's, not each server's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(folder: Path) -> None:
+    landing = Landing(folder)
+    servers, sockets = [], []
+    for name, app in applications(landing).items():
+        listener = socket.create_server(("127.0.0.1", 0))
+        sockets.append((name, listener))
+        config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", http="h11", ws="none")
+        servers.append(_Server(config))
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = [asyncio.create_task(one.serve(sockets=[at])) for one, (_, at) in zip(servers, sockets, strict=True)]
+    while not all(server.started for server in servers):  # noqa: ASYNC110 (uvicorn offers nothing to wait for)
+        await asyncio.sleep(0.01)
+    ports = {name: listener.getsockname()[1] for name, listener in sockets}
+    print(f"ready {json.dumps(ports)}", flush=True)
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), LAND_EVERY_S)
+        landing.land()
+    for server in servers:
+        server.should_exit = True
+    await asyncio.gather(*running)
+    landing.land()
+    print(f"landed {landing.events}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--land", type=Path, required=True, metavar="DIR", help="where events land")
+    folder: Path = parser.parse_args().land
+    end_with_parent()
+    asyncio.run(_serve(folder))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

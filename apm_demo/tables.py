@@ -1,0 +1,141 @@
+"""The demonstration's tables: what is declared once, and read by the jobs, the dashboard and the proof.
+
+::
+
+    invocations      event table: every call of the web service, as measured
+      customer_5s    customer_5m    customer_1h       (customer, slot)
+      application_5s ...                              (customer, application, slot)
+      server_5s      ...                              (customer, application, server, slot)
+      endpoint_5s    endpoint_5m    endpoint_1h       (endpoint_id, slot)
+    anomalies        event table: the invocations that broke the rule, with what they were measured against
+      anomalies_per_endpoint                          (endpoint_id, slot of 5 s)
+    endpoints        row table: which server, application and customer an endpoint belongs to, and what it is called
+    batches          row table: which files each micro-batch of the live job held; written by that batch
+    llm_requests     event table: the real trace
+      llm_5m         llm_1h                           (service, slot)
+
+Aggregates follow in the commit that appends to their source: at every snapshot all levels and widths agree.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any, Final, NamedTuple
+
+import kivi
+
+__all__ = ["DETECTOR", "LEVELS", "LLM_WIDTHS", "PATHS", "WIDTHS", "Detector", "aggregate", "create", "micros", "moment"]
+
+# Width of a slot -> microseconds. Five minutes and an hour are what an operator looks at; the short slot exists
+# because this demonstration lasts less than a minute, and both its charts and its rule need slots that pass.
+WIDTHS: Final = {"5s": 5_000_000, "5m": 300_000_000, "1h": 3_600_000_000}
+LLM_WIDTHS: Final = {"5m": 300_000_000, "1h": 3_600_000_000}
+
+# Level -> the columns that name one thing of that level. An endpoint's id says where it belongs.
+LEVELS: Final = {
+    "customer": ("customer",),
+    "application": ("customer", "application"),
+    "server": ("customer", "application", "server"),
+    "endpoint": ("endpoint_id",),
+}
+PATHS: Final = ("customer", "application", "server")
+
+_INVOCATION: Final = {
+    "customer": "string",
+    "application": "string",
+    "server": "string",
+    "endpoint_id": "int64",
+    "ts": "timestamp",
+    "resp_time_us": "int64",
+}
+
+
+class Detector(NamedTuple):
+    """The slots that the rule looks at: an aggregate per endpoint, and its width in microseconds."""
+
+    table: str
+    width_us: int
+
+    @staticmethod
+    def of(width: str) -> Detector:
+        """The one of that width, a key of ``WIDTHS``."""
+        return Detector(aggregate("endpoint", width), WIDTHS[width])
+
+
+DETECTOR: Final = Detector("endpoint_5s", WIDTHS["5s"])
+
+
+def aggregate(level: str, width: str) -> str:
+    """The table of a level at a width."""
+    return f"{level}_{width}"
+
+
+def create(db: Any) -> list[str]:
+    """Creates all tables on ``db`` (of ``kivi.open`` or ``kivi.connect``); their names."""
+    db.create_event_table("invocations", event_time="ts", columns=_INVOCATION)
+    for level, columns in LEVELS.items():
+        for width in WIDTHS:
+            db.create_aggregate(
+                aggregate(level, width),
+                source="invocations",
+                group_by=[*columns, kivi.time_slot("ts", width, name="slot")],
+                measures={
+                    "sum_resp_time": kivi.sum("resp_time_us"),
+                    "invocations": kivi.count(),
+                    "slowest": kivi.max("resp_time_us"),
+                },
+                derived={"avg_resp_time": "sum_resp_time / invocations"},
+            )
+    db.create_event_table(
+        "anomalies",
+        event_time="ts",
+        columns={**_INVOCATION, "previous_sum_us": "int64", "previous_count": "int64", "batch_id": "int64"},
+    )
+    db.create_aggregate(
+        "anomalies_per_endpoint",
+        source="anomalies",
+        group_by=["endpoint_id", kivi.time_slot("ts", "5s", name="slot")],
+        measures={"anomalies": kivi.count(), "slowest": kivi.max("resp_time_us")},
+    )
+    db.create_table(
+        "endpoints",
+        key={"endpoint_id": "int64"},
+        columns={"customer": "string", "application": "string", "server": "string", "name": "string"},
+    )
+    db.create_table(
+        "batches", key={"batch_id": "int64"}, columns={"files": "string", "events": "int64", "anomalies": "int64"}
+    )
+    db.create_event_table(
+        "llm_requests",
+        event_time="ts",
+        columns={"service": "string", "ts": "timestamp", "context_tokens": "int64", "generated_tokens": "int64"},
+    )
+    for width in LLM_WIDTHS:
+        db.create_aggregate(
+            aggregate("llm", width),
+            source="llm_requests",
+            group_by=["service", kivi.time_slot("ts", width, name="slot")],
+            measures={
+                "requests": kivi.count(),
+                "context_tokens": kivi.sum("context_tokens"),
+                "generated_tokens": kivi.sum("generated_tokens"),
+                "context_tokens_max": kivi.max("context_tokens"),
+                "generated_tokens_max": kivi.max("generated_tokens"),
+            },
+            derived={
+                "avg_context_tokens": "context_tokens / requests",
+                "avg_generated_tokens": "generated_tokens / requests",
+            },
+        )
+    names: list[str] = db.tables()
+    return names
+
+
+def moment(us: int) -> dt.datetime:
+    """Microseconds since the epoch as an aware datetime, exactly."""
+    return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(microseconds=us)
+
+
+def micros(value: dt.datetime) -> int:
+    """An aware datetime as microseconds since the epoch, exactly."""
+    return (value - dt.datetime.fromtimestamp(0, dt.UTC)) // dt.timedelta(microseconds=1)
