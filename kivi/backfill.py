@@ -65,7 +65,7 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
             if progress is not None:
                 progress(done, total)
         floor = store.retention.newest(schema.source_id)
-        ready = dataclasses.replace(schema, state="ready", complete_since_us=floor, by_name={})
+        ready = dataclasses.replace(schema, state="ready", complete_since_us=floor)
         store.redefine(ready, stages)
         return store.catalog.visible.by_id[schema.id]
     except NotFound:

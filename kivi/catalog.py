@@ -71,9 +71,7 @@ class View:
             if op.barrier is Barrier.DELETE:
                 by_id.pop(table_id, None)
             elif _DEFINITION in op.puts:
-                by_id[table_id] = replace(
-                    TableSchema.from_json(op.puts[_DEFINITION].encode()), created_ts=cts, by_name={}
-                )
+                by_id[table_id] = replace(TableSchema.from_json(op.puts[_DEFINITION].encode()), created_ts=cts)
         sources: dict[int, tuple[TableSchema, ...]] = {}
         for schema in by_id.values():
             if schema.kind == "aggregate":

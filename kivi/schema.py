@@ -56,7 +56,8 @@ INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-_DURATION: Final = re.compile(r"(\d+)\s*(us|ms|s|m|h|d)\Z")
+_DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)\Z")
+_DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
 _UNITS_US: Final = {
     "us": 1,
     "ms": 1_000,
@@ -66,11 +67,25 @@ _UNITS_US: Final = {
     "d": 86_400_000_000,
 }
 
+_DURATION_MAX_US: Final = 2**62
+"""146,000 years. A moment and a duration, both in microseconds, then add up within 64 bits."""
+
+_EXACT: Final = decimal.Context(
+    prec=decimal.MAX_PREC,
+    Emax=decimal.MAX_EMAX,
+    Emin=decimal.MIN_EMIN,
+    traps=[decimal.InvalidOperation],
+)
+"""Rounds nothing. The caller's own context may have any precision and any traps, and must not change a value."""
+
+_DECIMAL_DIGITS_MAX: Final = 40
+"""No decimal column holds a number that is this long, and one with an exponent of a million is never written out."""
+
 TypeName = Literal["bool", "int64", "float64", "decimal", "string", "bytes", "timestamp"]
 
 
 def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
-    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds (> 0)."""
+    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
     if isinstance(value, dt.timedelta):
         micros = value // dt.timedelta(microseconds=1)
     elif isinstance(value, int) and not isinstance(value, bool):
@@ -78,15 +93,30 @@ def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -
     elif isinstance(value, str) and (match := _DURATION.match(value.strip())):
         micros = int(match[1]) * _UNITS_US[match[2]]
     else:
-        raise InvalidArgument(f"{what} {value!r} is not a duration: write it like '5m', '1h' or '30d'")
+        raise InvalidArgument(f"{what} {shown(value)} is not a duration: write it like '5m', '1h' or '30d'")
     if micros <= 0:
-        raise InvalidArgument(f"{what} {value!r} must be greater than zero")
+        raise InvalidArgument(f"{what} {shown(value)} must be greater than zero")
+    if micros > _DURATION_MAX_US:
+        raise InvalidArgument(f"{what} {shown(value)} is too long: at most 2**62 microseconds, 53,375,995 days")
     return micros
+
+
+def shown(value: object) -> str:
+    """A value in an error's sentence: short, however long the value is, and never an error of its own."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write out very long ones
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = str(value) if isinstance(value, decimal.Decimal) else repr(value)
+    except Exception:  # an object of the caller's
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
 
 
 def check_name(name: object, what: str) -> str:
     if not isinstance(name, str) or not _NAME.match(name):
-        raise SchemaError(f"{what} name {name!r} must be letters, digits and '_', not begin with a digit, at most 128")
+        raise SchemaError(
+            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
+        )
     return name
 
 
@@ -107,14 +137,13 @@ class ColumnType:
             bare = text.strip().lower()
             if bare in ("bool", "int64", "float64", "string", "bytes", "timestamp"):
                 return ColumnType(bare)  # type: ignore[arg-type]
-            match = re.match(r"decimal\(\s*(\d+)\s*,\s*(\d+)\s*\)\Z", bare)
-            if match:
+            if match := _DECIMAL.match(bare):
                 precision, scale = int(match[1]), int(match[2])
                 if not 1 <= precision <= 18 or scale > precision:
                     raise SchemaError(f"{text!r}: a decimal has 1 to 18 digits, and a scale of at most that")
                 return ColumnType("decimal", precision, scale)
         raise SchemaError(
-            f"{text!r} is not a column type: use bool, int64, float64, decimal(p,s), string, bytes or timestamp"
+            f"{shown(text)} is not a column type: use bool, int64, float64, decimal(p,s), string, bytes or timestamp"
         )
 
     def __str__(self) -> str:
@@ -155,7 +184,7 @@ class ColumnType:
             case "decimal":
                 if not self.stored_min <= value <= self.stored_max:
                     raise OutOfRange(f"{what} does not fit in {self}; it is kept exactly", column=what)
-                return decimal.Decimal(value).scaleb(-self.scale)
+                return decimal.Decimal(value).scaleb(-self.scale, _EXACT)
             case "float64":
                 if not math.isfinite(value):
                     raise OutOfRange(f"{what} has left the finite numbers", column=what)
@@ -170,11 +199,12 @@ class ColumnType:
 
 
 def _bad(what: str, value: object, type_: ColumnType) -> SchemaError:
-    return SchemaError(f"{what} is {value!r} ({type(value).__name__}), which is not a {type_}")
+    return SchemaError(f"{what} is {shown(value)} ({type(value).__name__}), which is not a {type_}")
 
 
 def _to_bool(type_: ColumnType, value: Any, what: str) -> bool:
-    if isinstance(value, bool) or type(value).__name__ == "bool_":
+    kind = type(value)
+    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):  # bool_ before NumPy 2
         return bool(value)
     raise _bad(what, value, type_)
 
@@ -183,7 +213,10 @@ def _as_int(value: Any) -> int | None:
     """Python and NumPy integers, not booleans, not floats."""
     if isinstance(value, (bool, float)) or not hasattr(value, "__index__"):
         return None
-    return int(value.__index__())
+    try:
+        return int(value.__index__())
+    except TypeError:  # a NumPy array has the method too, and only some arrays are integers
+        return None
 
 
 def _to_int64(type_: ColumnType, value: Any, what: str) -> int:
@@ -191,7 +224,7 @@ def _to_int64(type_: ColumnType, value: Any, what: str) -> int:
     if number is None:
         raise _bad(what, value, type_)
     if not INT64_MIN <= number <= INT64_MAX:
-        raise InvalidArgument(f"{what} is {number}, which does not fit in 64 bits")
+        raise InvalidArgument(f"{what} is {shown(number)}, which does not fit in 64 bits")
     return number
 
 
@@ -213,7 +246,7 @@ def _to_decimal(type_: ColumnType, value: Any, what: str) -> int:
         if isinstance(value, decimal.Decimal):
             number = value
         elif isinstance(value, str):
-            number = decimal.Decimal(value)
+            number = decimal.Decimal(value, _EXACT)
         elif (integer := _as_int(value)) is not None:
             number = decimal.Decimal(integer)
         else:
@@ -221,26 +254,29 @@ def _to_decimal(type_: ColumnType, value: Any, what: str) -> int:
     except decimal.InvalidOperation:
         raise _bad(what, value, type_) from None
     if not number.is_finite():
-        raise InvalidArgument(f"{what} is {value!r}: NaN and infinities are not accepted")
-    with decimal.localcontext() as context:
-        context.prec = 60
-        scaled = number.scaleb(type_.scale) if number.adjusted() < 40 else decimal.Decimal(10**41)
-        if scaled != scaled.to_integral_value():
-            raise InvalidArgument(f"{what} is {value}, which has more than {type_.scale} digits after the point")
-        unscaled = int(scaled)
+        raise InvalidArgument(f"{what} is {shown(value)}: NaN and infinities are not accepted")
+    if number.is_zero():
+        return 0
+    if number.adjusted() >= _DECIMAL_DIGITS_MAX:
+        raise InvalidArgument(f"{what} is {shown(value)}, which does not fit in {type_}")
+    scaled = number.scaleb(type_.scale, _EXACT)
+    if scaled != scaled.to_integral_value(context=_EXACT):
+        raise InvalidArgument(f"{what} is {shown(value)}, which has more than {type_.scale} digits after the point")
+    unscaled = int(scaled)
     if not type_.stored_min <= unscaled <= type_.stored_max:
-        raise InvalidArgument(f"{what} is {value}, which does not fit in {type_}")
+        raise InvalidArgument(f"{what} is {shown(value)}, which does not fit in {type_}")
     return unscaled
 
 
 def _to_string(type_: ColumnType, value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise _bad(what, value, type_)
+    text = str.__str__(value)  # the characters: a subclass, such as a text Enum, may say something else in str()
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
         raise InvalidArgument(f"{what} is not valid Unicode text") from None
-    return str(value)
+    return text
 
 
 def _to_bytes(type_: ColumnType, value: Any, what: str) -> bytes:
@@ -251,14 +287,14 @@ def _to_bytes(type_: ColumnType, value: Any, what: str) -> bytes:
 
 def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:
     if isinstance(value, dt.datetime):
-        if value.tzinfo is None:
+        if value.utcoffset() is None:
             raise InvalidArgument(f"{what} is a datetime without a time zone: use an aware one, in UTC")
         return (value - _EPOCH) // dt.timedelta(microseconds=1)
     number = _as_int(value)
     if number is None:
         raise _bad(what, value, type_)
     if not INT64_MIN <= number <= INT64_MAX:
-        raise InvalidArgument(f"{what} is {number}, which does not fit in 64 bits")
+        raise InvalidArgument(f"{what} is {shown(number)}, which does not fit in 64 bits")
     return number
 
 
@@ -351,13 +387,17 @@ class TableSchema:
     group_by: tuple[GroupKey, ...] = ()
     measures: tuple[Measure, ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
-    by_name: dict[str, Column] = field(default_factory=dict, compare=False, repr=False)
+    by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Key columns and columns."""
+    index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Where a column is among ``columns``; key columns are nowhere."""
 
     def __post_init__(self) -> None:
         for column in (*self.key, *self.columns):
-            if column.name in self.by_name and self.by_name[column.name] is not column:
+            if column.name in self.by_name:
                 raise SchemaError(f"table {self.name!r} names the column {column.name!r} twice")
             self.by_name[column.name] = column
+        self.index_of.update((column.name, i) for i, column in enumerate(self.columns))
 
     # -- lookups --------------------------------------------------------------------------------
 
@@ -387,10 +427,10 @@ class TableSchema:
         if not self.key:
             raise SchemaError(f"event table {self.name!r} has no row keys: scan it, or read its aggregates")
         if not isinstance(key, (tuple, list)):
-            raise SchemaError(f"a key of {self.name!r} is a tuple of {', '.join(self.key_names)}, not {key!r}")
+            raise SchemaError(f"a key of {self.name!r} is a tuple of {', '.join(self.key_names)}, not {shown(key)}")
         if len(key) != len(self.key) and not (partial and len(key) <= len(self.key)):
             raise SchemaError(
-                f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {key!r}"
+                f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {shown(key)}"
             )
         out = []
         for column, value in zip(self.key, key, strict=False):
@@ -405,7 +445,9 @@ class TableSchema:
             return self.stored_key(key, partial=True)
         values = key if isinstance(key, (tuple, list)) else (key,)
         if len(values) != 1 or values[0] is None:
-            raise InvalidArgument(f"a bound of event table {self.name!r} is its event time, (moment,), not {key!r}")
+            raise InvalidArgument(
+                f"a bound of event table {self.name!r} is its event time, (moment,), not {shown(key)}"
+            )
         return (self.column(self.event_time or "").type.to_stored(values[0], f"bound of {self.event_time!r}"),)
 
     def _settable(self, name: str) -> Column:
@@ -691,16 +733,22 @@ _ALLOWED_NODES: Final = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
     ast.USub, ast.UAdd, ast.Name, ast.Load, ast.Constant,
 )  # fmt: skip
+_EXPRESSION_DEPTH_MAX: Final = 100
 
 
 def parse_expression(text: str, names: set[str]) -> ast.expr:
-    """``"sum_resp_time / invocations"`` -> its syntax tree: + - * /, parentheses, numbers and ``names`` only."""
+    """``"sum_resp_time / invocations"`` -> its syntax tree: + - * /, parentheses, numbers and ``names`` only.
+
+    At most 1,000 characters and 100 operations deep, so that evaluating it never exhausts the stack. SchemaError.
+    """
     if not isinstance(text, str) or len(text) > 1_000:
-        raise SchemaError(f"a derived column is an expression of at most 1000 characters, not {text!r:.80}")
+        raise SchemaError(f"a derived column is an expression of at most 1000 characters, not {shown(text)}")
     try:
         tree = ast.parse(text, mode="eval")
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise SchemaError(f"{text!r} is not an arithmetic expression") from None
+    if _depth(tree.body) > _EXPRESSION_DEPTH_MAX:
+        raise SchemaError(f"{text!r} is nested too deeply: at most {_EXPRESSION_DEPTH_MAX} operations")
     for node in ast.walk(tree):
         if not isinstance(node, _ALLOWED_NODES):
             raise SchemaError(f"{text!r}: only + - * /, numbers and columns are allowed")
@@ -708,13 +756,33 @@ def parse_expression(text: str, names: set[str]) -> ast.expr:
             isinstance(node.value, bool) or not isinstance(node.value, (int, float))
         ):
             raise SchemaError(f"{text!r}: {node.value!r} is not a number")
+        if isinstance(node, ast.Constant) and not _is_float64(node.value):
+            raise SchemaError(f"{text!r}: a number in it is too large for a float64")
         if isinstance(node, ast.Name) and node.id not in names:
             raise SchemaError(f"{text!r} names {node.id!r}, which is not a numeric column; known are {sorted(names)}")
     return tree.body
 
 
+def _depth(tree: ast.AST) -> int:
+    """Level by level: a tree that is too deep cannot be measured by recursion."""
+    level, depth = [tree], 0
+    while level := [child for node in level for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]:
+        depth += 1
+    return depth
+
+
+def _is_float64(number: Any) -> bool:
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
+
+
 def evaluate_expression(node: ast.expr, row: Mapping[str, Any]) -> float | None:
-    """The expression over one row of caller-form values: a float, or None when an operand is null or a divisor 0."""
+    """The expression over one row of caller-form values: a float, or None when an operand is null or a divisor 0.
+
+    Raises OverflowError for what leaves the finite numbers, on the way or at the end.
+    """
     match node:
         case ast.Constant(value=value):
             return float(value)  # type: ignore[arg-type]
@@ -730,11 +798,16 @@ def evaluate_expression(node: ast.expr, row: Mapping[str, Any]) -> float | None:
                 return None
             match op:
                 case ast.Add():
-                    return left + right
+                    result = left + right
                 case ast.Sub():
-                    return left - right
+                    result = left - right
                 case ast.Mult():
-                    return left * right
+                    result = left * right
                 case _:
-                    return None if right == 0 else left / right
+                    if right == 0:
+                        return None
+                    result = left / right
+            if not math.isfinite(result):
+                raise OverflowError("the result is too large for a float64")
+            return result
     raise SchemaError("not an arithmetic expression")

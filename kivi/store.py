@@ -221,7 +221,7 @@ class Store:
                 raise AlreadyExists(f"there is a table {schema.name!r} already: drop it first, or use another name")
             if schema.kind == "aggregate":
                 source = self.catalog.entered.table(schema.source or "")
-                schema = dataclasses.replace(schema, source_id=source.id, state="building", by_name={})
+                schema = dataclasses.replace(schema, source_id=source.id, state="building")
             created = self._define(schema)
         return backfill.build(self, created, progress) if schema.kind == "aggregate" else created
 
@@ -233,7 +233,7 @@ class Store:
         try:
             counter = txn.get(COUNTERS, [("table",)])[0]
             table_id = (counter["value"] if counter else FIRST_ID - 1) + 1
-            defined = dataclasses.replace(schema, id=table_id, by_name={})
+            defined = dataclasses.replace(schema, id=table_id)
             txn.put(COUNTERS, ("table",), {"value": table_id})
             txn.insert(NAMES, (schema.name,), {"id": table_id})
             txn.put(TABLES, (table_id,), {"name": schema.name, "definition": defined.to_json().decode()})
