@@ -119,7 +119,7 @@ class Txn:
 
     def guard(self, schema: TableSchema, key: tuple[Any, ...], column: str | None) -> None:
         """The commit conflicts with a concurrent write of the cell; ``column`` None: of the row."""
-        index = EXISTENCE if column is None else next(iter(_indexed(schema, {column: None})))
+        index = EXISTENCE if column is None else schema.index_of[column]
         raw = encoded_key(schema, key)
         self._count(1, len(raw))
         self._use(schema)
@@ -213,11 +213,7 @@ def encoded_key(schema: TableSchema, key: tuple[Any, ...]) -> bytes:
 
 
 def _indexed(schema: TableSchema, values: Mapping[str, Any]) -> dict[int, Any]:
-    columns = schema.columns
-    names = {c.name: i for i, c in enumerate(columns)} if len(values) > 2 else None
-    if names is not None:
-        return {names[name]: value for name, value in values.items()}
-    return {next(i for i, c in enumerate(columns) if c.name == name): value for name, value in values.items()}
+    return {schema.index_of[name]: value for name, value in values.items()}
 
 
 def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[tuple[bytes, dict[int, Any]]]:
@@ -226,7 +222,7 @@ def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[
     if sum(batch.num_rows for batch in batches) <= SMALL_EVENTS:
         return derive_small(aggregate, _rows_of(batches))
     run = derive(aggregate, pa.Table.from_batches(batches))
-    return [(run.key_at(i), run.deltas_at(i)) for i in range(run.rows)]
+    return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
 
 
 def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
