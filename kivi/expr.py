@@ -1,7 +1,7 @@
 """Predicates over columns: ``(kivi.col("endpoint_id") == 251) & kivi.col("slot").isin([...])``.
 
-A predicate is built by the caller, travels as plain data (``to_dict``) and is evaluated where the
-rows are, on single rows (``matches``) or on Arrow tables (``to_arrow``). Both follow SQL's three
+A predicate is built by the caller, travels as plain data and is evaluated where the rows are, on
+single rows (``matches``) or on Arrow batches (``kivi.arrow.filter_batch``). Both follow SQL's three
 values: a comparison with null is unknown, ``~unknown`` is unknown, and only *true* selects a row.
 
 A ``Scan`` is a predicate with a range of keys, columns and a limit: what to read.
@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.schema import ColumnType
 
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-
-__all__ = ["Expr", "Scan", "bind", "col", "matches", "names", "to_arrow"]
+__all__ = ["Expr", "Scan", "bind", "col", "matches", "names"]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "==": lambda a, b: bool(a == b),
@@ -31,6 +28,7 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": lambda a, b: bool(a > b),
     ">=": lambda a, b: bool(a >= b),
 }
+_ARGUMENTS: Final = {"and": 2, "or": 2, "not": 1}
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 100
 
@@ -150,7 +148,9 @@ def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:
         budget[0] -= 1 + (len(node.value) if node.op == "isin" else 0)
         if depth > _MAX_DEPTH or budget[0] < 0:
             raise InvalidArgument(f"the predicate is too large: at most {_MAX_NODES} nodes and {_MAX_DEPTH} deep")
-        if node.op in ("and", "or", "not"):
+        if node.op in _ARGUMENTS:
+            if len(node.args) != _ARGUMENTS[node.op]:
+                raise InvalidArgument(f"{node.op!r} of {len(node.args)} predicates: it takes {_ARGUMENTS[node.op]}")
             return Expr(node.op, args=tuple(walk(arg, depth + 1) for arg in node.args))
         type_ = type_of(node.column)
         if node.op == "is_null":
@@ -194,39 +194,3 @@ def _truth(expr: Expr, row: Mapping[str, Any]) -> bool | None:
     if expr.op == "isin":
         return value in expr.value
     return _COMPARE[expr.op](value, expr.value)
-
-
-def to_arrow(expr: Expr, literal: Callable[[str, Any], Any]) -> pc.Expression:
-    """A bound predicate as a pyarrow expression; ``literal(column, stored)`` makes a typed pyarrow scalar."""
-    import pyarrow.compute as pc
-
-    match expr.op:
-        case "and":
-            return to_arrow(expr.args[0], literal) & to_arrow(expr.args[1], literal)
-        case "or":
-            return to_arrow(expr.args[0], literal) | to_arrow(expr.args[1], literal)
-        case "not":
-            return ~to_arrow(expr.args[0], literal)
-        case "is_null":
-            return pc.field(expr.column).is_null()
-        case "isin":
-            import pyarrow as pa
-
-            field = pc.field(expr.column)
-            if not expr.value:
-                return pc.if_else(field.is_null(), pa.scalar(None, pa.bool_()), pa.scalar(False))
-            scalars = [literal(expr.column, v) for v in expr.value]
-            found = field.isin(pa.array([s.as_py() for s in scalars], scalars[0].type))
-            return pc.if_else(field.is_null(), pa.scalar(None, pa.bool_()), found)
-    compare = _ARROW_COMPARE[expr.op]
-    return compare(pc.field(expr.column), literal(expr.column, expr.value))
-
-
-_ARROW_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "==": lambda a, b: a == b,
-    "!=": lambda a, b: a != b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
