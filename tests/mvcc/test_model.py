@@ -1,0 +1,138 @@
+"""A state machine against a dictionary of versions (R1 to R8, R11 to R17), see ``world``.
+
+Two drivers of the same world: hypothesis, which shrinks what fails to a few steps, and a seeded scheduler, which is
+denser. A failing seed reruns to the same history: ``scheduled(seed)``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from tests.mvcc.world import World
+
+RANDOM = st.randoms(use_true_random=False)
+EXAMPLES = 25
+SEEDS = range(40)
+STEPS = 90
+MINIMA = {"commit": 400, "conflict": 50, "held": 80, "crash": 40, "crash in flight": 15, "reread": 2000, "repeat": 40}
+WEIGHTS = {
+    World.begin: 20,
+    World.work: 12,
+    World.commit: 14,
+    World.commit_held: 6,
+    World.let_go: 8,
+    World.rollback: 1,
+    World.repeat: 3,
+    World.snapshot: 4,
+    World.close_snapshot: 3,
+    World.as_of: 3,
+    World.consolidate: 8,
+    World.reopen: 1,
+    World.crash: 2,
+}
+
+
+class Machine(RuleBasedStateMachine):
+    """Every step of the world is a rule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World()
+
+    def teardown(self) -> None:
+        self.world.close()
+
+    @rule(rng=RANDOM)
+    def begin(self, rng: random.Random) -> None:
+        self.world.begin(rng)
+
+    @rule(rng=RANDOM)
+    def begin_another(self, rng: random.Random) -> None:
+        self.world.begin(rng)
+
+    @rule(rng=RANDOM)
+    def work(self, rng: random.Random) -> None:
+        self.world.work(rng)
+
+    @rule(rng=RANDOM)
+    def commit(self, rng: random.Random) -> None:
+        self.world.commit(rng)
+
+    @rule(rng=RANDOM)
+    def commit_held(self, rng: random.Random) -> None:
+        self.world.commit_held(rng)
+
+    @rule(rng=RANDOM)
+    def let_go(self, rng: random.Random) -> None:
+        self.world.let_go(rng)
+
+    @rule(rng=RANDOM)
+    def repeat(self, rng: random.Random) -> None:
+        self.world.repeat(rng)
+
+    @rule(rng=RANDOM)
+    def snapshot(self, rng: random.Random) -> None:
+        self.world.snapshot(rng)
+
+    @rule(rng=RANDOM)
+    def close_snapshot(self, rng: random.Random) -> None:
+        self.world.close_snapshot(rng)
+
+    @rule(rng=RANDOM)
+    def as_of(self, rng: random.Random) -> None:
+        self.world.as_of(rng)
+
+    @rule(rng=RANDOM)
+    def consolidate(self, rng: random.Random) -> None:
+        self.world.consolidate(rng)
+
+    @rule(rng=RANDOM)
+    def restart(self, rng: random.Random) -> None:
+        if rng.random() < 0.3:
+            rng.choice([self.world.crash, self.world.reopen])(rng)
+
+    @invariant()
+    def holds(self) -> None:
+        self.world.check()
+
+
+@pytest.mark.timeout(300)
+def test_shrinkable_histories() -> None:
+    """R1 to R8, R11 to R17, by hypothesis."""
+    chosen = settings(max_examples=EXAMPLES, stateful_step_count=50, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(Machine, settings=chosen)
+
+
+def scheduled(seed: int, steps: int = STEPS) -> Counter[str]:
+    """One deterministic history. What happened, counted."""
+    rng = random.Random(seed)
+    world = World()
+    try:
+        for _ in range(steps):
+            (step,) = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
+            step(world, rng)
+            world.check()
+        world.oracle.check()
+        return world.counted
+    finally:
+        world.close()
+
+
+@pytest.mark.timeout(300)
+def test_seeded_histories() -> None:
+    """The same, denser; below the stated minima it proves nothing."""
+    counted: Counter[str] = Counter()
+    for seed in SEEDS:
+        try:
+            counted += scheduled(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+    short = {name: (counted[name], least) for name, least in MINIMA.items() if counted[name] < least}
+    assert not short, f"not run: {short}"

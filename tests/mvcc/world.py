@@ -1,0 +1,379 @@
+"""One store in memory, everything that may happen to it, and what must be true after each step.
+
+The expectation is a dictionary of versions: the replay of what was committed (``tests.oracle``). Whether a commit
+conflicts is predicted, not observed, so a transaction that could have committed and was refused is a failure too. Every
+choice is drawn from a ``random.Random``: a seed gives the same history again, and hypothesis can hand in its own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import kivi
+from kivi.embedded import Database, Snapshot, Transaction
+from kivi.engine.memory import MemoryEngine
+from kivi.errors import Conflict, RowExists, SnapshotTooOld
+from kivi.log.memory import MemoryLog
+from kivi.mvcc.commit import Aborted, Outcome
+from kivi.outcomes import ABORTED
+from kivi.settings import Settings
+from kivi.store import Store
+from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table, touched
+
+__all__ = ["TABLES", "World"]
+
+TABLES: dict[str, Table] = {
+    "t": RowTable(("id",), {"n": "sum", "hi": "max", "v": None}),
+    "h": RowTable(("id",), {"n": "sum", "hi": "max", "v": None}),
+    "e": EventTable(),
+    "agg": Aggregate(
+        "e",
+        ("a",),
+        lambda event: (event["a"],),
+        {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
+    ),
+}
+KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "bulk", "get", "scan")
+
+
+class Open:
+    """An open transaction and what it has done."""
+
+    def __init__(self, tx: Transaction, token: str | None) -> None:
+        self.tx = tx
+        self.token = token
+        self.ops: list[Op] = []
+        self.outcomes: list[Outcome] = []
+
+    def attempt(self, commit_ts: int | None) -> Attempt:
+        outcome: Any = "committed" if commit_ts is not None else "aborted"
+        return Attempt(self.tx.start_ts, self.ops, outcome, commit_ts, self.token)
+
+    @property
+    def refused(self) -> bool:
+        return bool(self.outcomes) and isinstance(self.outcomes[0].error, Conflict)
+
+
+class World:
+    """Each public method but ``check`` and ``close`` is one step; a step that has nothing to act on does nothing."""
+
+    def __init__(self) -> None:
+        self.engine = MemoryEngine()
+        self.log = MemoryLog()
+        self.oracle = Oracle(TABLES)
+        self.entered: list[Attempt] = []  # since the last restart, in log order: what the verdict knows
+        self.held: dict[int, Open] = {}
+        self.transactions: list[Open] = []
+        self.snapshots: list[tuple[Snapshot, dict[str, Any]]] = []
+        self.tokens: list[tuple[str, list[Op], int]] = []
+        self.counted: Counter[str] = Counter()
+        self.made = 0
+        self._open()
+        columns: dict[str, Any] = {"n": kivi.sum("int64"), "hi": kivi.max("int64"), "v": "int64"}
+        self.db.create_table("t", key={"id": "int64"}, columns=columns)
+        self.db.create_table("h", key={"id": "int64"}, columns=columns, history="1h")
+        self.db.create_event_table("e", event_time="ts", columns={"a": "int64", "ts": "timestamp", "x": "int64"})
+        measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
+        self.db.create_aggregate("agg", source="e", group_by=["a"], measures=measures)
+        self.first = self.last = self.db.watermark()
+
+    def _open(self) -> None:
+        chosen = Settings.of({"background": False, "consolidate_rows": 2, "block_rows": 4})
+        self.store = Store.open(None, settings=chosen, engine=self.engine, log=self.log)
+        self.db = Database(self.store)
+
+    def close(self) -> None:
+        self.store.crash()
+        self.log.close()
+
+    # -- what is expected -----------------------------------------------------------------------
+
+    def state(self, ts: int) -> dict[str, Any]:
+        replay = self.oracle.state(ts)
+        return {table: replay.answer(Read(ts, table, None, None)) for table in TABLES}
+
+    def seen(self, reader: Any) -> dict[str, Any]:
+        return {table: self._scan(reader, table) for table in TABLES}
+
+    def _scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
+        return [{**row, "ts": 0} if table == "e" else row for row in reader.scan(table)]
+
+    def _read(self, opened: Open, table: str, key: Any) -> Any:
+        """R1, R7: the replay of what was committed at or below S, then its own writes."""
+        own = tuple(op for op in opened.ops if op.kind != "guard")
+        ts = opened.tx.start_ts
+        return self.oracle.state(ts).answer(Read(ts, table, key, None, own))
+
+    def _conflicts(self, opened: Open) -> bool:
+        """R2 to R5, R8: something entered the log after its snapshot that does not commute with it."""
+        mine = touched(opened.attempt(None))
+        return any(
+            touch.clashes(theirs)
+            for other in self.entered
+            if (other.commit_ts or 0) > opened.tx.start_ts
+            for where, theirs in touched(other).items()
+            if (touch := mine.get(where)) is not None
+        )
+
+    def check(self) -> None:
+        """After every step."""
+        watermark = self.db.watermark()
+        assert watermark >= self.last, "R13: the watermark went back"
+        self.last = watermark
+        if self.held:
+            below = [attempt.commit_ts or 0 for attempt in self.entered if (attempt.commit_ts or 0) < min(self.held)]
+            assert max([0, *below]) <= watermark < min(self.held), "R11: the gap-free prefix"
+        else:
+            assert watermark == self.log.last, "R11: everything has finished"
+        for snap, expected in self.snapshots:
+            assert self.seen(snap) == expected, f"R1, R14: the snapshot at {snap.ts} changed"
+            self.counted["reread"] += 1
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    def begin(self, rng: random.Random) -> None:
+        if len(self.transactions) >= 6:
+            return
+        self.made += 1
+        token = f"token {self.made}" if rng.random() < 0.5 else None
+        opened = Open(self.db.transaction(token), token)
+        assert opened.tx.start_ts == self.db.watermark()
+        self.transactions.append(opened)
+        self._perform(rng, opened)
+
+    def work(self, rng: random.Random) -> None:
+        if self.transactions:
+            self._perform(rng, rng.choice(self.transactions))
+
+    def _perform(self, rng: random.Random, opened: Open) -> None:
+        tx, ops = opened.tx, opened.ops
+        for _ in range(rng.randint(1, 3)):
+            kind, table, key = rng.choice(KINDS), rng.choice("tth"), (rng.randint(0, 2),)
+            values = {name: rng.randint(-5, 5) for name in rng.sample(("n", "hi", "v"), rng.randint(1, 3))}
+            match kind:
+                case "put":
+                    tx.put(table, key, **values)
+                    ops.append(Op("put", table, key, values))
+                case "delta":
+                    deltas = {"n": rng.randint(-5, 5), "hi": rng.randint(-5, 5)}
+                    deltas.pop(rng.choice(("n", "hi", "none")), None)
+                    tx.delta(table, key, **deltas)
+                    ops.append(Op("delta", table, key, deltas))
+                case "insert":
+                    there = self._read(opened, table, key) is not None
+                    try:
+                        tx.insert(table, key, **values)
+                        assert not there
+                        ops.append(Op("insert", table, key, values))
+                    except RowExists:
+                        assert there
+                case "delete":
+                    tx.delete(table, key)
+                    ops.append(Op("delete", table, key))
+                case "guard":
+                    column = rng.choice((None, "n", "v"))
+                    tx.guard(table, key, column)
+                    ops.append(Op("guard", table, key, {} if column is None else {column: None}))
+                case "append" | "bulk":
+                    count = 40 if kind == "bulk" and rng.random() < 0.3 else rng.randint(1, 3)
+                    events = [{"a": rng.randint(0, 2), "ts": 0, "x": rng.randint(-5, 5)} for _ in range(count)]
+                    tx.append("e", events)
+                    ops.append(Op("append", "e", events=events))
+                case "get":
+                    for name in (table, "agg"):
+                        assert tx.get(name, key) == self._read(opened, name, key)
+                case "scan":
+                    for name in TABLES:
+                        assert self._scan(tx, name) == self._read(opened, name, None)
+            self.counted[kind] += 1
+
+    def rollback(self, rng: random.Random) -> None:
+        if self.transactions:
+            self._taken(rng).tx.rollback()
+
+    def _taken(self, rng: random.Random) -> Open:
+        return self.transactions.pop(rng.randrange(len(self.transactions)))
+
+    # -- commits --------------------------------------------------------------------------------
+
+    def _submit(self, opened: Open) -> None:
+        """Enters the log or is refused, as predicted."""
+        expected = self._conflicts(opened)
+        raw, before = opened.tx._txn, self.log.last
+        assert raw is not None
+        self.store.commit(raw, token=opened.token, done=opened.outcomes.append)
+        if not self.log.hold:
+            self.log.release()
+        if not opened.ops:
+            return
+        assert opened.refused == expected, (opened.ops, opened.outcomes)
+        assert (self.log.last > before) != expected, "R13"
+        self.counted["conflict" if expected else "commit"] += 1
+        if not expected:
+            self.entered.append(opened.attempt(self.log.last))
+
+    def commit(self, rng: random.Random) -> None:
+        if not self.transactions:
+            return
+        opened = self._taken(rng)
+        self._submit(opened)
+        if opened.ops and not opened.refused:
+            commit_ts = self.log.last
+            self._committed(opened, commit_ts)
+            if not self.held:
+                assert [outcome.commit_ts for outcome in opened.outcomes] == [commit_ts]
+            else:
+                assert opened.outcomes == [], "R17: acknowledged before the watermark was there"
+
+    def _committed(self, opened: Open, commit_ts: int) -> None:
+        self.oracle.attempt(opened.attempt(commit_ts))
+        if opened.token:
+            self.tokens.append((opened.token, opened.ops, commit_ts))
+
+    def commit_held(self, rng: random.Random) -> None:
+        """The commit is durable, and stands still between its timestamp and its finish."""
+        if not self.transactions or len(self.held) >= 3:
+            return
+        opened = self._taken(rng)
+        if not opened.ops:
+            return
+        self.store.committer.hold = lambda commit: True
+        self._submit(opened)
+        self.store.committer.hold = None
+        if not opened.refused:
+            self.held[self.log.last] = opened
+            assert self.store.committer.held == sorted(self.held)
+            self.counted["held"] += 1
+
+    def let_go(self, rng: random.Random) -> None:
+        """R11: a held commit finishes, or aborts after its timestamp was taken; in any order."""
+        if not self.held:
+            return
+        cts = rng.choice(sorted(self.held))
+        opened = self.held.pop(cts)
+        aborts = rng.random() < 0.25
+        if aborts:
+            self.store.committer.abort_held(cts)
+            self.log.release()
+        else:
+            self._committed(opened, cts)
+            self.store.committer.finish_held(cts)
+        if self.held and cts > min(self.held):
+            assert opened.outcomes == [], "R17: acknowledged before the watermark was there"
+            return
+        (outcome,) = opened.outcomes
+        if aborts:
+            assert isinstance(outcome.error, Aborted)
+            assert opened.token is None or self.store.outcome(opened.token) == ("aborted", None)
+        else:
+            assert outcome.commit_ts == cts
+
+    def repeat(self, rng: random.Random) -> None:
+        """R16: the reply was dropped, and the commit comes again."""
+        if not self.tokens or self.held:
+            return
+        token, ops, commit_ts = rng.choice(self.tokens)
+        before = self.log.last
+        tx = self.db.transaction(token=token)
+        for op in ops:
+            match op.kind:
+                case "append":
+                    tx.append(op.table, list(op.events))
+                case "delete" | "guard":
+                    getattr(tx, op.kind)(op.table, op.key, *op.values)
+                case "insert":  # the row may be there now, and an insert is a delete and a put once it is encoded
+                    tx.delete(op.table, op.key)
+                    tx.put(op.table, op.key, **op.values)
+                case _:
+                    getattr(tx, op.kind)(op.table, op.key, **op.values)
+        assert tx.commit() == commit_ts
+        assert self.log.last == before
+        assert self.db.outcome(token) == commit_ts
+        self.counted["repeat"] += 1
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def snapshot(self, rng: random.Random) -> None:
+        if len(self.snapshots) < 4:
+            snap = self.db.snapshot()
+            self.snapshots.append((snap, self.state(snap.ts)))
+
+    def close_snapshot(self, rng: random.Random) -> None:
+        if self.snapshots:
+            snap, _ = self.snapshots.pop(rng.randrange(len(self.snapshots)))
+            snap.close()
+
+    def as_of(self, rng: random.Random) -> None:
+        """A past timestamp: a table with history answers exactly, another one exactly or not at all (R15)."""
+        ts = rng.randint(self.first, self.db.watermark())
+        expected = self.state(ts)
+        with self.db.snapshot(as_of=ts) as snap:
+            assert self._scan(snap, "h") == expected["h"]
+            for table in ("t", "agg", "e"):
+                try:
+                    assert self._scan(snap, table) == expected[table]
+                    self.counted["as of"] += 1
+                except SnapshotTooOld:
+                    assert ts < self.db.watermark()
+
+    # -- the store ------------------------------------------------------------------------------
+
+    def consolidate(self, rng: random.Random) -> None:
+        before = self.store.watermark()
+        assert self.store.consolidate() == before, "R14: consolidation stops at the watermark"
+        if rng.random() < 0.5:
+            self.store.consolidator.flush()
+        if rng.random() < 0.5:
+            self.store.consolidator.sweep()
+            self.store.consolidator.compact()
+        self._all_agree()
+        self.counted["consolidate"] += 1
+
+    def _all_agree(self) -> None:
+        with self.db.snapshot() as snap:
+            assert self.seen(snap) == self.state(snap.ts)
+
+    def reopen(self, rng: random.Random) -> None:
+        if not self.held:
+            self.store.close()
+            self._restarted()
+
+    def crash(self, rng: random.Random) -> None:
+        """Records were on their way to the disk: a prefix of them arrived, and a prefix of the batches of base."""
+        self.log.hold = True
+        flying: list[tuple[int, Open]] = []
+        for one in self.transactions:
+            if one.ops and one.token:
+                self._submit(one)
+                if not one.refused:
+                    flying.append((self.log.last, one))
+        keep = rng.randint(0, len(flying))
+        self.store.crash()
+        self.engine.crash(rng.randint(0, 8))
+        self.log.hold = False
+        self.log.crash(keep)
+        for cts, one in flying[:keep]:
+            self._committed(one, cts)
+        last = max([self.last, *(cts for cts, _ in flying)])
+        self._restarted()
+        for i, (cts, one) in enumerate(flying):
+            assert one.token is not None
+            assert self.db.outcome(one.token) == (cts if i < keep else ABORTED)
+        with self.db.transaction() as tx:
+            tx.guard("t", (0,))
+        assert (tx.commit_ts or 0) > last, "R13: a timestamp was handed out twice"
+        self.counted["crash"] += 1
+        self.counted["crash in flight"] += bool(flying)
+
+    def _restarted(self) -> None:
+        for cts, opened in self.held.items():  # durable before the restart: there after it (R12)
+            self._committed(opened, cts)
+        self.held.clear()
+        self.entered.clear()
+        self.transactions.clear()
+        self.snapshots.clear()
+        self._open()
+        assert self.db.watermark() >= self.last, "R13: a snapshot handed out before lies above the watermark"
+        self._all_agree()

@@ -1,0 +1,387 @@
+"""The replay oracle: was every answer the one that some prefix of the commit order produces?
+
+A commit's reply carries its timestamp and a begin's reply its snapshot, so a test logs what it did and what it saw,
+and afterwards the committed operations are replayed in timestamp order into plain dictionaries of exact Python values:
+
+* **every read at S equals the replay of CTS <= S, exactly**, own writes on top where a transaction read after writing;
+* of two concurrent committed transactions none wrote what the other wrote or guarded, except by deltas (R2 to R8);
+* no timestamp is handed out twice, and each is above the snapshot of its own transaction (R13);
+* unknown outcomes are resolved through their token first (R16).
+
+Nothing here is shared with the store: not the operators, not the fold, not the verdict. A read that does not agree is
+reported with everything that ever happened to its row.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "Aggregate",
+    "Attempt",
+    "EventTable",
+    "Mismatch",
+    "Op",
+    "Oracle",
+    "Read",
+    "Replay",
+    "Report",
+    "RowTable",
+    "Table",
+    "touched",
+]
+
+Key = tuple[Any, ...]
+Row = dict[str, Any]
+Outcome = Literal["committed", "aborted", "unknown"]
+
+
+class Mismatch(AssertionError):
+    """The store gave an answer that no prefix of the commit order produces."""
+
+
+# -- what is replayed into ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """``columns``: name -> None for a value column, or sum, fsum, min, max."""
+
+    key: tuple[str, ...]
+    columns: Mapping[str, str | None]
+
+
+@dataclass(frozen=True)
+class EventTable:
+    """Appended dictionaries, in commit order."""
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """``group(event)`` is the key; ``measures``: name -> (operator, event -> observation or None)."""
+
+    source: str
+    key: tuple[str, ...]
+    group: Callable[[Row], Key]
+    measures: Mapping[str, tuple[str, Callable[[Row], Any]]]
+    since: int = 0
+
+    @property
+    def columns(self) -> Mapping[str, str | None]:
+        return {name: operator for name, (operator, _) in self.measures.items()}
+
+
+Table = RowTable | EventTable | Aggregate
+
+
+def identity(operator: str | None) -> Any:
+    return {"sum": 0, "fsum": 0.0}.get(operator or "")
+
+
+def combine(operator: str, cell: Any, delta: Any) -> Any:
+    if delta is None:
+        return cell
+    if cell is None:
+        return delta
+    match operator:
+        case "sum" | "fsum":
+            return cell + delta
+        case "min":
+            return min(cell, delta)
+        case _:
+            return max(cell, delta)
+
+
+# -- what is logged -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Op:
+    """``kind``: put, insert, delta, delete, guard (``values`` maps the column, or is empty for the row), append."""
+
+    kind: str
+    table: str
+    key: Key = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    events: Sequence[Row] = ()
+
+
+@dataclass(frozen=True)
+class Read:
+    """``key`` None: a scan, found in order. ``own``: what the reader had written before."""
+
+    ts: int
+    table: str
+    key: Key | None
+    found: Any
+    own: tuple[Op, ...] = ()
+    who: str = ""
+
+
+@dataclass
+class Attempt:
+    """One attempt to commit. ``commit_ts`` is what the reply said, if there was one."""
+
+    start_ts: int
+    ops: list[Op]
+    outcome: Outcome
+    commit_ts: int | None = None
+    token: str | None = None
+    who: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    commits: int
+    aborts: int
+    reads: int
+    unknown: int
+
+
+class Oracle:
+    """Thread safe while it collects; ``check`` replays."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self.tables = dict(tables)
+        self._mutex = threading.Lock()
+        self.attempts: list[Attempt] = []
+        self.reads: list[Read] = []
+
+    def attempt(self, attempt: Attempt) -> None:
+        with self._mutex:
+            self.attempts.append(attempt)
+
+    def read(self, read: Read) -> None:
+        with self._mutex:
+            self.reads.append(read)
+
+    def resolve(self, outcome: Callable[[str], int | None]) -> int:
+        """Asks for every unknown outcome by its token: ``outcome(token)`` is its commit timestamp or None (aborted)."""
+        count = 0
+        for attempt in self.attempts:
+            if attempt.outcome == "unknown":
+                assert attempt.token is not None, "an unknown outcome without a token cannot be resolved"
+                attempt.commit_ts = outcome(attempt.token)
+                attempt.outcome = "aborted" if attempt.commit_ts is None else "committed"
+                count += 1
+        return count
+
+    # -- checking -------------------------------------------------------------------------------
+
+    def committed(self) -> list[Attempt]:
+        """In commit order; a token's repeats count once."""
+        seen: dict[int, Attempt] = {}
+        for attempt in self.attempts:
+            assert attempt.outcome != "unknown", "resolve() first"
+            if attempt.outcome != "committed" or not attempt.ops:
+                continue
+            cts = attempt.commit_ts
+            assert cts is not None
+            if cts in seen:
+                if attempt.token is None or seen[cts].token != attempt.token:
+                    raise Mismatch(f"R13: two commits have the timestamp {cts}: {seen[cts]} and {attempt}")
+                continue
+            if attempt.start_ts >= cts and attempt.token is None:
+                raise Mismatch(f"R13: the commit {cts} is not above its own snapshot {attempt.start_ts}")
+            seen[cts] = attempt
+        return [seen[cts] for cts in sorted(seen)]
+
+    def check(self) -> Report:
+        """Raises Mismatch at the first thing that cannot be."""
+        commits = self.committed()
+        _check_conflicts(self, commits)
+        replay = Replay(self.tables)
+        waiting = sorted(self.reads, key=lambda read: read.ts)
+        at = 0
+        for read in waiting:
+            while at < len(commits) and (commits[at].commit_ts or 0) <= read.ts:
+                replay.apply(commits[at])
+                at += 1
+            expected = replay.answer(read)
+            if expected != read.found:
+                raise Mismatch(self._explain(read, expected))
+        aborts = sum(attempt.outcome == "aborted" for attempt in self.attempts)
+        return Report(len(commits), aborts, len(self.reads), 0)
+
+    def state(self, ts: int) -> Replay:
+        """Everything committed at or below ``ts``, replayed."""
+        replay = Replay(self.tables)
+        for attempt in self.committed():
+            if (attempt.commit_ts or 0) <= ts:
+                replay.apply(attempt)
+        return replay
+
+    def _explain(self, read: Read, expected: Any) -> str:
+        found, wanted = read.found, expected
+        if isinstance(found, list) and isinstance(wanted, list) and len(found) < 1000:
+            found = [row for row in read.found if row not in expected]
+            wanted = [row for row in expected if row not in read.found]
+        keys = [read.key] if read.key is not None else None
+        history = [
+            f"  @{attempt.commit_ts} (from {attempt.start_ts}, {attempt.who}) {op.kind} {op.key} {dict(op.values)}"
+            for attempt in self.committed()
+            for op in attempt.ops
+            if op.table == read.table and (keys is None or op.key in keys) and op.kind != "guard"
+        ]
+        own = f" after own {list(read.own)}" if read.own else ""
+        return "\n".join(
+            [f"R1: {read.who} read {read.table}{read.key} at {read.ts}{own}", f"  found    {found}",
+             f"  expected {wanted}", *history[-60:]]
+        )  # fmt: skip
+
+
+class Replay:
+    """The state after some commits."""
+
+    def __init__(self, tables: Mapping[str, Table]) -> None:
+        self.tables = tables
+        self.rows: dict[str, dict[Key, Row]] = defaultdict(dict)
+        self.events: dict[str, list[Row]] = defaultdict(list)
+
+    def apply(self, attempt: Attempt) -> None:
+        cts = attempt.commit_ts or 0
+        self.change(attempt.ops, self.rows, cts)
+        for op in attempt.ops:
+            if op.kind == "append":
+                self.events[op.table] += op.events
+
+    def change(self, ops: Iterable[Op], rows: dict[str, dict[Key, Row]], cts: int) -> None:
+        """Own operations in program order, deltas of one transaction combined before they meet the cell (R10)."""
+        deltas: dict[tuple[str, Key, str], Any] = {}
+        put: set[tuple[str, Key, str]] = set()
+        fresh: set[tuple[str, Key]] = set()
+
+        def add(table: str, key: Key, values: Mapping[str, Any]) -> None:
+            spec = self.tables[table]
+            assert isinstance(spec, RowTable | Aggregate)
+            row = self._row(rows, table, key)
+            for name, delta in values.items():
+                operator = spec.columns[name]
+                assert operator is not None
+                if (table, key, name) in put or (table, key) in fresh:
+                    row[name] = combine(operator, row[name], delta)
+                else:
+                    deltas[table, key, name] = combine(operator, deltas.get((table, key, name)), delta)
+
+        for op in ops:
+            where = (op.table, op.key)
+            match op.kind:
+                case "put" | "insert":
+                    if op.kind == "insert":
+                        rows[op.table].pop(op.key, None)
+                        fresh.add(where)
+                    row = self._row(rows, op.table, op.key)
+                    for name, value in op.values.items():
+                        row[name] = value
+                        put.add((*where, name))
+                        deltas.pop((*where, name), None)
+                case "delta":
+                    add(op.table, op.key, op.values)
+                case "delete":
+                    rows[op.table].pop(op.key, None)
+                    fresh.add(where)
+                    for held in [held for held in deltas if held[:2] == where]:
+                        del deltas[held]
+                case "append":
+                    for event in op.events:
+                        for name, spec in self.tables.items():
+                            if isinstance(spec, Aggregate) and spec.source == op.table:
+                                observed = {m: of(event) for m, (_, of) in spec.measures.items()}
+                                add(name, spec.group(event), observed)
+        for (table, key, name), delta in deltas.items():
+            spec = self.tables[table]
+            assert isinstance(spec, RowTable | Aggregate)
+            row = self._row(rows, table, key)
+            row[name] = combine(spec.columns[name] or "", row[name], delta)
+
+    def _row(self, rows: dict[str, dict[Key, Row]], table: str, key: Key) -> Row:
+        found = rows[table].get(key)
+        if found is None:
+            spec = self.tables[table]
+            assert isinstance(spec, RowTable | Aggregate)
+            found = rows[table][key] = {name: identity(operator) for name, operator in spec.columns.items()}
+        return found
+
+    def answer(self, read: Read) -> Any:
+        """What the read must have found."""
+        spec = self.tables[read.table]
+        if isinstance(spec, EventTable):
+            own = [event for op in read.own if op.kind == "append" for event in op.events]
+            return [*self.events[read.table], *own]
+        rows = self.rows
+        if read.own:
+            touched = {read.table: {k: dict(row) for k, row in self.rows[read.table].items()}}
+            rows = defaultdict(dict, touched)
+            self.change(read.own, rows, 0)
+        if read.key is not None:
+            found = rows[read.table].get(read.key)
+            return None if found is None else {**dict(zip(spec.key, read.key, strict=True)), **found}
+        return [{**dict(zip(spec.key, key, strict=True)), **rows[read.table][key]} for key in sorted(rows[read.table])]
+
+
+# -- conflicts --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Touch:
+    """What one transaction did to one row."""
+
+    attempt: Attempt
+    restart: bool = False
+    write: bool = False
+    guard_row: bool = False
+    puts: set[str] = field(default_factory=set)
+    deltas: set[str] = field(default_factory=set)
+    guards: set[str] = field(default_factory=set)
+
+    def note(self, op: Op) -> None:
+        self.write |= op.kind != "guard"
+        match op.kind:
+            case "insert" | "delete":
+                self.restart = True
+            case "put":
+                self.puts |= set(op.values)
+            case "delta":
+                self.deltas |= set(op.values)
+            case "guard":
+                self.guards |= set(op.values)
+                self.guard_row |= not op.values
+
+    def clashes(self, other: Touch) -> bool:
+        for a, b in ((self, other), (other, self)):
+            guarded = b.guard_row or bool(b.guards)
+            if a.restart and (b.write or guarded):
+                return True
+            if a.guard_row and b.write:
+                return True
+            if a.puts & (b.puts | b.deltas | b.guards) or a.deltas & b.guards:
+                return True
+        return False
+
+
+def touched(attempt: Attempt) -> dict[tuple[str, Key], Touch]:
+    """By row: what a transaction did to it."""
+    touches: dict[tuple[str, Key], Touch] = {}
+    for op in attempt.ops:
+        if op.kind != "append":
+            touches.setdefault((op.table, op.key), Touch(attempt)).note(op)
+    return touches
+
+
+def _check_conflicts(oracle: Oracle, commits: list[Attempt]) -> None:
+    """First committer wins: two concurrent transactions that both committed never clash on a row."""
+    by_row: dict[tuple[str, Key], list[Touch]] = defaultdict(list)
+    for attempt in commits:
+        touches = touched(attempt)
+        for where, touch in touches.items():
+            for earlier in reversed(by_row[where]):
+                if (earlier.attempt.commit_ts or 0) <= attempt.start_ts:
+                    break
+                if touch.clashes(earlier):
+                    pair = f"{earlier.attempt}\n  {attempt}"
+                    raise Mismatch(f"R2, R4: both committed, are concurrent and clash on {where}:\n  {pair}")
+            by_row[where].append(touch)
