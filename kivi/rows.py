@@ -124,10 +124,12 @@ class RowLayout:
         """Raises DataLoss for bytes that are not a row of this layout."""
         try:
             cts, flags, nulls, *fixed = self._struct.unpack_from(data)
-            if not flags & _ALIVE:
-                return Version(cts, False, ())
             cells: list[Any] = []
             at, tail = 0, self._struct.size
+            if not flags & _ALIVE:
+                if len(data) != tail:
+                    raise ValueError("a tombstone of another width")
+                return Version(cts, False, ())
             for i, column in enumerate(self.columns):
                 if nulls[i >> 3] >> (i & 7) & 1:
                     cells.append(None)
@@ -145,6 +147,8 @@ class RowLayout:
                 else:
                     cells.append(fixed[at])
                     at += 1
+            if len(data) != tail:
+                raise ValueError("it goes on after its end")
             return Version(cts, True, tuple(cells))
         except (struct.error, ValueError) as error:
             raise DataLoss(f"a base row of {len(data)} bytes is damaged ({error}): run kivi verify") from None
