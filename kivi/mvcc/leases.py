@@ -61,6 +61,7 @@ class Leases:
         self._ids = itertools.count(1)
         self._open: dict[int, Lease] = {}
         self._count: dict[int, int] = {}
+        self._kept: dict[int, int] = {}  # the same without historical leases, which keep nothing alive
         self._deadlines: list[tuple[float, int]] = []
         self.horizon = watermark.value
         self.released_below_horizon = False
@@ -81,10 +82,11 @@ class Leases:
                 raise InvalidArgument(f"as_of {ts} is past the watermark {watermark}: wait for it with min_snapshot")
             if ts < 0:
                 raise InvalidArgument(f"as_of {ts} is negative")
-            historical = ts < self.horizon and ts not in self._count
+            historical = ts < self.horizon and ts not in self._kept
             lease = Lease(next(self._ids), ts, self._clock() + self._limit(ttl_s), historical)
             self._open[lease.id] = lease
-            self._count[ts] = self._count.get(ts, 0) + 1
+            for counts in (self._count,) if historical else (self._count, self._kept):
+                counts[ts] = counts.get(ts, 0) + 1
             heapq.heappush(self._deadlines, (lease.expires_at, lease.id))
             return lease
 
@@ -129,11 +131,11 @@ class Leases:
             return
         lease.ended = why
         del self._open[lease.id]
-        left = self._count[lease.ts] - 1
-        if left:
-            self._count[lease.ts] = left
-        else:
-            del self._count[lease.ts]
+        for counts in (self._count,) if lease.historical else (self._count, self._kept):
+            if counts[lease.ts] > 1:
+                counts[lease.ts] -= 1
+            else:
+                del counts[lease.ts]
         if lease.ts < self.horizon:
             self.released_below_horizon = True
 

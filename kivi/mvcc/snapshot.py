@@ -103,8 +103,10 @@ class Reader:
     def _checked(
         self, rows: Iterator[tuple[bytes, Version]], lease: Lease, schema: TableSchema, every: int
     ) -> Iterator[tuple[bytes, Version]]:
-        """Rows in portions that were read wholly while the lease held."""
-        while portion := list(itertools.islice(rows, every)):
+        """Rows in portions that were read wholly while the lease held. That there are no more is such an answer too."""
+        portion: list[tuple[bytes, Version]] | None = None
+        while portion is None or portion:
+            portion = list(itertools.islice(rows, every))
             self.check(lease, schema)
             yield from portion
 
