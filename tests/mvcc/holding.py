@@ -1,0 +1,24 @@
+"""Holding one commit between its timestamp and its finish."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from kivi.mvcc.commit import Outcome
+from kivi.store import Store
+
+__all__ = ["hold"]
+
+
+def hold(store: Store, tx: Any, **token: Any) -> tuple[int, list[Outcome]]:
+    """Commits ``tx`` until it is durable and stands still. Its timestamp, and where its outcome will appear."""
+    outcomes: list[Outcome] = []
+    before = set(store.committer.held)
+    store.committer.hold = lambda commit: True
+    store.commit(tx._txn, done=outcomes.append, **token)
+    while not (new := set(store.committer.held) - before):
+        assert not outcomes, outcomes
+        time.sleep(0.0005)
+    store.committer.hold = None
+    return new.pop(), outcomes

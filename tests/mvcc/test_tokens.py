@@ -1,0 +1,279 @@
+"""R16: how a commit is recognised when it comes again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld
+from kivi.mvcc.commit import Aborted
+from kivi.mvcc.tokens import issued_at_us
+from kivi.outcomes import ABORTED, UNKNOWN
+from tests.golden.driver import EmbeddedDriver
+from tests.mvcc.holding import hold
+
+DAY_S = 24 * 3600
+
+
+@pytest.fixture(name="driver", params=["memory", "disk"])
+def _driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedDriver]:
+    driver = EmbeddedDriver(str(tmp_path / "store") if request.param == "disk" else None)
+    driver.db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "v": "int64"})
+    yield driver
+    driver.close()
+
+
+def add(driver: EmbeddedDriver, amount: int = 1, **token: Any) -> int:
+    tx = driver.db.transaction(**token)
+    tx.delta("t", (1,), n=amount)
+    commit_ts = tx.commit()
+    assert isinstance(commit_ts, int)
+    return commit_ts
+
+
+def total(driver: EmbeddedDriver) -> int:
+    with driver.db.snapshot() as snap:
+        row = snap.get("t", (1,))
+    return 0 if row is None else int(row["n"])
+
+
+def test_r16_a_hundred_dropped_replies_add_one_exactly(driver: EmbeddedDriver) -> None:
+    """Whatever happens between the attempts: nothing, other commits, consolidation, a restart, a crash."""
+    stamps = set()
+    for i in range(100):
+        stamps.add(add(driver, token="the one"))
+        match i % 20:
+            case 3:
+                add(driver, 0)
+            case 7:
+                driver.db.consolidate()
+            case 11:
+                driver.reopen()
+            case 15:
+                driver.crash()
+    assert len(stamps) == 1
+    assert total(driver) == 1
+    assert driver.db.outcome("the one") == stamps.pop()
+    assert driver.db.stats()["token_hits"] > 0
+
+
+def test_r16_attempts_in_flight_at_once_share_one_commit(driver: EmbeddedDriver) -> None:
+    store = driver.store
+
+    def attempt() -> Any:
+        tx = driver.db.transaction(token="together")
+        tx.delta("t", (1,), n=1)
+        return tx
+
+    cts, outcomes = hold(store, attempt(), token="together")
+    for _ in range(99):
+        store.commit(attempt()._txn, done=outcomes.append, token="together")
+    assert outcomes == []
+    store.committer.finish_held(cts)
+    assert len(outcomes) == 100
+    assert len({outcome.commit_ts for outcome in outcomes}) == 1
+    assert [outcome.repeated for outcome in outcomes].count(False) == 1
+    assert total(driver) == 1
+
+
+def test_r16_another_payload_under_the_same_token_applies_nothing(driver: EmbeddedDriver) -> None:
+    add(driver, token="mine")
+    for forget in (lambda: None, lambda: driver.db.consolidate(), driver.crash):
+        forget()
+        before = driver.store.log.last
+        with pytest.raises(InvalidArgument, match="another payload"):
+            add(driver, 2, token="mine")
+        assert driver.store.log.last == before
+    assert total(driver) == 1
+
+
+def test_r16_the_snapshot_is_no_part_of_the_payload(driver: EmbeddedDriver) -> None:
+    first = add(driver, token="a")
+    add(driver, 10)
+    assert add(driver, token="a") == first
+    assert total(driver) == 11
+
+
+def test_r16_the_token_is_looked_up_before_the_lease_is_checked(driver: EmbeddedDriver) -> None:
+    """A retry that comes late must learn that it had committed, not that its snapshot is too old."""
+    first = add(driver, token="late")
+    tx = driver.db.transaction(token="late")
+    tx.delta("t", (1,), n=1)
+    unnamed = driver.db.transaction()
+    unnamed.delta("t", (1,), n=1)
+    driver.wait(61)
+    assert tx.commit() == first
+    with pytest.raises(SnapshotTooOld):
+        unnamed.commit()
+    assert total(driver) == 1
+
+
+def test_r16_a_refused_attempt_leaves_no_trace(driver: EmbeddedDriver) -> None:
+    """A conflict before the record: the token is free, and the retry on a new snapshot commits."""
+    tx = driver.db.transaction(token="retry")
+    tx.put("t", (1,), v=1)
+    add(driver)
+    with driver.db.transaction() as other:
+        other.put("t", (1,), v=2)
+    with pytest.raises(kivi.Conflict):
+        tx.commit()
+    again = driver.db.transaction(token="retry")
+    again.put("t", (1,), v=1)
+    assert again.commit() == driver.db.outcome("retry")
+
+
+# -- fencing ------------------------------------------------------------------------------------------
+
+
+def test_r16_not_found_is_aborted_only_once_it_is_fenced(driver: EmbeddedDriver) -> None:
+    tx = driver.db.transaction(token="slow")
+    tx.delta("t", (1,), n=1)
+    before = driver.store.log.last
+    assert driver.db.outcome("slow") is ABORTED
+    assert driver.store.log.last > before, "the fence is in the log"
+    with pytest.raises(Aborted):
+        tx.commit()
+    for forget in (lambda: None, lambda: driver.db.consolidate(), driver.reopen, driver.crash):
+        forget()
+        with pytest.raises(Aborted):
+            add(driver, token="slow")
+        assert driver.db.outcome("slow") is ABORTED
+    assert total(driver) == 0
+
+
+def test_r16_the_outcome_of_an_attempt_in_flight_waits_for_it(driver: EmbeddedDriver) -> None:
+    store = driver.store
+    tx = driver.db.transaction(token="flying")
+    tx.delta("t", (1,), n=1)
+    cts, _ = hold(store, tx, token="flying")
+    assert store.outcome("flying", timeout_s=0.02) == ("unknown", None)
+    store.committer.finish_held(cts)
+    assert store.outcome("flying") == ("committed", cts)
+
+
+def test_r16_an_abort_after_the_timestamp_fences_the_token_for_good(driver: EmbeddedDriver) -> None:
+    store = driver.store
+    tx = driver.db.transaction(token="gone")
+    tx.delta("t", (1,), n=1)
+    cts, _ = hold(store, tx, token="gone")
+    store.committer.abort_held(cts)
+    for forget in (lambda: None, driver.crash, lambda: driver.db.consolidate(), driver.reopen):
+        forget()
+        assert driver.db.outcome("gone") is ABORTED
+        with pytest.raises(Aborted):
+            add(driver, token="gone")
+    assert total(driver) == 0
+
+
+# -- how long -----------------------------------------------------------------------------------------
+
+
+def library_token(age_s: float = 0) -> str:
+    return f"k1-{int((time.time() - age_s) * 1_000_000):016d}-abc"
+
+
+def trim(driver: EmbeddedDriver) -> None:
+    driver.db.consolidate()
+    driver.store.consolidator.passes = 64
+    driver.store.consolidator.sweep()
+
+
+def test_r16_a_library_token_too_old_to_be_remembered_is_refused(driver: EmbeddedDriver) -> None:
+    """It is never applied again: forgetting it and refusing it go by the same limit."""
+    token = library_token()
+    first = add(driver, token=token)
+    driver.wait(DAY_S / 2)
+    trim(driver)
+    assert add(driver, token=token) == first
+    driver.wait(DAY_S)
+    trim(driver)
+    before = driver.store.log.last
+    with pytest.raises(InvalidArgument, match="too long ago"):
+        add(driver, token=token)
+    assert driver.db.outcome(token) is UNKNOWN
+    assert driver.store.log.last == before
+    assert total(driver) == 1
+
+
+def test_r16_a_callers_own_token_is_kept_for_ever(driver: EmbeddedDriver) -> None:
+    first = add(driver, token="order 4711")
+    driver.wait(400 * DAY_S)
+    trim(driver)
+    driver.crash()
+    assert add(driver, token="order 4711") == first
+    assert total(driver) == 1
+
+
+def test_what_a_library_token_says() -> None:
+    assert issued_at_us("k1-0000000000000042-abc") == 42
+    for text in ("order 4711", "k1-", "k1-abc-", "k1--5-x", "k2-0000000000000042-abc", "k1-" + "9" * 30 + "-x"):
+        assert issued_at_us(text) is None
+
+
+@pytest.mark.parametrize("token", ["", "x" * 1025])
+def test_a_token_has_1_to_1024_bytes(driver: EmbeddedDriver, token: str) -> None:
+    with pytest.raises(InvalidArgument):
+        add(driver, token=token)
+    assert total(driver) == 0
+
+
+# -- batch tokens -------------------------------------------------------------------------------------
+
+
+def test_r16_a_repeated_batch_gets_its_first_timestamp_whatever_it_holds(driver: EmbeddedDriver) -> None:
+    stamps = [add(driver, batch=("job", n)) for n in range(5)]
+    for forget in (lambda: None, lambda: driver.db.consolidate(), driver.reopen, driver.crash):
+        forget()
+        for n in range(5):
+            assert add(driver, 1000, batch=("job", n)) == stamps[n]
+        with driver.db.transaction(batch=("job", 2)) as tx:
+            pass
+        assert tx.commit_ts == stamps[2]
+    assert total(driver) == 5
+
+
+def test_r16_a_gap_is_refused_and_the_mark_is_kept(driver: EmbeddedDriver) -> None:
+    add(driver, batch=("job", 7))  # a scope may begin anywhere: the job may be older than the store
+    for forget in (lambda: None, lambda: driver.db.consolidate(), driver.crash):
+        forget()
+        with pytest.raises(OutOfSequence) as caught:
+            add(driver, batch=("job", 9))
+        assert caught.value.details["expected"] == 8
+        with pytest.raises(OutOfSequence):
+            add(driver, batch=("job", 6))
+    assert add(driver, batch=("job", 8)) > 0
+    assert add(driver, batch=("other", 0)) > 0
+    assert driver.db.batch_scopes() == ["job", "other"]
+    assert total(driver) == 3
+
+
+def test_r16_an_empty_batch_counts(driver: EmbeddedDriver) -> None:
+    """A streaming job has batches without events: the sequence must not tear."""
+    with driver.db.transaction(batch=("job", 0)) as tx:
+        pass
+    first = tx.commit_ts
+    driver.crash()
+    with driver.db.transaction(batch=("job", 0)) as tx:
+        tx.delta("t", (1,), n=1)
+    assert tx.commit_ts == first
+    assert total(driver) == 0
+    add(driver, batch=("job", 1))
+    assert total(driver) == 1
+
+
+def test_r16_a_batch_that_aborted_after_its_timestamp_may_come_again(driver: EmbeddedDriver) -> None:
+    store = driver.store
+    add(driver, batch=("job", 0))
+    tx = driver.db.transaction(batch=("job", 1))
+    tx.delta("t", (1,), n=1)
+    cts, _ = hold(store, tx, batch=("job", 1))
+    store.committer.abort_held(cts)
+    driver.crash()
+    add(driver, batch=("job", 1))
+    assert add(driver, batch=("job", 0)) < add(driver, batch=("job", 1))
+    assert total(driver) == 2
