@@ -28,6 +28,8 @@ class Failure(Exception):
 class Child:
     """One process group: ``python -m module arguments``."""
 
+    _gone_s = 10.0  # how long what a killed process leaves in its session may take to end by itself
+
     def __init__(
         self,
         name: str,
@@ -110,7 +112,10 @@ class Child:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._gone(10)
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
+        self._gone(self._gone_s)
 
     def stop(self, timeout_s: float = 20) -> None:
         """SIGTERM, and SIGKILL for what is left after ``timeout_s``."""
@@ -119,9 +124,6 @@ class Child:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout_s)
         self.kill()
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
 
     def _gone(self, timeout_s: float) -> None:
         """Waits for Spark's Python workers: they leave the group, not the session, and end when their Java has."""

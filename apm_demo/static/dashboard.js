@@ -7,6 +7,7 @@ const state = { path: [], endpoint: null, width: "5s", paused: false, view: null
 const $ = (id) => document.getElementById(id);
 
 const whole = new Intl.NumberFormat("en");
+const tenths = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
 const ms = (us) => {
   const value = us / 1000;
   return value >= 100 ? whole.format(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2);
@@ -105,6 +106,12 @@ function show(view) {
   showChildren(view);
   showAnomalies(view);
   showServices(view.llm);
+  $("batch").hidden = view.batches === null;
+  if (view.batches !== null) {
+    $("batch-id").textContent = whole.format(view.batches.last);
+    $("batch-events").textContent = whole.format(view.batches.events);
+    $("batch-anomalies").textContent = whole.format(view.batches.anomalies);
+  }
 }
 
 function showPath(view) {
@@ -221,8 +228,8 @@ function showServices(llm) {
     return element("tr", { "data-service": name },
       element("td", {}, key, name),
       ...[requests, context, generated].map((value) => element("td", { class: "n" }, whole.format(value))),
-      element("td", { class: "n" }, (context / requests).toFixed(1)),
-      element("td", { class: "n" }, (generated / requests).toFixed(1)),
+      element("td", { class: "n" }, tenths.format(context / requests)),
+      element("td", { class: "n" }, tenths.format(generated / requests)),
       element("td", { class: "n" }, whole.format(Math.max(...rows.map((row) => row[4])))));
   }));
 }

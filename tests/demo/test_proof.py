@@ -1,0 +1,185 @@
+"""The proof goes green on what is right and red on each thing that can be wrong: one that cannot fail proves nothing.
+
+The store is real (embedded); what a Spark batch does is done here by hand, since only its result matters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from apm_demo import trace
+from apm_demo.landing import land
+from apm_demo.proof import Finding, Invocation, differences, expected_anomalies, invocations, prove_live, prove_trace
+from apm_demo.tables import DETECTOR, create
+
+SLOT = DETECTOR.width_us
+PLACE = ("acme", "search", "search-1", 255)
+# Two files: the second slot has one event that is slower than twice the first one's average of 15 ms, and one not.
+FILES = [
+    [Invocation(*PLACE, 1 * SLOT + 10, 10_000), Invocation(*PLACE, 1 * SLOT + 20, 20_000)],
+    [Invocation(*PLACE, 2 * SLOT + 30, 121_000), Invocation(*PLACE, 2 * SLOT + 40, 30_000)],
+]
+
+
+@pytest.fixture
+def db(tmp_path: Path) -> Iterator[Any]:
+    with kivi.open(tmp_path / "store") as opened:
+        create(opened)
+        yield opened
+
+
+def row(event: Invocation) -> dict[str, Any]:
+    fields = event._asdict()
+    ts_us = fields.pop("ts_us")
+    return {**fields, "ts": ts_us}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    where = tmp_path / "landing"
+    where.mkdir()
+    for n, events in enumerate(FILES):
+        land(where, f"part-{n}.jsonl", (json.dumps(event._asdict()) for event in events))
+    return where
+
+
+def bring(db: Any, anomalies: int = 1) -> None:
+    """What the live job does, a file a batch."""
+    for batch_id, events in enumerate(FILES):
+        found = [{**row(FILES[1][0]), "previous_sum_us": 30_000, "previous_count": 2, "batch_id": 1}] * anomalies
+        with db.transaction() as tx:
+            tx.append("invocations", [row(event) for event in events])
+            if batch_id and found:
+                tx.append("anomalies", found)
+            tx.put("batches", (batch_id,), files=f"part-{batch_id}.jsonl", events=len(events), anomalies=0)
+
+
+def wrong(findings: list[Finding]) -> str:
+    return "\n".join(sentence for finding in findings for sentence in finding.wrong)
+
+
+def test_what_is_right_is_proved(db: Any, folder: Path) -> None:
+    bring(db)
+    with db.snapshot() as snapshot:
+        findings = prove_live(snapshot, folder, answered=4)
+    assert wrong(findings) == ""
+    assert len(findings) == 5
+
+
+def one_more_event(db: Any, folder: Path) -> None:
+    db.append("invocations", [row(Invocation(*PLACE, 7 * SLOT, 5))])
+
+
+def one_event_less(db: Any, folder: Path) -> None:
+    land(folder, "part-9.jsonl", [json.dumps(Invocation(*PLACE, 7 * SLOT, 5)._asdict())])
+
+
+def a_microsecond_more(db: Any, folder: Path) -> None:
+    events = [FILES[0][0]._replace(resp_time_us=10_001), FILES[0][1]]
+    land(folder, "part-0.jsonl", (json.dumps(event._asdict()) for event in events))
+
+
+def an_anomaly_twice(db: Any, folder: Path) -> None:
+    with db.snapshot() as snapshot:
+        stored = list(snapshot.scan("anomalies"))
+    db.append("anomalies", stored)
+
+
+def a_file_in_two_batches(db: Any, folder: Path) -> None:
+    with db.transaction() as tx:
+        tx.put("batches", (2,), files="part-0.jsonl", events=2, anomalies=0)
+
+
+def a_batch_that_miscounts(db: Any, folder: Path) -> None:
+    with db.transaction() as tx:
+        tx.put("batches", (0,), events=3)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (one_more_event, "endpoint_5s"),
+        (one_event_less, "customer_1h"),
+        (a_microsecond_more, "server_5m"),
+        (an_anomaly_twice, "anomaly"),
+        (a_file_in_two_batches, "file part-0.jsonl"),
+        (a_batch_that_miscounts, "events of batch"),
+    ],
+)
+def test_a_planted_error_is_found(db: Any, folder: Path, spoil: Callable[[Any, Path], None], says: str) -> None:
+    bring(db)
+    spoil(db, folder)
+    with db.snapshot() as snapshot:
+        findings = prove_live(snapshot, folder, answered=4)
+    assert says in wrong(findings)
+
+
+def test_a_missed_anomaly_is_found(db: Any, folder: Path) -> None:
+    bring(db, anomalies=0)
+    with db.snapshot() as snapshot:
+        assert "anomaly" in wrong(prove_live(snapshot, folder, answered=4))
+
+
+def test_an_event_that_never_landed_is_found(db: Any, folder: Path) -> None:
+    bring(db)
+    with db.snapshot() as snapshot:
+        assert "numbers differ" in wrong(prove_live(snapshot, folder, answered=5))
+
+
+def test_nothing_at_all_is_not_a_proof(db: Any, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with db.snapshot() as snapshot:
+        assert "are 0" in wrong(prove_live(snapshot, empty, answered=0))
+
+
+def requests() -> list[dict[str, Any]]:
+    return [{**request._asdict(), "ts": request.ts_us} for request in trace.requests()]
+
+
+def append_trace(db: Any, events: list[dict[str, Any]]) -> list[Finding]:
+    columns = ("service", "ts", "context_tokens", "generated_tokens")
+    db.append("llm_requests", [{name: event[name] for name in columns} for event in events])
+    with db.snapshot() as snapshot:
+        return prove_trace(snapshot)
+
+
+def test_the_trace_is_proved(db: Any) -> None:
+    assert wrong(append_trace(db, requests())) == ""
+
+
+def test_a_request_twice_is_found(db: Any) -> None:
+    events = requests()
+    said = wrong(append_trace(db, [*events, events[100]]))
+    assert "llm_requests" in said
+    assert "llm_5m" in said
+    assert "llm_1h" in said
+
+
+def test_a_batch_that_was_lost_is_found(db: Any) -> None:
+    assert "llm_5m" in wrong(append_trace(db, requests()[:-1_000]))
+
+
+def test_the_order_of_batches_decides_what_is_known() -> None:
+    """In a batch before the slot's average is known nothing is an anomaly; within one batch all of it is known."""
+    (first, second), late = FILES[0], FILES[1]
+    assert expected_anomalies({0: late, 1: [first, second]}, SLOT) == Counter()
+    together = expected_anomalies({0: [*late, first, second]}, SLOT)
+    assert together == Counter({(*late[0], 30_000, 2, 0): 1})
+
+
+def test_only_the_first_differences_are_told_in_full() -> None:
+    said = differences("row", dict.fromkeys(range(10), 1), {})
+    assert len(said) == 4
+    assert "and 7 more" in said[-1]
+
+
+def test_files_are_read_line_by_line(folder: Path) -> None:
+    assert list(invocations(folder).values()) == FILES
