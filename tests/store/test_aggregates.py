@@ -1,0 +1,608 @@
+"""Aggregates that the store keeps: R1, R3, R7, R10 for derived deltas, backfill, schema changes, stages."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kivi
+from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
+from kivi.schema import aggregate_schema
+from tests.golden.driver import EmbeddedDriver
+from tests.mvcc.holding import hold
+
+EVENT = {
+    "customer": "string",
+    "endpoint": "int64",
+    "ts": "timestamp",
+    "resp": "int64",
+    "load": "float64",
+    "cost": "decimal(12,2)",
+}
+FIVE_MINUTES_US = 300_000_000
+
+
+@pytest.fixture(name="driver", params=["memory", "disk"])
+def _driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedDriver]:
+    path = str(tmp_path / "store") if request.param == "disk" else None
+    driver = EmbeddedDriver(path, block_rows=256, consolidate_rows=8)
+    driver.db.create_event_table("inv", event_time="ts", columns=EVENT)
+    yield driver
+    driver.close()
+
+
+def aggregates(db: Any) -> None:
+    db.create_aggregate(
+        "by_endpoint",
+        source="inv",
+        group_by=["endpoint", kivi.time_slot("ts", "5m", name="slot")],
+        measures={
+            "total": kivi.sum("resp"),
+            "calls": kivi.count(),
+            "slowest": kivi.max("resp"),
+            "fastest": kivi.min("resp"),
+            "load": kivi.sum("load"),
+            "cost": kivi.sum("cost"),
+            "known": kivi.count("resp"),
+        },
+        derived={"avg": "total / known"},
+    )
+    db.create_aggregate(
+        "by_customer",
+        source="inv",
+        group_by=["customer"],
+        measures={"total": kivi.sum("resp"), "calls": kivi.count(), "last": kivi.max("ts")},
+    )
+
+
+def event(rng: random.Random) -> dict[str, Any]:
+    return {
+        "customer": rng.choice(("acme", "globex", "")),
+        "endpoint": rng.randrange(4),
+        "ts": rng.randrange(3 * FIVE_MINUTES_US),
+        "resp": rng.choice((None, rng.randrange(-1000, 1000))),
+        "load": rng.choice((None, rng.randrange(100) / 4)),  # exact in any order
+        "cost": rng.choice((None, Decimal(rng.randrange(10_000)) / 100)),
+    }
+
+
+def micros(moment: Any) -> int:
+    return (moment - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+
+
+def recount(events: list[dict[str, Any]]) -> dict[str, dict[Any, dict[str, Any]]]:
+    """Both aggregates from the events, in plain Python."""
+    groups: dict[str, dict[Any, list[dict[str, Any]]]] = {
+        "by_endpoint": defaultdict(list),
+        "by_customer": defaultdict(list),
+    }
+    for e in events:
+        slot = micros(e["ts"]) // FIVE_MINUTES_US * FIVE_MINUTES_US
+        groups["by_endpoint"][e["endpoint"], slot].append(e)
+        groups["by_customer"][e["customer"]].append(e)
+    out: dict[str, dict[Any, dict[str, Any]]] = {"by_endpoint": {}, "by_customer": {}}
+    for key, group in groups["by_endpoint"].items():
+        resp = [e["resp"] for e in group if e["resp"] is not None]
+        out["by_endpoint"][key] = {
+            "total": sum(resp),
+            "calls": len(group),
+            "slowest": max(resp, default=None),
+            "fastest": min(resp, default=None),
+            "load": sum((e["load"] for e in group if e["load"] is not None), 0.0),
+            "cost": sum((e["cost"] for e in group if e["cost"] is not None), Decimal("0.00")),
+            "known": len(resp),
+            "avg": sum(resp) / len(resp) if resp else None,
+        }
+    for key, group in groups["by_customer"].items():
+        resp = [e["resp"] for e in group if e["resp"] is not None]
+        out["by_customer"][key] = {"total": sum(resp), "calls": len(group), "last": max(e["ts"] for e in group)}
+    return out
+
+
+def kept(reader: Any) -> dict[str, dict[Any, dict[str, Any]]]:
+    out: dict[str, dict[Any, dict[str, Any]]] = {"by_endpoint": {}, "by_customer": {}}
+    for row in reader.scan("by_endpoint"):
+        out["by_endpoint"][row.pop("endpoint"), micros(row.pop("slot"))] = row
+    for row in reader.scan("by_customer"):
+        out["by_customer"][row.pop("customer")] = row
+    return out
+
+
+def agree(reader: Any) -> int:
+    """All levels equal a recount of the events at this snapshot. The number of events."""
+    events = list(reader.scan("inv"))
+    assert kept(reader) == recount(events)
+    return len(events)
+
+
+# -- at every snapshot ------------------------------------------------------------------------------------
+
+
+def test_r1_all_levels_agree_at_every_snapshot(driver: EmbeddedDriver) -> None:
+    """Small appends and bulk ones, open snapshots, consolidation, restarts."""
+    db, rng = driver.db, random.Random(7)
+    aggregates(db)
+    snapshots: list[tuple[Any, int]] = []
+    appended = 0
+    for i in range(40):
+        count = rng.choice((1, 2, 31, 32, 33, 200))
+        db.append("inv", [event(rng) for _ in range(count)])
+        appended += count
+        if i % 6 == 0:
+            snapshots.append((db.snapshot(), appended))
+        if i % 7 == 3:
+            db.consolidate()
+            driver.store.consolidator.compact()
+            driver.store.consolidator.sweep()
+        if i % 9 == 8:
+            for snap, count in snapshots:
+                assert agree(snap) == count
+            snapshots.clear()
+            (driver.crash if i % 2 else driver.reopen)()
+            db = driver.db
+        with db.snapshot() as snap:
+            assert agree(snap) == appended
+
+
+def test_r3_threads_that_append_never_conflict(driver: EmbeddedDriver) -> None:
+    aggregates(driver.db)
+
+    def work(seed: int) -> None:
+        rng = random.Random(seed)
+        for _ in range(15):
+            driver.db.append("inv", [event(rng) for _ in range(rng.choice((1, 5, 60)))])
+
+    run_threads([partial(work, seed) for seed in range(6)])
+    assert driver.db.stats()["aborts_conflict"] == 0
+    driver.db.consolidate()
+    with driver.db.snapshot() as snap:
+        agree(snap)
+
+
+def run_threads(calls: list[Callable[[], None]]) -> None:
+    failures: list[BaseException] = []
+
+    def guarded(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_r7_own_appends_read_back_inside_the_transaction(driver: EmbeddedDriver) -> None:
+    """Derived deltas included, small and bulk; nobody else sees them."""
+    db, rng = driver.db, random.Random(3)
+    aggregates(db)
+    db.append("inv", [event(rng) for _ in range(10)])
+    with db.transaction() as tx:
+        total = 10
+        for count in (1, 20, 100):
+            tx.append("inv", [event(rng) for _ in range(count)])
+            total += count
+            assert agree(tx) == total
+            one = next(iter(tx.scan("by_customer")))
+            assert tx.get("by_customer", (one["customer"],)) == one
+            with db.snapshot() as snap:
+                assert agree(snap) == 10
+        tx.rollback()
+    with db.snapshot() as snap:
+        assert agree(snap) == 10
+
+
+def test_r10_an_aggregate_sum_that_outgrows_its_column_recovers(driver: EmbeddedDriver) -> None:
+    aggregates(driver.db)
+    big = 2**63 - 1
+    base = {"customer": "acme", "endpoint": 1, "ts": 0, "load": None, "cost": None}
+    driver.db.append("inv", [{**base, "resp": big}] * 3)
+    for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash()):
+        step()
+        with driver.db.snapshot() as snap:
+            with pytest.raises(kivi.OutOfRange):
+                snap.get("by_customer", ("acme",))
+            assert snap.get("by_customer", ("acme",), columns=["calls"]) == {"calls": 3}
+    driver.db.append("inv", [{**base, "resp": -big}] * 50)
+    driver.db.append("inv", [{**base, "resp": big}] * 48)
+    with driver.db.snapshot() as snap:
+        assert snap.get("by_customer", ("acme",), columns=["total"]) == {"total": big}
+
+
+# -- creating one on a table with data ------------------------------------------------------------------------
+
+
+def test_backfill_is_exact_while_writers_append(driver: EmbeddedDriver) -> None:
+    """No write lock, nothing lost or counted twice; until it is complete it cannot be read."""
+    db = driver.db
+    rng = random.Random(1)
+    for _ in range(10):
+        db.append("inv", [event(rng) for _ in range(120)])
+    db.consolidate()
+    stop = threading.Event()
+    appended = [0] * 4
+
+    def write(number: int) -> None:
+        mine = random.Random(number)
+        while not stop.is_set():
+            db.append("inv", [event(mine) for _ in range(mine.choice((1, 3, 50)))])
+            appended[number] += 1
+
+    def consolidate() -> None:
+        while not stop.is_set():
+            db.consolidate()
+            driver.store.consolidator.compact()
+            time.sleep(0.005)
+
+    def create() -> None:
+        try:
+            while min(appended) < 3:
+                time.sleep(0.001)
+            aggregates(db)
+            before = sum(appended)
+            while sum(appended) < before + 8:
+                time.sleep(0.001)
+        finally:
+            stop.set()
+
+    run_threads([create, consolidate, *(partial(write, number) for number in range(4))])
+    for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash()):
+        step()
+        with driver.db.snapshot() as snap:
+            assert agree(snap) > 1200
+    assert driver.db.stats()["aborts_conflict"] == 0
+
+
+class Dead(BaseException):
+    """The process died here."""
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 4])
+def test_a_crash_during_backfill(driver: EmbeddedDriver, chunk: int) -> None:
+    """What it leaves is BUILDING and unreadable; opening builds it again, from its own start."""
+    db, rng = driver.db, random.Random(2)
+    for _ in range(5):
+        db.append("inv", [event(rng) for _ in range(100)])
+        if rng.random() < 0.5:
+            db.consolidate()
+    chunks = []
+
+    def progress(done: int, total: int) -> None:
+        chunks.append((done, total))
+        db.append("inv", [event(rng)])
+        if len(chunks) == chunk:
+            raise Dead
+
+    def create(progress: Callable[[int, int], None] | None) -> None:
+        measures = {"total": kivi.sum("resp"), "calls": kivi.count()}
+        driver.db.create_aggregate("agg", source="inv", group_by=["customer"], measures=measures, progress=progress)
+
+    try:
+        create(progress)
+    except Dead:
+        assert db.describe("agg")["state"] == "building"
+        with db.snapshot() as snap, pytest.raises(NotFound, match="built"):
+            list(snap.scan("agg"))
+        driver.crash()
+    resumed = driver.store._resumed
+    if resumed is not None:
+        resumed.join(20)
+    driver.db.append("inv", [event(rng)])
+    for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash()):
+        step()
+        with driver.db.snapshot() as snap:
+            found = {row["customer"]: (row["total"], row["calls"]) for row in snap.scan("agg")}
+            expected = {
+                key: (row["total"], row["calls"]) for key, row in recount(list(snap.scan("inv")))["by_customer"].items()
+            }
+            assert found == expected
+
+
+def test_a_snapshot_from_before_the_aggregate_does_not_see_it(driver: EmbeddedDriver) -> None:
+    db = driver.db
+    db.append("inv", [event(random.Random(1))])
+    before = db.snapshot()
+    aggregates(db)
+    with pytest.raises(NotFound):
+        list(before.scan("by_customer"))
+    with db.snapshot() as snap:
+        agree(snap)
+
+
+def test_backfill_of_events_that_cannot_be_grouped_leaves_no_aggregate(driver: EmbeddedDriver) -> None:
+    """A null group key is a typed error: at the append if the aggregate is there, else at its creation."""
+    db, rng = driver.db, random.Random(1)
+    nameless = {**event(rng), "customer": None}
+    db.append("inv", [event(rng), nameless])
+    with pytest.raises(InvalidArgument):
+        aggregates(db)
+    assert "by_customer" not in db.tables()
+    db.append("inv", [event(rng)])
+    assert "by_endpoint" in db.tables()
+    with db.snapshot() as snap:
+        assert sum(row["calls"] for row in snap.scan("by_endpoint")) == 3
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_a_null_group_key_is_refused_and_nothing_changes(driver: EmbeddedDriver, count: int) -> None:
+    db, rng = driver.db, random.Random(1)
+    aggregates(db)
+    before = driver.store.log.last
+    with pytest.raises(InvalidArgument):
+        db.append("inv", [{**event(rng), "customer": None}] * count)
+    assert driver.store.log.last == before
+    with db.snapshot() as snap:
+        assert agree(snap) == 0
+
+
+# -- schema changes --------------------------------------------------------------------------------------------
+
+
+def test_dropping_a_table_conflicts_with_its_writers(driver: EmbeddedDriver) -> None:
+    db = driver.db
+    db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    tx = db.transaction()
+    tx.delta("t", (1,), n=1)
+    blind = db.transaction()
+    assert blind.start_ts == tx.start_ts
+    db.drop("t")
+    db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    with pytest.raises((Conflict, NotFound)) as caught:
+        tx.commit()
+    assert "t" in str(caught.value)
+    with db.snapshot() as snap:
+        assert list(snap.scan("t")) == []
+    with pytest.raises(NotFound):
+        blind.get("t", (1,))
+    for step in (lambda: driver.db.consolidate(), lambda: driver.crash()):
+        step()
+        with driver.db.snapshot() as snap:
+            assert list(snap.scan("t")) == []
+
+
+def test_a_drop_waits_for_no_writer_and_loses_to_those_in_flight(driver: EmbeddedDriver) -> None:
+    db = driver.db
+    db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    tx = db.transaction()
+    tx.delta("t", (1,), n=1)
+    cts, outcomes = hold(driver.store, tx)
+    thread = threading.Thread(target=db.drop, args=("t",))
+    thread.start()
+    time.sleep(0.05)
+    driver.store.committer.finish_held(cts)
+    thread.join(10)
+    assert not thread.is_alive()
+    assert outcomes[0].commit_ts == cts
+    assert db.tables() == ["inv"]
+
+
+def test_threads_that_create_one_name_make_one_table(driver: EmbeddedDriver) -> None:
+    made: list[str] = []
+
+    def create(number: int) -> None:
+        try:
+            driver.db.create_table("t", key={"id": "int64"}, columns={f"c{number}": "int64"})
+            made.append(f"c{number}")
+        except AlreadyExists:
+            pass
+
+    run_threads([partial(create, number) for number in range(6)])
+    assert list(driver.db.describe("t")["columns"]) == made
+    assert len(made) == 1
+
+
+def test_an_aggregate_is_not_written_to_and_its_source_not_dropped(driver: EmbeddedDriver) -> None:
+    db = driver.db
+    aggregates(db)
+    before = driver.store.log.last
+    with db.transaction() as tx:
+        for write in (
+            lambda: tx.put("by_customer", ("acme",), total=1),
+            lambda: tx.insert("by_customer", ("acme",), total=1),
+            lambda: tx.delta("by_customer", ("acme",), total=1),
+            lambda: tx.delete("by_customer", ("acme",)),
+            lambda: tx.append("by_customer", []),
+        ):
+            with pytest.raises(InvalidArgument):
+                write()
+    with pytest.raises(InvalidArgument, match="by_endpoint"):
+        db.drop("inv")
+    assert driver.store.log.last == before
+    db.drop("by_endpoint")
+    db.drop("by_customer")
+    db.drop("inv")
+    assert db.tables() == []
+
+
+def test_an_aggregate_dropped_while_writers_append(driver: EmbeddedDriver) -> None:
+    """The other levels stay exact, and nobody is turned away."""
+    db, rng = driver.db, random.Random(4)
+    aggregates(db)
+    tx = db.transaction()
+    tx.append("inv", [event(rng) for _ in range(40)])
+    db.drop("by_endpoint")
+    tx.commit()
+    db.append("inv", [event(rng)])
+    for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash()):
+        step()
+        with driver.db.snapshot() as snap:
+            assert sum(row["calls"] for row in snap.scan("by_customer")) == 41
+
+
+@pytest.mark.parametrize("wrong", ["source", "measure", "group", "operator"])
+def test_an_aggregate_that_does_not_fit_its_source_is_refused(driver: EmbeddedDriver, wrong: str) -> None:
+    before = driver.store.log.last
+    column = {"measure": "nothing", "operator": "customer"}.get(wrong, "resp")
+    with pytest.raises((SchemaError, NotFound, InvalidArgument)):
+        driver.db.create_aggregate(
+            "agg",
+            source="nowhere" if wrong == "source" else "inv",
+            group_by=["nothing" if wrong == "group" else "customer"],
+            measures={"x": kivi.sum(column)},
+        )
+    assert driver.store.log.last == before
+    assert driver.db.tables() == ["inv"]
+
+
+# -- stages -----------------------------------------------------------------------------------------------------
+
+
+def settle(driver: EmbeddedDriver) -> None:
+    """Nobody waits for the record that drops a stage; a crash may take it, and the stage then expires later."""
+    if driver._log is not None:
+        driver._log.release()
+
+
+def test_r16_staged_events_are_committed_once(driver: EmbeddedDriver) -> None:
+    """Invisible until a commit names them; the same stage is not committed twice; it survives a crash before."""
+    db, rng = driver.db, random.Random(5)
+    aggregates(db)
+    stages = [db.stage("inv", [event(rng) for _ in range(n)], owner="task") for n in (3, 80)]
+    with db.snapshot() as snap:
+        assert agree(snap) == 0
+    driver.db.consolidate()
+    driver.crash()
+    db = driver.db
+    with db.transaction(batch=("job", 0)) as tx:
+        tx.append_stages("inv", stages)
+        tx.append("inv", [event(rng)])
+        assert agree(tx) == 84
+    first = tx.commit_ts
+    for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash(), lambda: driver.reopen()):
+        step()
+        with driver.db.snapshot() as snap:
+            assert agree(snap) == 84
+        with pytest.raises(NotFound), driver.db.transaction() as tx:
+            tx.append_stages("inv", stages[:1])
+        again = driver.db.stage("inv", [event(rng)], owner="task, restarted")
+        with driver.db.transaction(batch=("job", 0)) as tx:
+            tx.append_stages("inv", [again])
+        assert tx.commit_ts == first, "a repeat gets the first timestamp"
+        assert driver.store.stages.live_bytes == 0, "and drops what it brought"
+        settle(driver)
+
+
+def test_two_commits_that_name_one_stage(driver: EmbeddedDriver) -> None:
+    db, rng = driver.db, random.Random(5)
+    aggregates(db)
+    stage = db.stage("inv", [event(rng) for _ in range(50)])
+    one, two = db.transaction(), db.transaction()
+    one.append_stages("inv", [stage])
+    two.append_stages("inv", [stage])
+    one.commit()
+    with pytest.raises(NotFound):
+        two.commit()
+    with pytest.raises(InvalidArgument), db.transaction() as tx:
+        tx.append_stages("inv", [stage, stage])
+    with db.snapshot() as snap:
+        assert agree(snap) == 50
+
+
+def test_a_stage_outlives_a_conflict(driver: EmbeddedDriver) -> None:
+    db, rng = driver.db, random.Random(5)
+    db.create_table("t", key={"id": "int64"}, columns={"v": "int64"})
+    stage = db.stage("inv", [event(rng)])
+    for attempt in range(2):
+        tx = db.transaction()
+        tx.append_stages("inv", [stage])
+        tx.put("t", (1,), v=attempt)
+        if attempt == 0:
+            with db.transaction() as other:
+                other.put("t", (1,), v=9)
+            with pytest.raises(Conflict):
+                tx.commit()
+        else:
+            tx.commit()
+    with db.snapshot() as snap:
+        assert len(list(snap.scan("inv"))) == 1
+
+
+def test_stages_expire_and_their_log_can_be_dropped(driver: EmbeddedDriver) -> None:
+    db, rng = driver.db, random.Random(5)
+    stage = db.stage("inv", [event(rng)])
+    kept_stage = db.stage("inv", [event(rng)])
+    db.discard_stages([kept_stage])
+    db.discard_stages([kept_stage])
+    driver.wait(24 * 3600 + 60)
+    for _ in range(25):
+        driver.store.housekeeping.step()
+    with pytest.raises(NotFound), db.transaction() as tx:
+        tx.append_stages("inv", [stage])
+    assert len(driver.store.stages) == 0
+    settle(driver)
+    driver.crash()
+    assert len(driver.store.stages) == 0
+
+
+def test_a_stage_that_is_waited_for_keeps_its_log(driver: EmbeddedDriver) -> None:
+    """Base has passed it long ago; its data are only in the log."""
+    db, rng = driver.db, random.Random(5)
+    aggregates(db)
+    stage = db.stage("inv", [event(rng) for _ in range(60)])
+    for _ in range(5):
+        db.append("inv", [event(rng)])
+        db.consolidate()
+        driver.store.consolidator.flush()
+    driver.crash()
+    with driver.db.transaction() as tx:
+        tx.append_stages("inv", [stage])
+    driver.crash()
+    driver.db.consolidate()
+    driver.store.consolidator.flush()
+    driver.crash()
+    with driver.db.snapshot() as snap:
+        assert agree(snap) == 65
+
+
+def test_stages_have_a_quota_and_strangers_are_not_stages(driver: EmbeddedDriver) -> None:
+    db, rng = driver.db, random.Random(5)
+    driver.store.stages._max_bytes = 10_000
+    with pytest.raises(ResourceExhausted):
+        for _ in range(10):
+            db.stage("inv", [event(rng) for _ in range(100)])
+    db.create_table("t", key={"id": "int64"}, columns={"v": "int64"})
+    db.create_event_table("other", event_time="ts", columns=EVENT)
+    stage = db.stage("inv", [event(rng)])
+    for wrong in (b"", b"x" * 16, b"\x00" * 16, stage[:-1] + bytes([stage[-1] ^ 1])):
+        with pytest.raises(NotFound), db.transaction() as tx:
+            tx.append_stages("inv", [wrong])
+    with pytest.raises(NotFound), db.transaction() as tx:
+        tx.append_stages("other", [stage])
+    with pytest.raises(InvalidArgument):
+        db.stage("t", [{"v": 1}])
+
+
+def test_an_arrow_table_is_appended_as_it_is(driver: EmbeddedDriver) -> None:
+    db = driver.db
+    aggregates(db)
+    table = pa.table(
+        {
+            "resp": pa.array([1, 2, None] * 100, pa.int64()),
+            "customer": pa.array(["acme", "globex", "acme"] * 100).dictionary_encode(),
+            "endpoint": pa.array([1, 2, 3] * 100, pa.int32()),
+            "ts": pa.array([0, 1, 2] * 100, pa.timestamp("ms", "UTC")),
+            "load": pa.array([0.5, 0.25, 1.0] * 100, pa.float32()),
+            "cost": pa.array([Decimal("1.25"), None, Decimal("0.01")] * 100, pa.decimal128(10, 2)),
+        }
+    )
+    db.append("inv", table)
+    db.append("inv", table.slice(5, 100))
+    with db.snapshot() as snap:
+        assert agree(snap) == 400
+    assert aggregate_schema("x", driver.store.table("inv"), ["customer"], {"n": kivi.count()}).kind == "aggregate"
