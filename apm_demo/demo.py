@@ -229,7 +229,7 @@ class _Demo:
             while job.exit_code is None or kills:
                 time.sleep(0.05)
                 self._check()
-                if job.exit_code is not None:
+                if job.exit_code is not None and kills:
                     raise Failure("the Spark job was done before it could be killed")
                 now = self._trace_count()
                 if now > done:
