@@ -94,8 +94,13 @@ def _run(options: Options, voice: Voice, stack: contextlib.ExitStack) -> int:
     if options.serve:
         voice.line()
         voice.line(f"The dashboard stays at {address} until Ctrl-C.", "bold cyan")
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             demo.keep()
+        except KeyboardInterrupt:
+            voice.line()
+        except Failure as failure:  # after the proof: what was proved stays proved
+            voice.wrong(str(failure))
+            return 1
     demo.stop()
     return 1 if wrong else 0
 
