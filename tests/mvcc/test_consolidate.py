@@ -85,7 +85,7 @@ def test_r14_one_version_per_boundary_that_somebody_needs(make: Make) -> None:
     snaps[0].close()
     fold(driver)
     assert stored(driver, Space.VERSION) == 1
-    assert snaps[1].get("t", (1,))["n"] == 60
+    assert cell(snaps[1], "n") == 60
     snaps[1].close()
     fold(driver)
     assert stored(driver, Space.VERSION) == 0

@@ -11,6 +11,8 @@ import random
 from collections import Counter
 from typing import Any
 
+import pytest
+
 import kivi
 from kivi.embedded import Database, Snapshot, Transaction
 from kivi.engine.memory import MemoryEngine
@@ -35,7 +37,7 @@ TABLES: dict[str, Table] = {
         {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
     ),
 }
-KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "guard", "append", "bulk", "get", "scan")
+KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "delete", "guard", "append", "bulk", "get", "scan")
 
 
 class Open:
@@ -80,7 +82,7 @@ class World:
         self.first = self.last = self.db.watermark()
 
     def _open(self) -> None:
-        chosen = Settings.of({"background": False, "consolidate_rows": 2, "block_rows": 4})
+        chosen = Settings.of({"background": False, "consolidate_rows": 2, "block_rows": 4, "commit_timeout_s": 10.0})
         self.store = Store.open(None, settings=chosen, engine=self.engine, log=self.log)
         self.db = Database(self.store)
 
@@ -142,6 +144,12 @@ class World:
         assert opened.tx.start_ts == self.db.watermark()
         self.transactions.append(opened)
         self._perform(rng, opened)
+
+    def run(self, rng: random.Random) -> None:
+        """A whole transaction in one step: nothing comes between its snapshot and its commit."""
+        if len(self.transactions) < 6:
+            self.begin(rng)
+            self._commit(self.transactions.pop())
 
     def work(self, rng: random.Random) -> None:
         if self.transactions:
@@ -215,9 +223,10 @@ class World:
             self.entered.append(opened.attempt(self.log.last))
 
     def commit(self, rng: random.Random) -> None:
-        if not self.transactions:
-            return
-        opened = self._taken(rng)
+        if self.transactions:
+            self._commit(self._taken(rng))
+
+    def _commit(self, opened: Open) -> None:
         self._submit(opened)
         if opened.ops and not opened.refused:
             commit_ts = self.log.last
@@ -361,11 +370,19 @@ class World:
         for i, (cts, one) in enumerate(flying):
             assert one.token is not None
             assert self.db.outcome(one.token) == (cts if i < keep else ABORTED)
+            if i >= keep:
+                self._comes_too_late(one.token)
         with self.db.transaction() as tx:
             tx.guard("t", (0,))
         assert (tx.commit_ts or 0) > last, "R13: a timestamp was handed out twice"
         self.counted["crash"] += 1
         self.counted["crash in flight"] += bool(flying)
+
+    def _comes_too_late(self, token: str) -> None:
+        """R16: outcome() has said aborted, so an attempt that was still on its way must never commit."""
+        with pytest.raises(Aborted), self.db.transaction(token=token) as tx:
+            tx.delta("t", (0,), n=1)
+        self._all_agree()
 
     def _restarted(self) -> None:
         for cts, opened in self.held.items():  # durable before the restart: there after it (R12)
