@@ -103,11 +103,14 @@ def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if "spark.driver.extraJavaOptions" not in settings:
+    flags = settings.get("spark.driver.extraJavaOptions", "")
+    if "log4j" not in flags:
         for folder in cache_folders(os.environ):
             with contextlib.suppress(OSError):
                 levels = private_file(folder, "log4j2.properties", _LOG_LEVELS)
-                settings["spark.driver.extraJavaOptions"] = f"-Dlog4j.configurationFile={levels.as_uri()}"
+                settings["spark.driver.extraJavaOptions"] = (
+                    f"-Dlog4j.configurationFile={levels.as_uri()} {flags}".strip()
+                )
                 break
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)

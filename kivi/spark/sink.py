@@ -16,15 +16,17 @@ import logging
 import uuid
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kivi.errors import CommitUnknown, InvalidArgument
+from kivi.client_codec import new_token
+from kivi.errors import CommitUnknown, InvalidArgument, Unavailable
 from kivi.outcomes import UNKNOWN
 from kivi.spark.options import Options, patiently
 
@@ -63,23 +65,30 @@ def scope_of(table: str, application_id: str) -> str:
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a streaming query."""
+    """The sink of a streaming query. ``target`` finds the table and checks that the rows fit into it.
 
-    def __init__(self, options: Options, target: Target) -> None:
+    Spark makes one where it plans, where it commits and where it aborts. An abort has to work while the server is
+    away, so only ``write`` needs to know the table; what planning found travels with the writer to the tasks.
+    """
+
+    def __init__(self, options: Options, target: Target | None, find: Callable[[], Target] | None = None) -> None:
         self._options = options
         self._target = target
+        self._find = find
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """One task of one micro-batch."""
         query_id, batch = _local("sql.streaming.queryId"), _local("streaming.sql.batchId")
-        owner = f"{scope_of(self._target.table, self._options.application_id or query_id or '?')}/{batch}"
-        stages, rows = _stage_all(self._options, self._target, iterator, owner)
+        owner = f"{scope_of(self._options.table, self._options.application_id or query_id or '?')}/{batch}"
+        target = self._target or (self._find and self._find())
+        assert target is not None
+        stages, rows = _stage_all(self._options, target, iterator, owner)
         return Staged(stages, rows, query_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """The micro-batch, once, whatever was tried before. Rows or not, it takes its number."""
         application_id = self._application_id(messages)
-        scope = scope_of(self._target.table, application_id)
+        scope = scope_of(self._options.table, application_id)
         self._warn_of_others(scope)
         started, committed = _commit(self._options, _stages(messages), batch=(scope, batchId))
         if committed <= started:
@@ -105,12 +114,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def _warn_of_others(self, scope: str) -> None:
         """Before its first batch: another application has fed the table, and perhaps with the same rows."""
-        prefix = scope_of(self._target.table, "")
+        prefix = scope_of(self._options.table, "")
         scopes = patiently(lambda: self._options.client().batch_scopes(prefix), self._options.timeout_s)
         if scopes and scope not in scopes:
             names = ", ".join(other.removeprefix(prefix) for other in scopes[:3]) + (", ..." if scopes[3:] else "")
             text = (
-                f"application {scope.removeprefix(prefix)} begins to feed table {self._target.table!r}, which "
+                f"application {scope.removeprefix(prefix)} begins to feed table {self._options.table!r}, which "
                 f"{len(scopes)} other(s) have fed ({names}). If it is an old query with a new checkpoint, the rows "
                 "that it reads again are appended again"
             )
@@ -124,16 +133,16 @@ class BatchWriter(DataSourceArrowWriter):
     def __init__(self, options: Options, target: Target) -> None:
         self._options = options
         self._target = target
-        self._token = f"spark-{uuid.uuid4().hex}"  # made where the job is planned, the same wherever it is unpickled
+        self._job = f"spark/{options.table}/{uuid.uuid4().hex}"  # made where the job is planned; every task has it
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        stages, rows = _stage_all(self._options, self._target, iterator, f"spark/{self._target.table}/{self._token}")
+        stages, rows = _stage_all(self._options, self._target, iterator, self._job)
         return Staged(stages, rows)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         stages = _stages(messages)
         if stages:
-            _commit(self._options, stages, token=self._token)
+            _commit(self._options, stages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _discard(self._options, _stages(messages))
@@ -194,21 +203,27 @@ def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield batches
 
 
-def _commit(
-    options: Options, stages: Sequence[bytes], *, batch: tuple[str, int] | None = None, token: str | None = None
-) -> tuple[int, int]:
-    """One transaction; (its snapshot, its commit timestamp). With a token of either kind it may be tried again."""
+def _commit(options: Options, stages: Sequence[bytes], batch: tuple[str, int] | None = None) -> tuple[int, int]:
+    """One transaction; (its snapshot, its commit timestamp).
+
+    It is tried again only when it is known that the attempt before did nothing: every attempt has a token of its own
+    by which the client asks, and asking makes sure that an attempt which has not arrived never will. (Nor could two
+    attempts both count: a stage is committed once.)
+    """
 
     def attempt() -> tuple[int, int]:
         db, started = options.client(), 0
         try:
-            with db.transaction(batch=batch, token=token) as tx:
+            with db.transaction(batch=batch, token=new_token()) as tx:
                 started = tx.start_ts
                 if stages:
                     tx.append_stages(options.table, stages)
                 return started, tx.commit()
         except CommitUnknown as unknown:
-            outcome = db.outcome(unknown.token) if unknown.token else UNKNOWN
+            outcome: object = UNKNOWN
+            if unknown.token:
+                with suppress(Unavailable):
+                    outcome = db.outcome(unknown.token)
             if isinstance(outcome, int):
                 return started, outcome
             raise

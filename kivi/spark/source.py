@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from kivi.errors import KiviError, SnapshotTooOld
+from kivi.errors import KiviError, SnapshotTooOld, Unavailable
 from kivi.spark.options import Options, patiently
 from kivi.spark.schemas import Target, arrow_schema, spark_schema
 from kivi.spark.sink import BatchWriter, StreamWriter
@@ -61,9 +61,28 @@ class KiviDataSource(DataSource):
         return BatchWriter(options, target)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        options, target = self._target()
-        target.check_appendable(schema, overwrite)
-        return StreamWriter(options, target)
+        find = _Find(Options.of(self.options), schema, overwrite)
+        try:
+            return StreamWriter(find.options, find.once(), find)
+        except Unavailable:  # the tasks will wait for the server and look then; an abort needs no table
+            return StreamWriter(find.options, None, find)
+
+
+@dataclass(frozen=True, slots=True)
+class _Find:
+    """Finds the table of a sink, and checks that rows of ``schema`` fit into it. Pickles."""
+
+    options: Options
+    schema: StructType
+    overwrite: bool
+
+    def once(self) -> Target:
+        target = Target.of(self.options.client(), self.options.table)
+        target.check_appendable(self.schema, self.overwrite)
+        return target
+
+    def __call__(self) -> Target:
+        return patiently(self.once, self.options.timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +105,7 @@ class Reader(DataSourceReader):
         options = self._options
 
         def begin() -> InputPartition:
-            # Not closed: it ends by its time limit.
+            # Not closed, which would end it for the tasks: it ends by its time limit.
             snapshot = options.client().snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
             snapshot.__enter__()
             return SharedSnapshot(snapshot.lease, snapshot.ts)
@@ -107,11 +126,13 @@ class Reader(DataSourceReader):
     def _open(self, shared: SharedSnapshot) -> Iterator[Snapshot]:
         """The job's snapshot, renewed by a thread of its own, since Spark may take its time between two batches."""
         db, ttl_s = self._options.client(), self._options.lease_ttl_s
+        snapshot = db.snapshot(lease=shared.lease, ttl_s=ttl_s)
         try:
-            snapshot = db.snapshot(lease=shared.lease, ttl_s=ttl_s).__enter__()
+            snapshot.__enter__()
             snapshot.renew(ttl_s)
         except SnapshotTooOld:
-            snapshot = db.snapshot(as_of=shared.ts, ttl_s=ttl_s).__enter__()
+            snapshot = db.snapshot(as_of=shared.ts, ttl_s=ttl_s)
+            snapshot.__enter__()
         done = threading.Event()
 
         def renew() -> None:
@@ -126,3 +147,4 @@ class Reader(DataSourceReader):
             yield snapshot
         finally:
             done.set()
+            snapshot.close()  # lets go of it here; it ends for all only when its maker does so

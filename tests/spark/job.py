@@ -1,0 +1,20 @@
+"""A streaming job that a test starts as a program, to kill it: ``python -m tests.spark.job '{...}'``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import kivi.spark
+from tests.spark.helpers import JAVA_FLAGS, SPARK_COLUMNS
+
+
+def main(endpoint: str, table: str, input: str, checkpoint: str) -> None:
+    spark = kivi.spark.session("job", **{"spark.driver.extraJavaOptions": JAVA_FLAGS})
+    rows = spark.readStream.schema(SPARK_COLUMNS).option("maxFilesPerTrigger", 1).parquet(input)
+    sink = rows.writeStream.format("kivi").options(endpoint=endpoint, table=table, checkpointLocation=checkpoint)
+    sink.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    main(**json.loads(sys.argv[1]))

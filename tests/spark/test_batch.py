@@ -1,0 +1,134 @@
+"""Batch jobs: a write is all or nothing, a read is one snapshot."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+
+import pytest
+
+import kivi
+from tests.spark.helpers import check
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def load(spark, server):
+    """A data frame of a table."""
+
+    def load(table: str, **options):
+        return spark.read.format("kivi").options(endpoint=server.endpoint, table=table, **options).load()
+
+    return load
+
+
+@pytest.fixture
+def save(spark, server, source, table):
+    """Writes the input to the table as one job."""
+
+    def save(format: str = "kivi", partitions: int = 3, mode: str = "append") -> None:
+        frame = spark.read.parquet(str(source.folder)).repartition(partitions)
+        frame.write.format(format).options(endpoint=server.endpoint, table=table).mode(mode).save()
+
+    return save
+
+
+def test_a_job_is_one_commit(save, source, db, table) -> None:
+    source.add(2, rows=1000)
+    before = db.stats()["commits"]
+    save()
+    check(db, table, source.rows)
+    assert db.stats()["commits"] == before + 1
+
+
+def test_a_task_that_dies_after_it_staged_counts_once(save, source, db, table) -> None:
+    source.add(1)
+    save("kivi_flaky")
+    check(db, table, source.rows)
+
+
+def test_a_job_that_fails_leaves_nothing(save, source, db, table) -> None:
+    source.add(2)
+    with pytest.raises(Exception, match="planted"):
+        save("kivi_doomed")
+    check(db, table, [])
+
+
+def test_overwrite_is_refused_before_anything_happens(save, source, db, table) -> None:
+    source.add(1)
+    with pytest.raises(Exception, match="InvalidArgument: .* can only be appended to"):
+        save(mode="overwrite")
+    check(db, table, [])
+
+
+def test_types_go_both_ways(spark, server, db, load) -> None:
+    columns = {
+        "ts": "timestamp", "yes": "bool", "whole": "int64", "real": "float64", "money": "decimal(12,2)",
+        "name": "string", "raw": "bytes",
+    }  # fmt: skip
+    db.create_event_table("every_type", event_time="ts", columns=columns)
+    at = dt.datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=dt.UTC)
+    rows = [
+        (at, True, -(2**63), -0.5, Decimal("1234567890.12"), "žluťoučký 🐎", b"\x00\xff"),
+        (at + dt.timedelta(microseconds=1), None, None, None, None, None, None),
+    ]
+    given = "ts timestamp, yes boolean, whole long, real double, money decimal(12,2), name string, raw binary"
+    write = spark.createDataFrame(rows, given).write.format("kivi").mode("append")
+    write.options(endpoint=server.endpoint, table="every_type").save()
+    frame = load("every_type")
+    names = [field.simpleString() for field in frame.schema]
+    assert names == [
+        "ts:timestamp", "yes:boolean", "whole:bigint", "real:double", "money:decimal(12,2)", "name:string", "raw:binary"
+    ]  # fmt: skip
+    back = frame.orderBy("ts").toArrow().to_pylist()
+    assert [tuple(row.values()) for row in back] == rows
+    few = spark.createDataFrame([(at, 7)], "ts timestamp, whole int").write.format("kivi").mode("append")
+    few.options(endpoint=server.endpoint, table="every_type").save()  # a narrower type, and columns that are not there
+    assert load("every_type", columns="whole, name").where("whole = 7").toArrow().to_pylist() == [
+        {"whole": 7, "name": None}
+    ]
+
+
+def test_rows_and_aggregates_are_read_as_the_client_reads_them(load, save, source, db, table) -> None:
+    source.add(1, rows=500)
+    save()
+    with db.snapshot() as snapshot:
+        expected = snapshot.to_arrow(f"{table}_5m").to_pylist()
+    frame = load(f"{table}_5m")
+    assert [field.nullable for field in frame.schema] == [False, False, True, True, True, True]
+    assert frame.orderBy("endpoint_id", "slot").toArrow().to_pylist() == expected
+    db.create_table("accounts", key={"id": "int64"}, columns={"name": "string", "balance": kivi.sum("int64")})
+    with db.transaction() as tx:
+        tx.put("accounts", (1,), name="ada")
+        tx.delta("accounts", (1,), balance=21)
+    assert load("accounts").toArrow().to_pylist() == [{"id": 1, "name": "ada", "balance": 21}]
+    assert load("accounts", columns="balance").toArrow().to_pylist() == [{"balance": 21}]
+
+
+def test_one_job_reads_one_snapshot_while_writers_go_on(load, save, source, db, table) -> None:
+    """A frame is collected twice while the table grows in between."""
+    source.add(1)
+    save()
+    frame = load(table)
+    assert frame.count() == 200
+    then = db.watermark()
+    first = frame.agg({"seq": "sum"})
+    assert first.collect()[0][0] == sum(row["seq"] for row in source.rows)
+    db.append(table, [{"seq": 10_000, "endpoint_id": 1, "ts": 1_750_000_000_000_000, "resp_time_us": 1}])
+    assert first.collect()[0][0] == sum(row["seq"] for row in source.rows)  # the plan keeps its snapshot
+    assert load(table).count() == 201
+    assert load(table, asOf=then).count() == 200
+
+
+def test_a_table_that_is_not_there(load) -> None:
+    with pytest.raises(Exception, match="NotFound"):
+        load("nowhere")
+    with pytest.raises(Exception, match="InvalidArgument"):
+        load("", columns="")
+
+
+def test_aggregates_are_not_written_to(spark, server, table) -> None:
+    frame = spark.createDataFrame([(1,)], "endpoint_id long")
+    with pytest.raises(Exception, match="is a table of kind aggregate"):
+        frame.write.format("kivi").options(endpoint=server.endpoint, table=f"{table}_5m").mode("append").save()

