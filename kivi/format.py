@@ -168,6 +168,8 @@ def _meta(name: str, data: bytes, stamp: Stamp) -> str:
         return f"@{stamp(int.from_bytes(data, 'little'))}"
     if name.startswith("scope/"):
         return str(int.from_bytes(data, "little"))
+    if name.startswith("history/"):
+        return f"from @{stamp(int.from_bytes(data, 'little'))} on"
     try:
         return data.decode()
     except UnicodeDecodeError:

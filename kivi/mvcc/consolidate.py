@@ -64,6 +64,8 @@ POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
 _SWEEP_ROWS: Final = 512
+_FLOOR: Final = "history/"
+"""META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
 
 class Sealer(Protocol):
@@ -133,7 +135,8 @@ class Consolidator:
         self._version_cursor: bytes | None = None
         self._versions_dirty = True
         self.versions_bytes = 0
-        self.history_floors: dict[int, int] = {}
+        self.history_floors = _load_floors(engine)
+        self._floors_saved = dict(self.history_floors)
         self.passes = 0
         self.rows_folded = 0
         self.busy_s = 0.0
@@ -427,6 +430,15 @@ class Consolidator:
                 for version, _ in self._engine.scan(versions, prefix_end(versions)):
                     batch.delete(version)
             batch.delete(key)
+        self._write_swept(batch)
+
+    def _write_swept(self, batch: WriteBatch) -> None:
+        """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""
+        if len(batch):
+            for table, floor in self.history_floors.items():
+                if self._floors_saved.get(table) != floor:
+                    batch.put(meta_key(f"{_FLOOR}{table}"), floor.to_bytes(8, "little"))
+            self._floors_saved = dict(self.history_floors)
         self._write(batch)
 
     def _history_floor(self, schema: TableSchema) -> int:
@@ -480,7 +492,7 @@ class Consolidator:
                 batch.delete(key)
                 self.versions_bytes = max(0, self.versions_bytes - len(key) - len(value))
             newer = cts
-        self._write(batch)
+        self._write_swept(batch)
         self._version_cursor = resume
         if resume is None and not len(batch):
             self._versions_dirty = any(floor is not None for floor in with_floor.values())
@@ -502,6 +514,14 @@ def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowO
             else:
                 states.append(state)
     return states
+
+
+def _load_floors(engine: Engine) -> dict[int, int]:
+    prefix = meta_key(_FLOOR)
+    return {
+        int(key[len(prefix) :]): int.from_bytes(value, "little")
+        for key, value in engine.scan(prefix, prefix_end(prefix))
+    }
 
 
 def _needed(states: list[Version], keep: list[int]) -> Iterator[Version]:
