@@ -68,6 +68,15 @@ class Watermark:
         for callback in ready:
             callback()
 
+    def when(self, sequence: int, then: Callable[[], None]) -> None:
+        """Runs ``then`` once W has passed ``sequence``: now, if it has (R17)."""
+        with self._lock:
+            waits = self._value < sequence
+            if waits:
+                self._waiting.append((sequence, then))
+        if not waits:
+            then()
+
     def wait_for(self, sequence: int, timeout_s: float | None) -> bool:
         """Blocks until W >= sequence. False when the time is up first."""
         with self._lock:

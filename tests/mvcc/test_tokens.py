@@ -11,7 +11,7 @@ import pytest
 
 import kivi
 from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld
-from kivi.mvcc.commit import Aborted
+from kivi.mvcc.commit import Aborted, Outcome
 from kivi.mvcc.tokens import issued_at_us
 from kivi.outcomes import ABORTED, UNKNOWN
 from tests.golden.driver import EmbeddedDriver
@@ -78,6 +78,29 @@ def test_r16_attempts_in_flight_at_once_share_one_commit(driver: EmbeddedDriver)
     assert len(outcomes) == 100
     assert len({outcome.commit_ts for outcome in outcomes}) == 1
     assert [outcome.repeated for outcome in outcomes].count(False) == 1
+    assert total(driver) == 1
+
+
+@pytest.mark.parametrize("token", [{"token": "again"}, {"batch": ("job", 0)}], ids=["request", "batch"])
+def test_r17_a_repeat_is_not_acknowledged_before_the_watermark_is_there(driver: EmbeddedDriver, token: Any) -> None:
+    """The first attempt is durable and applied, and stands above a commit in flight: nobody can read it yet."""
+    store = driver.store
+    stalled = driver.db.transaction()
+    stalled.delta("t", (2,), n=1)
+    below, _ = hold(store, stalled)
+    tx = driver.db.transaction()
+    tx.delta("t", (1,), n=1)
+    cts, first = hold(store, tx, **token)
+    store.committer.finish_held(cts)
+    assert first == []
+    again = driver.db.transaction()
+    again.delta("t", (1,), n=1)
+    second: list[Outcome] = []
+    assert again._txn is not None
+    store.commit(again._txn, done=second.append, **token)
+    assert second == [], "R17: acknowledged, and a begin would not see it"
+    store.committer.finish_held(below)
+    assert [outcome.commit_ts for outcome in (*first, *second)] == [cts, cts]
     assert total(driver) == 1
 
 
