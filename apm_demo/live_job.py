@@ -40,13 +40,6 @@ __all__ = ["SCOPE", "start"]
 SCOPE: Final = "apm_demo/invocations"
 _LANDED: Final = "customer string, application string, server string, endpoint_id long, ts_us long, resp_time_us long"
 _EVENT: Final = ("customer", "application", "server", "endpoint_id", "ts", "resp_time_us")
-_STAGED: Final = pa.schema(
-    [
-        ("stage", pa.binary()),
-        ("file", pa.string()),
-        *((name, pa.int64()) for name in ("endpoint_id", "slot_us", "slowest_us", "events")),
-    ]
-)
 
 
 def start(
@@ -86,29 +79,21 @@ def _client(endpoint: str) -> Any:
     return _clients[key]
 
 
-def _stage(endpoint: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """One task: its events become one stage; a row for each file, endpoint and slot."""
-    gathered = list(batches)
-    if not sum(batch.num_rows for batch in gathered):
-        return
-    events = pa.Table.from_batches(gathered)
-    stage = _client(endpoint).stage("invocations", events.select(_EVENT), owner=SCOPE)
-    keys = ["file", "endpoint_id", "slot_us"]
-    groups = events.group_by(keys).aggregate([("resp_time_us", "max"), ("resp_time_us", "count")])
-    groups = groups.rename_columns([*keys, "slowest_us", "events"])
-    groups = groups.append_column("stage", pa.array([stage] * groups.num_rows, pa.binary()))
-    yield from groups.select(_STAGED.names).cast(_STAGED).to_batches()
+def _stage(endpoint: str, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+    """Each Arrow batch of a task becomes one stage; every row of it learns the stage's id."""
+    for columns in batches:
+        events = pa.Table.from_arrays(list(columns), names=list(_EVENT))
+        stage = _client(endpoint).stage("invocations", events, owner=SCOPE)
+        yield pa.repeat(pa.scalar(stage, pa.binary()), events.num_rows)
 
 
 # -- on the driver ------------------------------------------------------------------------------------
 
 
 def _batch(endpoint: str, detector: Detector, frame: DataFrame, batch_id: int) -> None:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
     frame = frame.persist()
     try:
-        staged = frame.mapInArrow(functools.partial(_stage, endpoint), from_arrow_schema(_STAGED)).toArrow()
+        staged = _staged(endpoint, frame)
         stages = sorted(set(staged["stage"].to_pylist()))
         groups = staged.group_by(["endpoint_id", "slot_us"]).aggregate([("slowest_us", "max")])
         with _client(endpoint).transaction(batch=(SCOPE, batch_id)) as tx:
@@ -127,6 +112,21 @@ def _batch(endpoint: str, detector: Detector, frame: DataFrame, batch_id: int) -
             )
     finally:
         frame.unpersist()
+
+
+def _staged(endpoint: str, frame: DataFrame) -> pa.Table:
+    """Stages the batch; (stage, file, endpoint_id, slot_us, slowest_us, events), a row for each combination."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # PySpark's own stubs lack it
+
+    def stage(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        return _stage(endpoint, batches)
+
+    # A function with an effect must not be taken for one that the optimizer may repeat. (mapInArrow would fit too, but
+    # asks for pandas, although nothing of it would be used.)
+    staging = arrow_udf(stage, "binary").asNondeterministic()
+    groups = frame.withColumn("stage", staging(*_EVENT)).groupBy("stage", "file", "endpoint_id", "slot_us")
+    return groups.agg(F.max("resp_time_us").alias("slowest_us"), F.count("*").alias("events")).toArrow()
 
 
 def _limits(tx: Any, detector: Detector, groups: pa.Table) -> pa.Table:
