@@ -86,6 +86,8 @@ class Child:
             except queue.Empty:
                 raise Failure(f"{self.name} did not say {start!r} within {timeout_s:.0f} s\n{self.tail()}") from None
             if line is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(5)  # its last words are in the log then
                 raise Failure(f"{self.name} ended before it said {start!r}\n{self.tail()}")
             if line.startswith(start):
                 return line.removeprefix(start).strip()

@@ -16,6 +16,7 @@ the chunks' deltas, so this too is the same for every replay.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 from collections.abc import Callable, Iterator
@@ -71,8 +72,13 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
     except NotFound:
         raise
     except KiviError:
-        store.drop(schema.name)
+        store.drop(schema.name, only_id=schema.id)
         raise
+    finally:
+        with contextlib.suppress(KiviError), store.committer.entry_lock:
+            left = store.stages.owned(owner)
+        if left and store.is_open:
+            store.drop_stages(left)
 
 
 def _events_upto(store: Store, schema: TableSchema) -> Iterator[tuple[pa.RecordBatch, int]]:

@@ -98,8 +98,9 @@ class Catalog:
         self.apply(rows, cts)
 
     def schema_of(self, table_id: int) -> TableSchema | None:
-        """System tables included. The entered view: what is in flight must be foldable as soon as it is applied."""
-        return SYSTEM.get(table_id) or self.entered.by_id.get(table_id)
+        """System tables included. The entered view, since what is in flight must be foldable as soon as it is applied;
+        and the visible one, since a table whose drop is not durable yet is still there: its rows must be kept."""
+        return SYSTEM.get(table_id) or self.entered.by_id.get(table_id) or self.visible.by_id.get(table_id)
 
 
 def changes(rows: Iterable[tuple[int, bytes, RowOp]]) -> list[tuple[int, RowOp]]:

@@ -161,8 +161,10 @@ def earliest_times(
     out = {}
     for schema, batches in events:
         if schema.retention_us is not None and schema.event_time is not None:
-            times = [pc.min(batch.column(schema.event_time).cast(pa.int64())).as_py() for batch in batches]
-            out[schema.id] = (min(times), batches)
+            held = [batch for batch in batches if batch.num_rows]
+            times = [pc.min(batch.column(schema.event_time).cast(pa.int64())).as_py() for batch in held]
+            if times:
+                out[schema.id] = (min(times), held)
     return out
 
 

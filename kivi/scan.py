@@ -189,11 +189,12 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     time_to = wanted.end[0] if wanted.end else None
     outputs = list(schema.output_columns(wanted.columns))
     pending = store.pending.events(schema.id, lease.ts)
+    unsaved = store.retention.floor_at(schema.id, lease.ts, None)  # in memory first, in base second, like pending
     view = events.view(lease.ts)
     store.leases.check(lease)
     recent = [item.batch for item in pending if item.cts > view.events_upto]
     own = txn.events_of(schema.id) if txn is not None else []
-    floor = store.retention.floor_at(schema.id, lease.ts, view.floor_us)
+    floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     view.floor_us = floor
     trim = _trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
     return _event_batches(store, lease, view, recent, own, trim, wanted, time_from, time_to, outputs)

@@ -16,6 +16,7 @@ On disk, under one directory: ``KIVI`` (format and store id), ``LOCK``, ``log/``
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -259,10 +260,15 @@ class Store:
         finally:
             self.rollback(txn)
 
-    def drop(self, name: str) -> None:
-        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
+    def drop(self, name: str, *, only_id: int | None = None) -> None:
+        """Drops a table and its rows. InvalidArgument while aggregates depend on it.
+
+        With ``only_id`` it does nothing if the name belongs to another table by now.
+        """
         with self._ddl:
             self.check_open()
+            if only_id is not None and only_id not in self.catalog.entered.by_id:
+                return
             schema = self.catalog.entered.table(name)
             dependent = self.catalog.entered.aggregates.get(schema.id, ())
             if dependent:
@@ -276,7 +282,7 @@ class Store:
                     self.commit_wait(txn)
                     return
                 except Conflict:
-                    continue  # somebody wrote to the table; the next attempt begins after that
+                    self._watermark.wait_for(self.log.last, 1.0)  # the next attempt begins after the commits in flight
                 finally:
                     self.rollback(txn)
 
@@ -408,9 +414,10 @@ class Store:
         def settled(outcome: Outcome) -> None:
             txn.commit_ts = outcome.commit_ts
             self.leases.release(txn.lease)
-            if outcome.repeated and stages:
-                self._drop_stages(stages)
             done(outcome)
+            if outcome.repeated and stages:
+                with contextlib.suppress(KiviError):  # they expire by themselves; nobody's answer may depend on it
+                    self._drop_stages(stages)
 
         stages: list[int] = []
         try:
@@ -419,6 +426,10 @@ class Store:
                 raise InvalidArgument(f"the transaction is over: {txn.closed}")
             txn.closed = "it was committed"
             check_batch_token(batch)
+            if token is not None and batch is not None:
+                raise InvalidArgument(
+                    "a commit has a request token or a batch token, not both: a batch token is enough"
+                )
             if token is not None and (not token or len(token.encode()) > 1024):
                 raise InvalidArgument("a token is a text of 1 to 1024 bytes")
             named = batch is not None or (token is not None and issued_at_us(token) is None)
@@ -507,16 +518,15 @@ class Store:
         """What became of a request token. Fences it before it says aborted, so that a late attempt cannot commit."""
         self.check_open()
         while True:
-            cts, wait = self.committer.find_token(token)
-            if wait is not None:
-                settled = threading.Event()
-                outcomes: list[Outcome] = []
+            settled = threading.Event()
+            outcomes: list[Outcome] = []
 
-                def arrived(outcome: Outcome, settled: threading.Event = settled, to: list[Outcome] = outcomes) -> None:
-                    to.append(outcome)
-                    settled.set()
+            def arrived(outcome: Outcome, settled: threading.Event = settled, to: list[Outcome] = outcomes) -> None:
+                to.append(outcome)
+                settled.set()
 
-                wait(arrived)
+            cts, waits = self.committer.find_token(token, arrived)
+            if waits:
                 if not settled.wait(timeout_s) or isinstance(outcomes[0].error, Unavailable):
                     return "unknown", None
                 found = outcomes[0].commit_ts
@@ -614,9 +624,10 @@ class Store:
         events = self.event_store(schema.id) if schema.kind == "event" else None
         if events is None:
             return {}
-        summary = events.view(self.watermark())
+        upto = self.watermark()
+        waiting = self.pending.events(schema.id, upto)
+        summary = events.view(upto)
         with summary:
-            waiting = self.pending.events(schema.id, self.watermark())
             recent = sum(item.batch.num_rows for item in waiting if item.cts > summary.events_upto)
             floor = self.retention.floor_at(schema.id, self.watermark(), summary.floor_us)
             return {"rows": summary.rows + recent} | ({} if floor is None else {"complete_since_us": floor})

@@ -105,6 +105,7 @@ class _Entered:
     prepared: Prepared
     waiters: list[Callable[[Outcome], None]]
     cts: int = 0
+    unknown: CommitUnknown | None = None
 
     def settle(self, outcome: Outcome) -> None:
         for done in self.waiters:
@@ -150,6 +151,7 @@ class Committer:
         self._by_batch: dict[tuple[str, int], _Entered] = {}
         self._in_flight: dict[int, _Entered] = {}
         self._held: dict[int, _Entered] = {}
+        self._fencing: dict[str, list[Callable[[Outcome], None]]] = {}
         self.hold: Callable[[Commit], bool] | None = None
         self.counters = Counters()
         self.on_pressure: Callable[[], None] = lambda: None
@@ -250,7 +252,9 @@ class Committer:
             if flying is not None:
                 if flying.prepared.commit.request and flying.prepared.commit.request[1] != digest:
                     raise InvalidArgument(f"the token {token!r} is in use for another payload; nothing was applied")
-                flying.waiters.append(done)
+                return self._joined(flying, done)
+            if token in self._fencing:
+                self._fencing[token].append(done)
                 return True
             found = self._tokens.find(token)
             if found is not None:
@@ -263,12 +267,18 @@ class Committer:
         if commit.batch:
             flying = self._by_batch.get(commit.batch)
             if flying is not None:
-                flying.waiters.append(done)
-                return True
+                return self._joined(flying, done)
             first = self._tokens.find_batch(*commit.batch)
             if first is not None:
                 return Outcome(first, repeated=True)
         return None
+
+    def _joined(self, flying: _Entered, done: Callable[[Outcome], None]) -> Outcome | bool:
+        """Waits with the attempt in flight; if the log failed under that one, nobody will ever tell."""
+        if flying.unknown is not None:
+            return Outcome(None, flying.unknown)
+        flying.waiters.append(done)
+        return True
 
     def _newest_of(self, prepared: Prepared) -> Callable[[int, bytes], int | None]:
         def newest(table: int, key: bytes) -> int | None:
@@ -307,17 +317,17 @@ class Committer:
             if error is not None:
                 self.counters.unknown += 1
                 self._in_flight.pop(cts, None)
+                request = entered.prepared.commit.request
+                entered.unknown = CommitUnknown(
+                    f"the log failed while this commit was being made durable ({error}): "
+                    "restart the store, then ask outcome()",
+                    token=request[0] if request else None,
+                )
             elif self.hold is not None and self.hold(entered.prepared.commit):
                 self._held[cts] = entered
                 return
-        if error is not None:
-            request = entered.prepared.commit.request
-            unknown = CommitUnknown(
-                f"the log failed while this commit was being made durable ({error}): "
-                "restart the store, then ask outcome()",
-                token=request[0] if request else None,
-            )
-            entered.settle(Outcome(None, unknown))
+        if entered.unknown is not None:
+            entered.settle(Outcome(None, entered.unknown))
             return
         self._finish(entered)
 
@@ -407,14 +417,21 @@ class Committer:
         entered.set()
         return sequence
 
-    def find_token(self, token: str) -> tuple[int | None, Callable[[Callable[[Outcome], None]], None] | None]:
-        """(CTS or FENCED or None, how to wait for the attempt in flight or None)."""
+    def find_token(self, token: str, done: Callable[[Outcome], None]) -> tuple[int | None, bool]:
+        """(CTS or FENCED or None, whether ``done`` now waits for an attempt or a fence in flight)."""
         with self._entry:
             flying = self._by_token.get(token)
             if flying is not None:
-                return None, flying.waiters.append
-            found = self._tokens.find(token)
-            return (None if found is None else found.cts), None
+                joined = self._joined(flying, done)
+            elif token in self._fencing:
+                self._fencing[token].append(done)
+                joined = True
+            else:
+                found = self._tokens.find(token)
+                return (None if found is None else found.cts), False
+        if isinstance(joined, Outcome):
+            done(joined)
+        return None, True
 
     def fence(self, token: str) -> bool:
         """Makes sure that ``token`` never commits, durably. False if it has an attempt in flight or an outcome."""
@@ -422,16 +439,24 @@ class Committer:
         failure: list[BaseException] = []
 
         def durable(error: BaseException | None) -> None:
+            outcome = Outcome(None, Aborted(f"the attempt {token!r} was given up; it did nothing and never will"))
             if error is not None:
                 failure.append(error)
+                outcome = Outcome(None, CommitUnknown(f"the log failed while fencing {token!r}", token=token))
+            with self._entry:
+                if error is None:
+                    self._tokens.forget(token)
+                waiters = self._fencing.pop(token)
+            for done in waiters:
+                done(outcome)
             settled.set()
 
         with self._entry:
-            if token in self._by_token or self._tokens.find(token) is not None:
+            if token in self._by_token or token in self._fencing or self._tokens.find(token) is not None:
                 return False
             ticket = self._log.append([(Kind.ABORT, Abort(tokens=(token,)).encode())], durable)
+            self._fencing[token] = []
             self._watermark.enter(ticket.first)
-            self._tokens.forget(token)
         settled.wait()
         if failure:
             raise CommitUnknown(f"the log failed while fencing {token!r}: restart the store", token=token)

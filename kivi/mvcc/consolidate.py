@@ -37,6 +37,7 @@ from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
+from kivi.errors import Unavailable
 from kivi.keys import (
     Space,
     meta_key,
@@ -192,6 +193,8 @@ class Consolidator:
                 self.sweep()
                 self.compact()
                 self._also()
+            except Unavailable:  # no space, or the log is behind: service resumes by itself, so does this
+                self._stop.wait(0.5)
             except BaseException as error:  # a damaged store must stop answering, not spin
                 self.failure = error
                 return

@@ -61,6 +61,7 @@ class Tokens:
         self._requests: dict[str, Remembered] = {}
         self._batches: dict[tuple[str, int], int] = {}
         self._high: dict[str, int] = {}
+        self._taken: list[tuple[str, Remembered]] = []
         self.hits = 0
         prefix = meta_key(_SCOPE)
         for key, value in engine.scan(prefix, prefix_end(prefix)):
@@ -130,18 +131,20 @@ class Tokens:
 
     def take(self, upto: int) -> Iterator[tuple[bytes, bytes]]:
         """Engine rows for what commits at or below ``upto`` brought; call ``drop`` once they are written."""
-        for token, (cts, digest) in tuple(self._requests.items()):
-            if cts <= upto:
-                yield token_key(token), _VALUE.pack(cts, digest)
+        self._taken = [(token, found) for token, found in self._requests.items() if found.cts <= upto]
+        for token, (cts, digest) in self._taken:
+            yield token_key(token), _VALUE.pack(cts, digest)
         for (scope, sequence), cts in tuple(self._batches.items()):
             if cts <= upto:
                 yield batch_key(scope, sequence), cts.to_bytes(8, "little")
                 yield meta_key(_SCOPE + scope), sequence.to_bytes(8, "little")
 
     def drop(self, upto: int) -> None:
-        """What ``take`` gave is in the engine now."""
-        for token in [token for token, found in tuple(self._requests.items()) if found.cts <= upto]:
-            self._requests.pop(token, None)
+        """What ``take`` gave is in the engine now. A fence that came in between was not given, and stays."""
+        for token, found in self._taken:
+            if self._requests.get(token) is found:
+                del self._requests[token]
+        self._taken = []
         for batch in [batch for batch, cts in tuple(self._batches.items()) if cts <= upto]:
             self._batches.pop(batch, None)
 
@@ -151,7 +154,9 @@ class Tokens:
         high = token_key(library_prefix(max(0, now_us - self._ttl_us)))
         batch = WriteBatch()
         for key, _ in self._engine.scan(low, high):
-            batch.delete(key)
+            issued = issued_at_us(key[1:].decode())  # None: a caller's own token that only looks like one of ours
+            if issued is not None and issued < now_us - self._ttl_us:
+                batch.delete(key)
             if len(batch) >= limit:
                 break
         return batch if len(batch) else None

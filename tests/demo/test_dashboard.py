@@ -219,8 +219,10 @@ def cells(browser: Any, selector: str) -> list[str]:
 @pytest.mark.browser
 def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
     browser.get(stand.address)
-    until(browser, lambda: "No invocations yet" in shown(browser, "#children-empty"))
+    until(browser, lambda: shown(browser, "#status-text") == "live")
     assert "nothing to show yet" in shown(browser, "#chart-avg")
+    assert browser.find_element("id", "children-empty").is_displayed()
+    assert browser.find_element("id", "anomalies-empty").is_displayed()
 
     stand.fill()  # the page sees it without being loaded again
     until(browser, lambda: shown(browser, "#total-count") == f"{len(events()):,}")

@@ -104,7 +104,7 @@ def test_r13_a_lost_record_does_not_give_its_number_away() -> None:
 def test_r12_unknown_freezes_the_watermark_until_the_restart() -> None:
     """A failed sync: the outcome is UNKNOWN, later commits are not acknowledged either, and the log decides."""
     engine, log = MemoryEngine(), MemoryLog()
-    store = Store.open(None, settings=Settings(background=False), engine=engine, log=log)
+    store = Store.open(None, settings=Settings(background=False, commit_timeout_s=5), engine=engine, log=log)
     db = Database(store)
     db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
     before = store.watermark()
@@ -121,6 +121,11 @@ def test_r12_unknown_freezes_the_watermark_until_the_restart() -> None:
     assert isinstance(outcomes[0].error, kivi.CommitUnknown)
     assert outcomes[0].error.token == "torn"
     assert store.watermark() == before
+    again = db.transaction(token="torn")
+    again.delta("t", (1,), n=1)
+    with pytest.raises(kivi.CommitUnknown):
+        again.commit()  # at once: nobody will ever tell
+    assert db.outcome("torn") is kivi.UNKNOWN
     later = db.transaction()
     later.delta("t", (1,), n=1)
     with pytest.raises((kivi.Unavailable, kivi.CommitUnknown)):

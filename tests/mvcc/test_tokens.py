@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,6 +168,36 @@ def test_r16_not_found_is_aborted_only_once_it_is_fenced(driver: EmbeddedDriver)
             add(driver, token="slow")
         assert driver.db.outcome("slow") is ABORTED
     assert total(driver) == 0
+
+
+def test_r16_nobody_hears_of_a_fence_before_it_is_durable() -> None:
+    """A crash could take it, and the attempt that was said to have aborted would commit after all."""
+    driver = EmbeddedDriver()
+    driver.db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    store, log = driver.store, driver._log
+    assert log is not None
+    log.hold = True
+    said: list[Any] = []
+    threads = [threading.Thread(target=lambda: said.append(store.outcome("slow"))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while not store.committer._fencing:
+        time.sleep(0.001)
+    tx = driver.db.transaction()
+    tx.delta("t", (1,), n=1)
+    outcomes: list[Outcome] = []
+    assert tx._txn is not None
+    store.commit(tx._txn, done=outcomes.append, token="slow")
+    time.sleep(0.05)
+    assert (said, outcomes) == ([], [])
+    log.hold = False
+    log.release()
+    for thread in threads:
+        thread.join(5)
+    assert said == [("aborted", None)] * 3
+    assert isinstance(outcomes[0].error, Aborted)
+    assert total(driver) == 0
+    driver.close()
 
 
 def test_r16_the_outcome_of_an_attempt_in_flight_waits_for_it(driver: EmbeddedDriver) -> None:

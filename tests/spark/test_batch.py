@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 
+import pyarrow as pa
 import pytest
 
 import kivi
@@ -73,8 +74,11 @@ def test_types_go_both_ways(spark, server, db, load) -> None:
         (at, True, -(2**63), -0.5, Decimal("1234567890.12"), "žluťoučký 🐎", b"\x00\xff"),
         (at + dt.timedelta(microseconds=1), None, None, None, None, None, None),
     ]
-    given = "ts timestamp, yes boolean, whole long, real double, money decimal(12,2), name string, raw binary"
-    write = spark.createDataFrame(rows, given).write.format("kivi").mode("append")
+    kinds = [
+        pa.timestamp("us", "UTC"), pa.bool_(), pa.int64(), pa.float64(), pa.decimal128(12, 2), pa.string(), pa.binary()
+    ]  # fmt: skip
+    given = pa.table([pa.array(list(c), k) for c, k in zip(zip(*rows, strict=True), kinds, strict=True)], list(columns))
+    write = spark.createDataFrame(given).write.format("kivi").mode("append")
     write.options(endpoint=server.endpoint, table="every_type").save()
     frame = load("every_type")
     names = [field.simpleString() for field in frame.schema]
@@ -83,7 +87,7 @@ def test_types_go_both_ways(spark, server, db, load) -> None:
     ]  # fmt: skip
     back = frame.orderBy("ts").toArrow().to_pylist()
     assert [tuple(row.values()) for row in back] == rows
-    few = spark.createDataFrame([(at, 7)], "ts timestamp, whole int").write.format("kivi").mode("append")
+    few = spark.sql("select current_timestamp() as ts, cast(7 as int) as whole").write.format("kivi").mode("append")
     few.options(endpoint=server.endpoint, table="every_type").save()  # a narrower type, and columns that are not there
     assert load("every_type", columns="whole, name").where("whole = 7").toArrow().to_pylist() == [
         {"whole": 7, "name": None}
@@ -129,6 +133,6 @@ def test_a_table_that_is_not_there(load) -> None:
 
 
 def test_aggregates_are_not_written_to(spark, server, table) -> None:
-    frame = spark.createDataFrame([(1,)], "endpoint_id long")
+    frame = spark.sql("select 1L as endpoint_id")
     with pytest.raises(Exception, match="is a table of kind aggregate"):
         frame.write.format("kivi").options(endpoint=server.endpoint, table=f"{table}_5m").mode("append").save()
