@@ -251,24 +251,31 @@ def offline(args: argparse.Namespace) -> int:
 # -- arguments --------------------------------------------------------------------------------------
 
 
+def add_client_options(to: argparse.ArgumentParser) -> None:
+    """How to reach a server and how to print: before or after the command."""
+    environment = os.environ.get
+    to.add_argument(
+        "--endpoint", default=environment("KIVI_ENDPOINT", "localhost:7420"), metavar="HOST:PORT", help="the server"
+    )
+    to.add_argument("--token", default=environment("KIVI_TOKEN"), help="access token; better in KIVI_TOKEN")
+    to.add_argument("--tls", action="store_true", help="speak TLS, trusting the system's authorities")
+    to.add_argument("--tls-ca", default=environment("KIVI_TLS_CA"), metavar="FILE", help="trust this authority")
+    to.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
+    to.add_argument("--tls-key", metavar="FILE", help="its private key")
+    to.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
+    styles = ("table", "json", "csv")
+    to.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
+
+
 def parser() -> argparse.ArgumentParser:
     from kivi_server.options import add_arguments as add_server_arguments  # light: loads no store
 
-    environment = os.environ.get
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--endpoint", default=environment("KIVI_ENDPOINT", "localhost:7420"), metavar="HOST:PORT", help="the server"
-    )
-    common.add_argument("--token", default=environment("KIVI_TOKEN"), help="access token; better in KIVI_TOKEN")
-    common.add_argument("--tls", action="store_true", help="speak TLS, trusting the system's authorities")
-    common.add_argument("--tls-ca", default=environment("KIVI_TLS_CA"), metavar="FILE", help="trust this authority")
-    common.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
-    common.add_argument("--tls-key", metavar="FILE", help="its private key")
-    common.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
-    styles = ("table", "json", "csv")
-    common.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
-
     top = argparse.ArgumentParser(prog="kivi", description="A transactional key-value store with online aggregates.")
+    add_client_options(top)
+    common = argparse.ArgumentParser(add_help=False)
+    add_client_options(common)
+    for action in common._actions:  # after the command they override what stands before it, and only if they are given
+        action.default = argparse.SUPPRESS
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *, client: bool = True) -> Any:

@@ -81,9 +81,7 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def scan(
-        self, start: bytes, end: bytes | None, *, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         """Pairs with ``start <= key < end`` (None: to the last key) in byte order, or backwards.
 
         The view is fixed when this is called. It pins files and memory until the iterator is

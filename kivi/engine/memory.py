@@ -41,9 +41,7 @@ class MemoryEngine(Engine):
             self._check_open()
             return [self._values.get(key) for key in keys]
 
-    def scan(
-        self, start: bytes, end: bytes | None, *, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         with self._lock:
             self._check_open()
             low = bisect.bisect_left(self._keys, start)

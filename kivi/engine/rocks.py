@@ -107,9 +107,7 @@ class RocksEngine(Engine):
             raise self._translate(error) from error
         return values
 
-    def scan(
-        self, start: bytes, end: bytes | None, *, reverse: bool = False
-    ) -> Iterator[tuple[bytes, bytes]]:
+    def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         if end is not None and end <= start:
             return iter(())
         bounds = rocksdict.ReadOptions()

@@ -99,9 +99,7 @@ def _header(files: Files, path: str, mark: Mark) -> SegmentHeader | str:
     return header
 
 
-def _segment(
-    files: Files, path: str, header: SegmentHeader, limit: int | None
-) -> Iterator[tuple[int, Record | End]]:
+def _segment(files: Files, path: str, header: SegmentHeader, limit: int | None) -> Iterator[tuple[int, Record | End]]:
     """The records up to number ``limit`` (the next segment supersedes the others), then the end."""
     start = Segment(path, header).start()
     if limit is not None and limit < header.first:

@@ -150,9 +150,7 @@ class MemoryLog(CommitLog):
 
     def tail(self, after: int, timeout: float | None) -> list[Record]:
         with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or self._failed is not None or self._durable > after, timeout
-            )
+            self._changed.wait_for(lambda: self._closed or self._failed is not None or self._durable > after, timeout)
             self._check()
             self._check_kept(after)
             found: list[Record] = []

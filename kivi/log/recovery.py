@@ -173,9 +173,7 @@ def _headers(files: Files, directory: str, mark: Mark) -> tuple[list[Segment], l
             files.close(fd)
         if isinstance(header, SegmentHeader):
             if header.version > VERSION:
-                raise FormatTooNew(
-                    f"{path} has format {header.version}, this kivi reads {VERSION}: use a newer one"
-                )
+                raise FormatTooNew(f"{path} has format {header.version}, this kivi reads {VERSION}: use a newer one")
             if header.first != int(name[:20]) or header.previous >= header.first:
                 header = f"the header block is that of segment {header.first}"
             elif header.store_id != mark.store_id:
@@ -307,9 +305,7 @@ def _raise_mark(mark_file: MarkFile, segments: list[Segment], end: End) -> None:
     if mark.in_use:
         start += INFLIGHT_RECORDS_MAX
     first = segments[0].header.first if segments else 0
-    raised = Mark(
-        mark.store_id, mark.generation, end.sequence, end.time_us, end.chain, start, first, in_use=False
-    )
+    raised = Mark(mark.store_id, mark.generation, end.sequence, end.time_us, end.chain, start, first, in_use=False)
     if raised != mark:
         mark_file.put(
             sequence=end.sequence,

@@ -152,9 +152,7 @@ class SegmentedLog(CommitLog):
         self._order = threading.Condition()
         self._completing = 0
         self._truncating = threading.Lock()
-        self._room = Room(
-            self._files, self._path, segment_bytes, self._lock, self._sync_mark, writers=_WRITERS
-        )
+        self._room = Room(self._files, self._path, segment_bytes, self._lock, self._sync_mark, writers=_WRITERS)
         with self._lock:
             self._room.prepare()
         self._threads = [
@@ -165,9 +163,7 @@ class SegmentedLog(CommitLog):
             thread.start()
 
     @staticmethod
-    def start_after(
-        path: str, *, store_id: bytes, last: int, time_us: int, files: Files | None = None
-    ) -> None:
+    def start_after(path: str, *, store_id: bytes, last: int, time_us: int, files: Files | None = None) -> None:
         """Make an empty log in the empty directory ``path`` whose next number is ``last + 1``.
 
         For a checkpoint: the engine's copy includes everything up to ``last``, so the log needs none of it.
@@ -175,9 +171,7 @@ class SegmentedLog(CommitLog):
         files = files or Files()
         files.makedirs(path)
         if files.listdir(path):
-            raise InvalidArgument(
-                f"{path} is not empty: a log can only be started in a new directory", path=path
-            )
+            raise InvalidArgument(f"{path} is not empty: a log can only be started in a new directory", path=path)
         MarkFile.create(files, path, Mark(store_id, sequence=last, time_us=time_us, start=last + 1))
 
     def _open_mark(self) -> MarkFile:
@@ -201,9 +195,7 @@ class SegmentedLog(CommitLog):
         mark = parse_mark(files, fd)
         if mark is None or mark.store_id != self._store_id:
             why = "both slots are damaged" if mark is None else "it belongs to another store"
-            raise DataLoss(
-                f"{path}: {why}; restore the data directory from a checkpoint", path=path, offset=0
-            )
+            raise DataLoss(f"{path}: {why}; restore the data directory from a checkpoint", path=path, offset=0)
         for name in files.listdir(directory):
             if name.endswith(".tmp"):
                 files.unlink(os.path.join(directory, name))
@@ -224,15 +216,11 @@ class SegmentedLog(CommitLog):
                     views.append(view if type(view) is bytes else memoryview(view).cast("B"))
                     length += count
             if length > self._max_record_bytes:
-                raise InvalidArgument(
-                    f"a record of {length} bytes is over the limit of {self._max_record_bytes}"
-                )
+                raise InvalidArgument(f"a record of {length} bytes is over the limit of {self._max_record_bytes}")
             prepared.append((kind, views, length))
             size += HEADER_BYTES + length
         if not prepared or size > GROUP_BYTES_MAX:
-            raise InvalidArgument(
-                f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}"
-            )
+            raise InvalidArgument(f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}")
         with self._lock:
             segment = self._find_room(len(prepared), size)
             first, offset = self._next, segment.end
@@ -255,10 +243,7 @@ class SegmentedLog(CommitLog):
         """The segment with space for the next group; under the lock, which waiting releases."""
         while True:
             self._check()
-            if (
-                self._inflight_records + count > INFLIGHT_RECORDS_MAX
-                or self._inflight_bytes + size > QUEUED_BYTES_MAX
-            ):
+            if self._inflight_records + count > INFLIGHT_RECORDS_MAX or self._inflight_bytes + size > QUEUED_BYTES_MAX:
                 raise ResourceExhausted(
                     f"{self._inflight_records} records ({self._inflight_bytes} bytes) wait to be synced: "
                     "wait, the disk is behind"
@@ -268,9 +253,7 @@ class SegmentedLog(CommitLog):
                 return active
             spare = self._room.take(size)
             if spare is not None:
-                spare.header = SegmentHeader(
-                    self._store_id, self._next, self._last, 0, 0
-                )  # completed by _roll
+                spare.header = SegmentHeader(self._store_id, self._next, self._last, 0, 0)  # completed by _roll
                 self._segments.append(spare)
                 self._active = spare
                 return spare
@@ -464,9 +447,7 @@ class SegmentedLog(CommitLog):
 
     def tail(self, after: int, timeout: float | None) -> list[Record]:
         with self._lock:
-            self._progress.wait_for(
-                lambda: self._durable > after or self._failed is not None or self._closing, timeout
-            )
+            self._progress.wait_for(lambda: self._durable > after or self._failed is not None or self._closing, timeout)
             self._check_kept(after)
             found = pieces(self._segments, after, self._durable)
             if not found:

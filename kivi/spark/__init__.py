@@ -23,10 +23,9 @@ within its query. So nothing that a task does may count, and what counts must ha
                               with the events, in one log record
 
 * A task that fails, is killed, or loses against its twin leaves a stage that nobody names. It expires.
-* The reply to the commit is lost: the driver asks what became of it, and tries again only if the answer is that it
-  did not happen and never will. If the driver gives up, Spark calls ``abort`` and later replays the batch: the batch
-  token is known, the server returns the first commit timestamp and drops the replay's stages, even where its rows
-  were cut differently.
+* The reply to the commit is lost: the driver repeats it under the same token, and the server returns the first
+  commit timestamp. If the driver gives up, Spark calls ``abort`` and later replays the batch: the token is known,
+  the replay's stages are dropped, even where its rows were cut differently.
 * ``abort`` gives stages up, which is safe at any time: the server passes over those that a commit has named, and a
   commit that still is on its way and finds them gone does nothing, so that the replay does it.
 * Batches without rows commit too. The numbers of a scope have no gap, so a batch that was left out (a checkpoint

@@ -23,10 +23,10 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import kivi
-from kivi.errors import CommitUnknown, InvalidArgument, Retryable, SnapshotTooOld, Unavailable
+from kivi.errors import InvalidArgument, KiviError, Retryable, SnapshotTooOld, Unavailable
 from kivi.schema import parse_duration_us
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 __all__ = ["Options", "patiently"]
 
 T = TypeVar("T")
-_AGAIN: Final = (Unavailable, Retryable, SnapshotTooOld, CommitUnknown)
 _clients: dict[tuple[int, str, str | None, str | None], Database] = {}
 
 
@@ -87,14 +86,15 @@ class Options:
         return _clients[key]
 
 
-def patiently(call: Callable[[], T], timeout_s: float) -> T:
-    """``call()``, again while it may yet succeed, until ``timeout_s`` have passed. For calls that may be repeated."""
+def patiently(call: Callable[[], T], timeout_s: float, *also: type[KiviError]) -> T:
+    """``call()``, again while it did nothing and may yet succeed, or failed with ``also``, for ``timeout_s``."""
     deadline, pause_s = time.monotonic() + timeout_s, 0.05
     while True:
         try:
             return call()
-        except _AGAIN:
-            if time.monotonic() + pause_s > deadline:
+        except KiviError as error:
+            again = isinstance(error, (Unavailable, Retryable, SnapshotTooOld, *also))
+            if not again or time.monotonic() + pause_s > deadline:
                 raise
         time.sleep(random.uniform(0.5, 1.0) * pause_s)
         pause_s = min(2.0, pause_s * 2)

@@ -18,16 +18,13 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kivi.client_codec import new_token
-from kivi.errors import CommitUnknown, InvalidArgument, Unavailable
-from kivi.outcomes import UNKNOWN
+from kivi.errors import CommitUnknown, InvalidArgument
 from kivi.spark.options import Options, patiently
 
 if TYPE_CHECKING:
@@ -206,29 +203,18 @@ def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 def _commit(options: Options, stages: Sequence[bytes], batch: tuple[str, int] | None = None) -> tuple[int, int]:
     """One transaction; (its snapshot, its commit timestamp).
 
-    It is tried again only when it is known that the attempt before did nothing: every attempt has a token of its own
-    by which the client asks, and asking makes sure that an attempt which has not arrived never will. (Nor could two
-    attempts both count: a stage is committed once.)
+    A batch token makes it safe to try again whatever became of the attempt before. Without one, only an attempt that
+    is known to have done nothing is followed by another; and a stage is committed once, whoever names it.
     """
 
     def attempt() -> tuple[int, int]:
-        db, started = options.client(), 0
-        try:
-            with db.transaction(batch=batch, token=new_token()) as tx:
-                started = tx.start_ts
-                if stages:
-                    tx.append_stages(options.table, stages)
-                return started, tx.commit()
-        except CommitUnknown as unknown:
-            outcome: object = UNKNOWN
-            if unknown.token:
-                with suppress(Unavailable):
-                    outcome = db.outcome(unknown.token)
-            if isinstance(outcome, int):
-                return started, outcome
-            raise
+        with options.client().transaction(batch=batch) as tx:
+            started = tx.start_ts
+            if stages:
+                tx.append_stages(options.table, stages)
+            return started, tx.commit()
 
-    return patiently(attempt, options.timeout_s)
+    return patiently(attempt, options.timeout_s, *(() if batch is None else (CommitUnknown,)))
 
 
 def _discard(options: Options, stages: Sequence[bytes]) -> None:

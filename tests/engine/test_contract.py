@@ -151,9 +151,7 @@ def test_large_values(engine: Engine, reopen: Callable[[Engine], Engine]) -> Non
     engine.close()
 
 
-def test_a_closed_engine_and_its_open_scans_refuse(
-    engine: Engine, reopen: Callable[[Engine], Engine]
-) -> None:
+def test_a_closed_engine_and_its_open_scans_refuse(engine: Engine, reopen: Callable[[Engine], Engine]) -> None:
     engine.write(batch({b"a": b"1", b"b": b"2"}))
     scans = [engine.scan(b"", None), engine.scan(b"", None)]
     next(scans[0])

@@ -14,9 +14,7 @@ from tests.log.test_damage import bounds, cut_at, flipped, only_segment, written
 
 def damages(path: Path) -> list[tuple[str, int, Damage]]:
     return [
-        (os.path.basename(file), offset, item)
-        for file, offset, item in inspect(str(path))
-        if isinstance(item, Damage)
+        (os.path.basename(file), offset, item) for file, offset, item in inspect(str(path)) if isinstance(item, Damage)
     ]
 
 

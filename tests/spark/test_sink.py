@@ -12,7 +12,7 @@ from kivi.errors import InvalidArgument, NotFound, OutOfSequence, Unavailable
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target
 from kivi.spark.sink import BatchWriter, SecondApplication, StreamWriter
-from tests.spark.helpers import Input, check
+from tests.spark.helpers import STAGES_BEFORE_TOKEN, Input, check
 
 
 @pytest.fixture
@@ -50,6 +50,15 @@ def test_a_replay_with_other_contents_returns_the_first_commit(writer, rows, sou
     writer().commit([writer().write(iter(rows))], 0)
     check(db, table, source.rows)
     assert db.stats()["stage_bytes"] == live  # what the replay staged was dropped
+
+
+@STAGES_BEFORE_TOKEN
+def test_the_same_commit_again_names_stages_that_are_committed(writer, rows, source, db, table) -> None:
+    """The driver did not hear the answer and asks again: the token is looked up before the stages are (R16)."""
+    message = writer().write(iter(rows))
+    writer().commit([message], 0)
+    writer().commit([message], 0)
+    check(db, table, source.rows)
 
 
 def test_abort_after_a_commit_takes_nothing_away(writer, rows, source, db, table) -> None:
