@@ -225,7 +225,8 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
     assert browser.find_element("id", "anomalies-empty").is_displayed()
 
     stand.fill()  # the page sees it without being loaded again
-    until(browser, lambda: shown(browser, "#total-count") == f"{len(events()):,}")
+    until(browser, lambda: shown(browser, "#snapshot") == f"{stand.db.watermark():,}")
+    assert shown(browser, "#total-count") == f"{len(events()):,}"
     with stand.db.snapshot() as snapshot:
         rows = list(snapshot.scan("customer_1h"))
     for row in rows:
@@ -237,7 +238,6 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
         "code", f"{len(whole):,}", f"{sum(r.context_tokens for r in whole):,}",
         f"{sum(r.generated_tokens for r in whole):,}",
     ]  # fmt: skip
-    assert shown(browser, "#snapshot") == f"{stand.db.watermark():,}"
     assert shown(browser, "#status-text") == "live"
     found = cells(browser, "#anomalies tbody")
     assert found[0] == "17:55:00"
