@@ -90,7 +90,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         started, committed = _commit(self._options, _stages(messages), batch=(scope, batchId))
         if committed <= started:
             _log.warning(
-                "batch %d of %s was committed before, at %d; what this run of it brought was dropped",
+                "batch %d of %s was committed before, at %d; what came again was dropped",
                 batchId, scope, committed,
             )  # fmt: skip
 

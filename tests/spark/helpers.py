@@ -18,14 +18,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from kivi.spark.sink import BatchWriter, Staged, StreamWriter
 from kivi.spark.source import KiviDataSource
-
-STAGES_BEFORE_TOKEN = pytest.mark.xfail(
-    strict=True, reason="Store.load_stages refuses stages that are committed before the batch token is looked up (R16)"
-)
 
 SPARK_COLUMNS = "seq long, endpoint_id long, ts timestamp, resp_time_us long"
 # Tests end before the second compiler of Java would pay off, and have little garbage to collect.

@@ -12,7 +12,8 @@ from kivi.errors import InvalidArgument, NotFound, OutOfSequence, Unavailable
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target
 from kivi.spark.sink import BatchWriter, SecondApplication, StreamWriter
-from tests.spark.helpers import STAGES_BEFORE_TOKEN, Input, check
+from tests.spark.helpers import Input, check
+from tests.spark.known import STAGES_BEFORE_TOKEN
 
 
 @pytest.fixture

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from tests.spark import helpers
-from tests.spark.helpers import STAGES_BEFORE_TOKEN, Proxy, check, commit_of, committed, forget_last
+from tests.spark.helpers import Proxy, check, commit_of, committed, forget_last
+from tests.spark.known import STAGES_BEFORE_TOKEN
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
