@@ -97,6 +97,10 @@ class Catalog:
         self.enter(rows, cts)
         self.apply(rows, cts)
 
+    def is_visible(self, table_id: int) -> bool:
+        """Whether readers still see the table: its rows are erased only after this has become False."""
+        return table_id in SYSTEM or table_id in self.visible.by_id
+
     def schema_of(self, table_id: int) -> TableSchema | None:
         """System tables included. The entered view, since what is in flight must be foldable as soon as it is applied;
         and the visible one, since a table whose drop is not durable yet is still there: its rows must be kept."""

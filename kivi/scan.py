@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kivi.arrow import filter_batch, rows_batch
-from kivi.errors import InvalidArgument, NotFound, OutOfRange
+from kivi.errors import DataLoss, InvalidArgument, NotFound, OutOfRange
 from kivi.expr import Expr, Scan, bind, matches, names
 from kivi.keys import decode_key, prefix_end
 from kivi.mvcc.leases import Lease
@@ -197,12 +197,13 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     view.floor_us = floor
     trim = _trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
-    return _event_batches(store, lease, view, recent, own, trim, wanted, time_from, time_to, outputs)
+    return _event_batches(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, outputs)
 
 
 def _event_batches(
     store: Store,
     lease: Lease,
+    schema: TableSchema,
     view: Any,
     recent: list[pa.RecordBatch],
     own: list[pa.RecordBatch],
@@ -225,11 +226,15 @@ def _event_batches(
             time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
         )
         parts = [memory(), stored] if wanted.reverse else [stored, memory()]
-        for part in parts:
-            for batch in part:
-                store.leases.check(lease)
-                if batch.num_rows:
-                    yield batch
+        try:
+            for part in parts:
+                for batch in part:
+                    store.reader.check_events(lease, schema)
+                    if batch.num_rows:
+                        yield batch
+        except DataLoss:
+            store.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
+            raise
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

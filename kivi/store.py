@@ -139,7 +139,9 @@ class Store:
             clock=clock,
             position=position,
         )
-        self.reader = Reader(engine, self.pending, self.leases, self.consolidator.history_floor_of)
+        self.reader = Reader(
+            engine, self.pending, self.leases, self.consolidator.history_floor_of, exists=self.catalog.is_visible
+        )
         self.committer.on_pressure = self.consolidator.hurry
         self.recovered = recovered
         self.housekeeping = recovery.Housekeeping(self)

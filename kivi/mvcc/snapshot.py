@@ -23,7 +23,7 @@ from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine
-from kivi.errors import SnapshotTooOld
+from kivi.errors import NotFound, SnapshotTooOld
 from kivi.keys import Space, prefix_end, row_key, split_row_key, table_prefix, version_key, version_prefix
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
@@ -39,21 +39,38 @@ class Reader:
     """Rows at a snapshot. ``history_floor(schema)`` is the oldest S that a table with history still answers."""
 
     def __init__(
-        self, engine: Engine, pending: Pending, leases: Leases, history_floor: Callable[[TableSchema], int | None]
+        self,
+        engine: Engine,
+        pending: Pending,
+        leases: Leases,
+        history_floor: Callable[[TableSchema], int | None],
+        *,
+        exists: Callable[[int], bool],
     ) -> None:
         self._engine = engine
         self._pending = pending
         self._leases = leases
         self._history_floor = history_floor
+        self._exists = exists
 
     def check(self, lease: Lease, schema: TableSchema) -> None:
-        """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows."""
-        self._leases.check(lease)
+        """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows, NotFound if it was dropped.
+
+        A dropped table's rows are erased only after ``exists`` has become False: what was read before this check
+        passes was all there.
+        """
+        self.check_events(lease, schema)
         if lease.historical:
             floor = self._history_floor(schema)
             if floor is None or lease.ts < floor:
                 kept = "keeps no history" if floor is None else f"keeps history from {floor} on"
                 raise SnapshotTooOld(f"table {schema.name!r} {kept}, and cannot be read as of {lease.ts}")
+
+    def check_events(self, lease: Lease, schema: TableSchema) -> None:
+        """``check`` for an event table, which keeps its history by itself."""
+        self._leases.check(lease)
+        if not self._exists(schema.id):
+            raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
 
     def get(self, lease: Lease, schema: TableSchema, keys: list[bytes]) -> list[Version | None]:
         """Each row at the lease's snapshot, or None. Tombstones count as None."""
