@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -198,6 +199,8 @@ def append(args: argparse.Namespace) -> int:
             raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
         count, commit_ts = 0, None
         if args.follow:
+            # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             with Progress(f"{args.table} <- {args.file}", None) as progress:
                 try:
                     for rows in follow(args.file, found):
