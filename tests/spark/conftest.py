@@ -25,6 +25,8 @@ _numbers = itertools.count()
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("spark-server") / "data") as running:
         yield running
+        assert running.process is not None
+        assert running.process.poll() is None, f"the server ended on the way: {''.join(running.output)}"
 
 
 @pytest.fixture(scope="session")
