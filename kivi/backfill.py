@@ -10,6 +10,9 @@
 Every event is summed once: at or below c by a chunk, above c by its own commit. A crash on the way leaves a BUILDING
 table; opening the store drops its stages and builds again. Snapshots below b do not see the table.
 
+Events at or below c are read at a snapshot from after c, with the retention floor of that snapshot: what had been
+forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
+
 Float sums of backfilled events fold at b, in commit order within each chunk, and after it in CTS order; the log holds
 the chunks' deltas, so this too is the same for every replay.
 """
@@ -29,6 +32,7 @@ from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound
 from kivi.mvcc.commit import Prepared
 from kivi.mvcc.record import Bulk, StageKind, decode_stage
+from kivi.retention import remembered
 from kivi.schema import TableSchema
 
 if TYPE_CHECKING:
@@ -54,7 +58,8 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
             store.drop_stages(stale)
         total = done = 0
         stages: list[int] = []
-        for batch, total in _events_upto(store, schema):
+        events = _Events(store, schema)
+        for batch, total in events:
             run = derive(schema, batch)
             stage_id = waited(
                 lambda settled, run=run: store.log_stage(  # type: ignore[misc]
@@ -65,10 +70,8 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
             done += batch.num_rows
             if progress is not None:
                 progress(done, total)
-        floor = store.retention.newest(schema.source_id)
-        ready = dataclasses.replace(schema, state="ready", complete_since_us=floor)
-        store.redefine(ready, stages)
-        return store.catalog.visible.by_id[schema.id]
+        ready = dataclasses.replace(schema, state="ready", complete_since_us=events.floor_us)
+        return store.redefine(ready, stages)
     except NotFound:
         raise
     except KiviError:
@@ -81,24 +84,37 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
             store.drop_stages(left)
 
 
-def _events_upto(store: Store, schema: TableSchema) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """(batch, total rows) of the source's events at or below the aggregate's catalog commit, in commit order."""
-    upto = schema.created_ts
-    lease = store.begin(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s)
-    try:
-        events = store.event_store(schema.source_id)
-        if events is None:
-            raise NotFound(f"the source of {schema.name!r} was dropped")
-        pending = store.pending.events(schema.source_id, upto)
-        with events.view(upto) as view:
-            recent = [item.batch for item in pending if item.cts > view.events_upto]
-            total = view.rows + sum(batch.num_rows for batch in recent)
-            for batch in view.scan():
-                yield batch, total
-            for batch in recent:
-                yield batch, total
-    finally:
-        store.release(lease)
+class _Events:
+    """(batch, total rows) of the source's events at or below the aggregate's catalog commit, in commit order.
+
+    ``floor_us``, once the first batch is there: events before it had been forgotten, and are not given.
+    """
+
+    def __init__(self, store: Store, schema: TableSchema) -> None:
+        self._store = store
+        self._schema = schema
+        self.floor_us: int | None = None
+
+    def __iter__(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+        store, source, upto = self._store, self._schema.source_id, self._schema.created_ts
+        lease = store.begin(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s)
+        try:
+            events = store.event_store(source)
+            if events is None:
+                raise NotFound(f"the source of {self._schema.name!r} was dropped")
+            pending = store.pending.events(source, upto)
+            unsaved = store.retention.floor_at(source, lease.ts, None)  # in memory first, in base second, like pending
+            with events.view(upto, floor_at=lease.ts) as view:
+                known = [time_us for time_us in (unsaved, view.floor_us) if time_us is not None]
+                floor = self.floor_us = view.floor_us = max(known, default=None)
+                recent = [item.batch for item in pending if item.cts > view.events_upto]
+                total = view.rows + sum(batch.num_rows for batch in recent)
+                for batch in view.scan():
+                    yield batch, total
+                for batch in recent:
+                    yield remembered(batch, events.schema, floor), total
+        finally:
+            store.release(lease)
 
 
 def attach(store: Store, prepared: Prepared, run_stages: dict[int, list[int]]) -> None:

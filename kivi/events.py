@@ -66,7 +66,7 @@ from kivi.expr import Expr, names
 from kivi.keys import Space, event_data_key, event_header_key, event_meta_key, prefix_end, stored_array, table_prefix
 from kivi.schema import ColumnType, TableSchema
 
-__all__ = ["Block", "EventStore", "EventView", "Summary"]
+__all__ = ["Block", "EventStore", "EventView", "Summary", "destroy"]
 
 _VERSION: Final = 1
 _FAN_IN: Final = 8
@@ -121,7 +121,7 @@ class Block:
         return self.runs[-1][0]
 
 
-@lru_cache(maxsize=65_536)
+@lru_cache(maxsize=16_384)  # about 1 kB each
 def _decode(raw: bytes) -> Block:
     head = json.loads(raw)
     if head["v"] != _VERSION:
@@ -241,14 +241,16 @@ class EventView:
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
     """
 
-    def __init__(self, store: EventStore, meta: _Meta, blocks: list[Block], upto: int, ticket: int) -> None:
+    def __init__(
+        self, store: EventStore, meta: _Meta, blocks: list[Block], upto: int, ticket: int, floor_us: int | None
+    ) -> None:
         self._store = store
         self._blocks = [block for block in blocks if block.first_cts <= upto]
         self._ticket = ticket
         self._closed = False
         self.upto = upto
         self.events_upto = meta.upto
-        self.floor_us = meta.floor_at(upto)
+        self.floor_us = floor_us
 
     def __enter__(self) -> EventView:
         return self
@@ -400,22 +402,8 @@ class EventStore:
         return _Meta.decode(self._engine.get(event_meta_key(self.schema.id)))
 
     def _headers(self) -> tuple[_Meta, list[Block]]:
-        """Meta and all headers in one consistent view: a single engine scan."""
-        prefix = table_prefix(Space.EVENT, self.schema.id)
-        meta, blocks = _Meta(), []
-        for key, raw in self._engine.scan(prefix, prefix_end(prefix)):
-            if key[len(prefix)] == 0:
-                meta = _Meta.decode(raw)
-                continue
-            try:
-                blocks.append(_decode(raw))
-            except (ValueError, KeyError, TypeError, IndexError) as error:
-                number = int.from_bytes(key[len(prefix) + 1 :], "big")
-                raise DataLoss(
-                    f"the header of block {number} of event table {self.schema.name!r} is damaged ({error!r}): "
-                    "restore a backup"
-                ) from None
-        return meta, blocks
+        meta, blocks = _read_headers(self._engine, self.schema.id, self.schema.name)
+        return meta or _Meta(), blocks
 
     @property
     def events_upto(self) -> int:
@@ -428,17 +416,22 @@ class EventStore:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def view(self, upto: int) -> EventView:
-        """The table at ``upto``, as it is in base now. Raises SnapshotTooOld if retention dropped what it would see."""
+    def view(self, upto: int, *, floor_at: int | None = None) -> EventView:
+        """The table at ``upto``, as it is in base now. Raises SnapshotTooOld if retention dropped what it would see.
+
+        With ``floor_at`` it has the retention floor that snapshots at that CTS see: events up to a past moment, as far
+        as they are still remembered at a later one.
+        """
+        seen_at = upto if floor_at is None else floor_at
         ticket = self._readers.enter()
         try:
             meta, blocks = self._headers()
-            if upto < meta.dropped:
+            if seen_at < meta.dropped:
                 raise SnapshotTooOld(
-                    f"events of {self.schema.name!r} that a snapshot at {upto} sees were dropped by its retention; "
+                    f"events of {self.schema.name!r} that a snapshot at {seen_at} sees were dropped by its retention; "
                     f"it can be read from {meta.dropped} on"
                 )
-            return EventView(self, meta, blocks, upto, ticket)
+            return EventView(self, meta, blocks, upto, ticket, meta.floor_at(seen_at))
         except BaseException:
             self._readers.leave(ticket)
             raise
@@ -654,27 +647,51 @@ class EventStore:
         return len(gone)
 
     def destroy(self) -> Iterator[WriteBatch]:
-        """Bounded batches that together delete a dropped table's events; none while a view is open.
+        """``destroy``, but nothing while a view is open."""
+        if not self.open_views:
+            yield from destroy(self._engine, self.schema.id)
 
-        The caller writes each before it asks for the next; after a crash it begins again. No block is read.
-        """
-        if self.open_views:
-            return
-        meta, blocks = self._headers()
-        batch = WriteBatch()
-        for block in blocks:
-            batch.delete(event_header_key(self.schema.id, block.order))
-            batch.delete(event_data_key(self.schema.id, block.data))
-            if len(batch) >= _STEP_DELETES:
-                yield batch
-                batch = WriteBatch()
-        for data in meta.dead:
-            batch.delete(event_data_key(self.schema.id, data))
-        batch.delete(event_meta_key(self.schema.id))
-        yield batch
+
+def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
+    """Bounded batches that together delete a dropped table's events.
+
+    The caller writes each before it asks for the next; after a crash it begins again. No block is read.
+    """
+    meta, blocks = _read_headers(engine, table, f"table {table}")
+    if meta is None:
+        return
+    batch = WriteBatch()
+    for block in blocks:
+        batch.delete(event_header_key(table, block.order))
+        batch.delete(event_data_key(table, block.data))
+        if len(batch) >= _STEP_DELETES:
+            yield batch
+            batch = WriteBatch()
+    for data in meta.dead:
+        batch.delete(event_data_key(table, data))
+    batch.delete(event_meta_key(table))
+    yield batch
 
 
 # -- helpers ------------------------------------------------------------------------------------------
+
+
+def _read_headers(engine: Engine, table: int, name: str) -> tuple[_Meta | None, list[Block]]:
+    """Meta and all headers in one consistent view: a single engine scan."""
+    prefix = table_prefix(Space.EVENT, table)
+    meta, blocks = None, []
+    for key, raw in engine.scan(prefix, prefix_end(prefix)):
+        if key[len(prefix)] == 0:
+            meta = _Meta.decode(raw)
+            continue
+        try:
+            blocks.append(_decode(raw))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            number = int.from_bytes(key[len(prefix) + 1 :], "big")
+            raise DataLoss(
+                f"the header of block {number} of event table {name!r} is damaged ({error!r}): restore a backup"
+            ) from None
+    return meta, blocks
 
 
 def _closing(view: EventView, batches: Iterator[Any]) -> Iterator[Any]:

@@ -16,16 +16,19 @@ A transaction from before a restart cannot commit: conflict facts begin at the l
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kivi import events
 from kivi.catalog import TABLES, changes
 from kivi.delta import operators
 from kivi.delta.ops import Barrier, RowOp
@@ -230,11 +233,11 @@ def _replay_commit(store: Store, record: Record) -> None:
     if catalog_rows:
         store.catalog.load(catalog_rows, cts)
     known = store.catalog.schema_of
-    events: list[tuple[int, pa.RecordBatch]] = []
+    appended: list[tuple[int, pa.RecordBatch]] = []
     for bulk in commit.appends:
         if known(bulk.table) is not None:
             data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
-            events += [(bulk.table, batch) for batch in _batches(data)]
+            appended += [(bulk.table, batch) for batch in _batches(data)]
     runs: list[tuple[int, DeltaRun]] = []
     for bulk in commit.runs:
         schema = known(bulk.table)
@@ -242,7 +245,7 @@ def _replay_commit(store: Store, record: Record) -> None:
             data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
             runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, data)))
     rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
-    store.pending.apply(cts, Applied(rows, events, runs))
+    store.pending.apply(cts, Applied(rows, appended, runs))
     store.stages.commit(sequences_of([*commit.appends, *commit.runs]), cts)
     store.timeline.note(cts, record.time_us)
     if commit.request:
@@ -288,7 +291,7 @@ def checkpoint(store: Store, path: str) -> None:
 class Housekeeping:
     """Bounded steps beside consolidation: stages past their time limit, rows of dropped tables."""
 
-    _SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT, Space.EVENT_DATA)
+    _SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT)
     _ROWS: Final = 1_024
 
     def __init__(self, store: Store) -> None:
@@ -309,11 +312,17 @@ class Housekeeping:
         if self._rounds % 100 == 0:
             store.retention.step()
         version = store.catalog.visible.version
-        if version != self._catalog_version and store.pending.operations == 0:
+        if version != self._catalog_version and not self._waiting():
             self._dropped = self._orphans()
             self._catalog_version = version
-        if self._dropped:
-            self._erase(self._dropped[-1])
+        for table in self._dropped:
+            if not store.events_in_use(table):
+                store.consolidator.with_mutex(partial(self._erase, table))
+                break
+
+    def _waiting(self) -> bool:
+        """Whether something is pending for a dropped table: the next pass lets go of it."""
+        return any(self._store.catalog.schema_of(table) is None for table in self._store.pending.tables())
 
     def _orphans(self) -> list[int]:
         """Ids of tables that have rows and no definition: one seek per table and key space."""
@@ -334,14 +343,19 @@ class Housekeeping:
         return sorted(found)
 
     def _erase(self, table: int) -> None:
+        """One bounded step, with the consolidator's mutex held. Rows first, so a table is done when its events are."""
+        engine = self._store.engine
         batch = WriteBatch()
-        for space in self._SPACES:
+        for space in (Space.ROW, Space.VERSION):
             prefix = table_prefix(space, table)
-            for key, _ in self._store.engine.scan(prefix, prefix_end(prefix)):
+            rows = itertools.islice(engine.scan(prefix, prefix_end(prefix)), self._ROWS - len(batch))
+            for key, _ in rows:
                 batch.delete(key)
-                if len(batch) >= self._ROWS:
-                    self._store.engine.write(batch)
-                    return
+        if not len(batch):
+            batch = next(events.destroy(engine, table), batch)
         if len(batch):
-            self._store.engine.write(batch)
-        self._dropped.pop()
+            engine.write(batch)
+        else:
+            self._store.consolidator.forget_versions(table)
+            self._store.forget_events(table)
+            self._dropped.remove(table)

@@ -44,14 +44,14 @@ class Retention:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._unsaved: list[tuple[int, int, int]] = []
-        self._entered: dict[int, int] = {}
+        self._entered: dict[int, int | None] = {}
 
     # -- floors -----------------------------------------------------------------------------------
 
     def enter(self, table: int, cts: int, time_us: int) -> None:
         """A floor record entered the log, or was replayed."""
         self._unsaved = [*self._unsaved, (cts, table, time_us)]
-        self._entered[table] = max(time_us, self._entered.get(table, time_us))
+        self._entered[table] = max(time_us, self._entered.get(table) or time_us)
 
     def replay(self, cts: int, body: bytes | memoryview) -> None:
         version, table, time_us = _BODY.unpack(body)
@@ -70,10 +70,8 @@ class Retention:
             events = self._store.event_store(table)
             if events is None:
                 return None
-            with events.view(2**63) as view:
-                if view.floor_us is None:
-                    return None
-                self._entered[table] = view.floor_us
+            in_base = events.complete_since(2**63)
+            self._entered.setdefault(table, in_base)
         return self._entered[table]
 
     def check(self, earliest: dict[int, tuple[int, list[pa.RecordBatch]]]) -> None:
@@ -151,7 +149,8 @@ class Retention:
                 if len(batch):
                     self._store.engine.write(batch)
         if due:
-            self._unsaved = [floor for floor in self._unsaved if floor[0] > upto]
+            with self._store.committer.entry_lock:
+                self._unsaved = [floor for floor in self._unsaved if floor[0] > upto]
 
 
 def earliest_times(
@@ -166,6 +165,13 @@ def earliest_times(
             if times:
                 out[schema.id] = (min(times), held)
     return out
+
+
+def remembered(batch: pa.RecordBatch, schema: TableSchema, floor_us: int | None) -> pa.RecordBatch:
+    """The events of a batch at or above a floor."""
+    if floor_us is None:
+        return batch
+    return batch.filter(pc.greater_equal(batch.column(schema.event_time or "").cast(pa.int64()), floor_us))
 
 
 def _below(batch: pa.RecordBatch, schema: TableSchema, floor: int) -> int:

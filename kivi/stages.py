@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from kivi.errors import NotFound, ResourceExhausted
 from kivi.keys import meta_key
@@ -89,9 +89,10 @@ class Stages:
             out.append(stage)
         return out
 
-    def is_live(self, sequence: int) -> bool:
+    def is_live(self, sequence: int, table: int | None = None) -> bool:
+        """Whether a commit may name the stage: for ``table``, if one is given."""
         stage = self._stages.get(sequence)
-        return stage is not None and not stage.committed_at
+        return stage is not None and not stage.committed_at and table in (None, stage.table)
 
     def commit(self, sequences: Iterable[int], cts: int) -> None:
         for sequence in sequences:
@@ -142,10 +143,15 @@ class Stages:
             for s in self._stages.values()
             if s.sequence <= upto and not 0 < s.committed_at <= upto
         ]
-        yield _INDEX, json.dumps(index).encode()
+        yield _INDEX, json.dumps({"store": self._store_id.hex(), "stages": index}).encode()
 
     def load(self, data: bytes | None) -> None:
-        for sequence, kind, table, rows, nbytes, owner, time_us in json.loads(data) if data else ():
+        """What ``rows`` wrote. A checkpoint has its own identity and log: stages of the store it was made from are
+        not in it, and nobody could name them."""
+        saved: dict[str, Any] = json.loads(data) if data else {"store": "", "stages": []}
+        if saved["store"] != self._store_id.hex():
+            return
+        for sequence, kind, table, rows, nbytes, owner, time_us in saved["stages"]:
             self.add(LiveStage(sequence, StageKind(kind), table, rows, nbytes, owner, time_us))
 
     @staticmethod

@@ -17,6 +17,7 @@ On disk, under one directory: ``KIVI`` (format and store id), ``LOCK``, ``log/``
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from kivi import backfill, recovery, scan
-from kivi.arrow import encode_ipc
+from kivi.arrow import encode_ipc, event_batch
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
 from kivi.engine import Engine
 from kivi.errors import (
@@ -56,7 +57,7 @@ from kivi.retention import Retention, earliest_times
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.stages import LiveStage, Stages, sequences_of
-from kivi.txn import Staged, Txn, check_batch_token, prepare
+from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
 __all__ = ["Lease", "Outcome", "Scan", "Settings", "Store", "TokenState", "Txn"]
 
@@ -100,7 +101,7 @@ class Store:
         self.leases = Leases(
             self._watermark,
             lock,
-            clock=clock,
+            clock=time.monotonic if clock is time.time else clock,
             ttl_s=settings.lease_ttl_s,
             ttl_max_s=settings.lease_ttl_max_s,
             max_leases=settings.max_leases,
@@ -216,8 +217,6 @@ class Store:
 
         Raises AlreadyExists, and NotFound if an aggregate's source has gone.
         """
-        import dataclasses
-
         with self._ddl:
             self.check_open()
             if schema.name in self.catalog.entered.by_name:
@@ -229,9 +228,17 @@ class Store:
         return backfill.build(self, created, progress) if schema.kind == "aggregate" else created
 
     def _define(self, schema: TableSchema) -> TableSchema:
-        """One catalog transaction: name, counter, definition."""
-        import dataclasses
+        """One catalog transaction: name, counter, definition. Repeated if another one came in between."""
+        while True:
+            try:
+                return self._define_once(schema)
+            except Conflict:
+                if schema.name in self.catalog.entered.by_name:
+                    raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from None
+                if schema.source_id and schema.source_id not in self.catalog.entered.by_id:
+                    raise NotFound(f"the source {schema.source!r} was dropped meanwhile") from None
 
+    def _define_once(self, schema: TableSchema) -> TableSchema:
         txn = self.transaction()
         try:
             counter = txn.get(COUNTERS, [("table",)])[0]
@@ -242,15 +249,18 @@ class Store:
             txn.put(TABLES, (table_id,), {"name": schema.name, "definition": defined.to_json().decode()})
             if schema.source_id:
                 txn.guard(TABLES, (schema.source_id,), "name")
-            self.commit_wait(txn)
-        except (Conflict, RowExists) as error:
-            raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from error
+            created_ts = self.commit_wait(txn)
+        except RowExists:
+            raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from None
         finally:
             self.rollback(txn)
-        return self.catalog.entered.by_id[table_id]
+        return dataclasses.replace(defined, created_ts=created_ts)
 
-    def redefine(self, schema: TableSchema, commit_runs: Sequence[int] = ()) -> None:
-        """Replaces a definition; for a finished backfill, together with the stages that hold its sums."""
+    def redefine(self, schema: TableSchema, commit_runs: Sequence[int] = ()) -> TableSchema:
+        """Replaces a definition; for a finished backfill, together with the stages that hold its sums.
+
+        Returns it as it is then. Raises NotFound if the table was dropped meanwhile.
+        """
         txn = self.transaction()
         try:
             txn.put(TABLES, (schema.id,), {"name": schema.name, "definition": schema.to_json().decode()})
@@ -258,7 +268,7 @@ class Store:
                 raise NotFound(f"table {schema.name!r} was dropped meanwhile")
             txn.guard(NAMES, (schema.name,), "id")
             txn.run_stages[schema.id] = list(commit_runs)
-            self.commit_wait(txn)
+            return dataclasses.replace(schema, created_ts=self.commit_wait(txn))
         finally:
             self.rollback(txn)
 
@@ -302,6 +312,15 @@ class Store:
                         self.engine, schema, block_rows=self.settings.block_rows
                     )
         return found
+
+    def events_in_use(self, table: int) -> bool:
+        """Whether somebody still reads the events of a table, which may have been dropped."""
+        found = self._event_stores.get(table)
+        return found is not None and found.open_views > 0
+
+    def forget_events(self, table: int) -> None:
+        """The table was dropped and its events are deleted."""
+        self._event_stores.pop(table, None)
 
     # -- snapshots ------------------------------------------------------------------------------------
 
@@ -386,17 +405,24 @@ class Store:
         return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]:
-        """The events of live stages of ``schema``. Raises NotFound."""
+        """The events of stages of ``schema``. Raises NotFound for what is no stage of this store.
+
+        A stage that is not live any more loads as no events: whether that is an error is for the commit to say, once
+        it has looked its token up. A repeated batch names stages that its first attempt has used up (R16).
+        """
         sequences = [self.stages.sequence_of(stage_id) for stage_id in stage_ids]
         if len(set(sequences)) != len(sequences):
             raise InvalidArgument("a stage is named twice")
         with self.committer.entry_lock:
-            self.stages.live(sequences, schema.id)
-        return [
-            Staged(sequence, batch)
-            for sequence in sequences
-            for batch in stage_batches(decode_stage(self.log.read(sequence).body))
-        ]
+            live = {sequence for sequence in sequences if self.stages.is_live(sequence, schema.id)}
+        loaded: list[Staged] = []
+        for sequence in sequences:
+            batches: list[pa.RecordBatch] = []
+            if sequence in live:
+                with contextlib.suppress(NotFound):  # it expired meanwhile, and the log was truncated behind it
+                    batches = stage_batches(decode_stage(self.log.read(sequence).body))
+            loaded += [Staged(sequence, batch) for batch in batches or [event_batch(schema, [])]]
+        return loaded
 
     # -- commit -------------------------------------------------------------------------------------------
 
@@ -460,9 +486,7 @@ class Store:
         prepared = prepare(
             txn, view, request=token, batch=batch, newest=newest, name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t)
         )
-        for table, schema in txn.schemas.items():
-            if table not in SYSTEM and view.by_id.get(table) is None:
-                raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+        dropped = [schema.name for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
         commit = prepared.commit
         catalog_rows = changes(commit.rows)
         run_stages = [stage for stages in txn.run_stages.values() for stage in stages]
@@ -472,6 +496,8 @@ class Store:
         earliest = earliest_times((schema, txn.events_of(schema.id)) for schema in txn.schemas.values())
 
         def check() -> None:
+            for name in dropped:
+                raise NotFound(f"table {name!r} was dropped", table=name)
             self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
@@ -482,7 +508,7 @@ class Store:
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest else None
+        prepared.on_check = check if named or earliest or dropped else None
         prepared.on_enter = enter if named or catalog_rows else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
@@ -516,6 +542,12 @@ class Store:
         assert outcome.commit_ts is not None
         return outcome.commit_ts
 
+    def committed_at(self, *, token: str | None = None, batch: tuple[str, int] | None = None) -> int | None:
+        """The CTS under which a token has committed and can be read, if it is remembered: a look, no promise."""
+        with self.committer.entry_lock:
+            cts = self.tokens.committed_at(token, batch)
+        return cts if cts is not None and cts <= self.watermark() else None
+
     def outcome(self, token: str, *, timeout_s: float = 10.0) -> tuple[TokenState, int | None]:
         """What became of a request token. Fences it before it says aborted, so that a late attempt cannot commit."""
         self.check_open()
@@ -541,7 +573,7 @@ class Store:
                 self._watermark.wait_for(cts, timeout_s)
                 return "committed", cts
             try:
-                self.tokens.check_age(token, int(self.clock() * 1_000_000))
+                self.tokens.check_age(token, self.committer.now_us())
             except InvalidArgument:
                 return "unknown", None
             if self.committer.fence(token):
@@ -564,6 +596,7 @@ class Store:
         """Logs events durably and invisibly; ``done(None, stage id)`` once they are on disk."""
         if schema.kind != "event":
             raise InvalidArgument(f"only events can be staged, and {schema.name!r} is a {schema.kind} table")
+        check_events(batch, self.settings)
         self.log_stage(StageKind.EVENTS, schema.id, batch.num_rows, owner, [encode_ipc(batch)], done)
 
     def log_stage(

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kivi.arrow import encode_ipc, stored_rows
 from kivi.catalog import TABLES, View, changes, schema_guard
@@ -148,10 +149,7 @@ class Txn:
     def append(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
         if batch.num_rows == 0:
             return
-        if batch.num_rows > self.settings.max_append_rows:
-            raise ResourceExhausted(
-                f"{batch.num_rows} events in one append pass the limit of {self.settings.max_append_rows}: send less"
-            )
+        check_events(batch, self.settings)
         self._count(0, int(batch.nbytes))
         self._use(schema)
         self.appends.setdefault(schema.id, []).append(batch)
@@ -161,9 +159,7 @@ class Txn:
         for name, value in values.items():
             length = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
             if length > self.settings.max_value_bytes:
-                raise ResourceExhausted(
-                    f"column {name!r} has {length} bytes, over the limit of {self.settings.max_value_bytes}"
-                )
+                raise _too_long(name, length, self.settings)
             size += length
         self._count(1, size)
         self._use(schema)
@@ -325,6 +321,25 @@ def merged(
         mine = waiting.pop()
         if (created := txn.overlay(schema, None, own[mine])) is not None:
             yield mine, created
+
+
+def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
+    """Raises ResourceExhausted for more rows than one append may bring, or a value over max_value_bytes."""
+    if batch.num_rows > settings.max_append_rows:
+        raise ResourceExhausted(
+            f"{batch.num_rows} events in one append pass the limit of {settings.max_append_rows}: send less"
+        )
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if column.type in (pa.string(), pa.binary()) and column.nbytes > settings.max_value_bytes:
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
+            if longest > settings.max_value_bytes:
+                raise _too_long(name, longest, settings)
+
+
+def _too_long(column: str, length: int, settings: Settings) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a value of column {column!r} has {length} bytes, over the limit of {settings.max_value_bytes}", column=column
+    )
 
 
 def check_batch_token(batch: tuple[str, int] | None) -> None:

@@ -555,16 +555,23 @@ class Session:
         transaction = self._begun(transaction)
         self.txns.pop(transaction.number, None)
         transaction.scans.clear()
+        token = request.commit.token or None
+        batch = None
+        if request.commit.HasField("batch"):
+            batch = (request.commit.batch.scope, request.commit.batch.sequence)
         try:
             self._apply(request, transaction)
             if transaction.txn is None:
                 if transaction.shared:
                     raise InvalidArgument("a shared snapshot is read only")
                 transaction.txn = self.store.transaction(transaction.lease)
-            token = request.commit.token or None
-            batch = None
-            if request.commit.HasField("batch"):
-                batch = (request.commit.batch.scope, request.commit.batch.sequence)
+        except NotFound:  # a retry of what committed, after its table was dropped, has an answer all the same
+            self._end(transaction)
+            first = self.store.committed_at(token=token, batch=batch)
+            if first is None:
+                raise
+            self._succeed(request, transaction, commit=session_pb2.CommitReply(commit_ts=first))
+            return
         except BaseException:
             self._end(transaction)
             raise

@@ -14,11 +14,13 @@ A transaction's statements on a row compose in program order (R7) into one of th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 from kivi.delta.operators import identity_cells, operator_of
+from kivi.errors import OutOfRange
 from kivi.rows import Version
 from kivi.schema import TableSchema
 
@@ -44,6 +46,16 @@ class RowOp(NamedTuple):
     def delta_only(self) -> bool:
         return self.barrier is Barrier.PATCH and not self.puts
 
+    @property
+    def varying_bytes(self) -> int:
+        """What its strings and bytes hold: the part of its size that one operation does not share with another."""
+        size = 0
+        for cells in (self.puts, self.deltas):
+            for value in cells.values():
+                if isinstance(value, str | bytes):
+                    size += len(value)
+        return size
+
 
 _NOTHING = RowOp(Barrier.PATCH, {}, {})
 
@@ -55,17 +67,24 @@ def then_put(op: RowOp | None, values: Mapping[int, Any]) -> RowOp:
 
 
 def then_delta(schema: TableSchema, op: RowOp | None, values: Mapping[int, Any]) -> RowOp:
+    """Raises OutOfRange if a float leaves the finite numbers: its cell would never be readable again."""
     op = op or _NOTHING
     puts, deltas = dict(op.puts), dict(op.deltas)
     for i, delta in values.items():
         column = schema.columns[i]
         operator = operator_of(column)
         if i in puts:
-            puts[i] = operator.combine(puts[i], delta)
+            combined = puts[i] = operator.combine(puts[i], delta)
         elif op.barrier is not Barrier.PATCH:
-            puts[i] = operator.combine(operator.identity(column), delta)
+            combined = puts[i] = operator.combine(operator.identity(column), delta)
         else:
-            deltas[i] = operator.combine(deltas.get(i), delta)
+            combined = deltas[i] = operator.combine(deltas.get(i), delta)
+        if isinstance(combined, float) and not math.isfinite(combined):
+            raise OutOfRange(
+                f"the deltas of this transaction add up to more than a float64 holds in {schema.name!r}.{column.name}; "
+                "nothing was applied",
+                column=column.name,
+            )
     barrier = Barrier.RESTART if op.barrier is Barrier.DELETE else op.barrier
     return RowOp(barrier, puts, deltas)
 

@@ -3,7 +3,7 @@
 ::
 
     caller's thread   1  encode and derive; nothing is locked                     store.Txn.prepare
-                      2  wait for room in pending (writers slow down, memory does not grow)
+                      2  wait for room in pending (writers slow down, memory does not grow); a retry does not wait
     entry lock        3  token known?  -> its first CTS       fenced? -> aborted      in flight? -> wait with it
     (no I/O inside)   4  lease still held, start_ts >= facts.floor   -> SnapshotTooOld
                       5  catalog as derived with?               -> else back to 1
@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from kivi.delta.runs import with_cts
@@ -43,7 +44,7 @@ from kivi.mvcc.record import Abort, Commit
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
 from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
-from kivi.mvcc.watermark import Watermark
+from kivi.mvcc.watermark import Watermark, call_all
 
 __all__ = ["Aborted", "Committer", "Counters", "Outcome", "Prepared", "StaleCatalog"]
 
@@ -108,8 +109,7 @@ class _Entered:
     unknown: CommitUnknown | None = None
 
     def settle(self, outcome: Outcome) -> None:
-        for done in self.waiters:
-            done(outcome)
+        call_all([partial(done, outcome) for done in self.waiters])
 
 
 _ADMISSION_TIMEOUT_S: Final = 10.0
@@ -169,32 +169,49 @@ class Committer:
     def facts_size(self) -> int:
         return len(self._facts)
 
+    def now_us(self) -> int:
+        """Microseconds UTC, never before the newest record: a clock that was set back revives no token."""
+        return max(int(self._clock() * 1_000_000), self._log.last_time_us)
+
     # -- 2 to 8 ---------------------------------------------------------------------------------
 
     def submit(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> None:
         """Enters the commit; ``done`` is called once, now or from the log's thread. Raises only StaleCatalog."""
-        if self._pending.nbytes > self._soft_bytes:
-            self.on_pressure()
-            if not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
-                done(Outcome(None, ResourceExhausted(
-                    f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
-                )))  # fmt: skip
-                return
         try:
-            outcome = self._enter(prepared, lease, done)
+            known = self._admit(prepared, done) or self._enter(prepared, lease, done)
         except KiviError as error:
-            outcome = Outcome(None, error)
-        if outcome is not None and outcome.commit_ts is not None:
+            known = Outcome(None, error)
+        if not isinstance(known, Outcome):
+            return
+        outcome = known
+        if outcome.commit_ts is not None:
             self._watermark.when(outcome.commit_ts, lambda: done(outcome))  # a repeat, of what nobody may see yet
-        elif outcome is not None:
+        else:
             done(outcome)
 
-    def _enter(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> Outcome | None:
+    def _admit(self, prepared: Prepared, done: Callable[[Outcome], None]) -> Outcome | bool | None:
+        """Waits for room in pending, unless the token is known: what was applied before needs none (as ``_known``)."""
+        if self._pending.nbytes <= self._soft_bytes:
+            return None
+        self.on_pressure()
+        if self._pending.nbytes > self._hard_bytes:
+            with self._entry:
+                known = self._known(prepared, done)
+            if known is not None:
+                return known
+            if not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+                raise ResourceExhausted(
+                    f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
+                )
+        return None
+
+    def _enter(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> Outcome | bool:
+        """Steps 3 to 8. An outcome if there is one already, True if ``done`` will be called."""
         commit = prepared.commit
         with self._entry:
             known = self._known(prepared, done)
             if known is not None:
-                return known if isinstance(known, Outcome) else None
+                return known
             try:
                 if lease is not None:
                     self._leases.check(lease)
@@ -241,7 +258,7 @@ class Committer:
                 self._tokens.remember_batch(*commit.batch, cts)
             if prepared.on_enter:
                 prepared.on_enter(cts)
-        return None
+        return True
 
     def _known(self, prepared: Prepared, done: Callable[[Outcome], None]) -> Outcome | bool | None:
         """An outcome if the token has one, True if ``done`` now waits with the first attempt, None if it is new."""
@@ -263,7 +280,7 @@ class Committer:
                 if found.digest != digest:
                     raise InvalidArgument(f"the token {token!r} was used for another payload; nothing was applied")
                 return Outcome(found.cts, repeated=True)
-            self._tokens.check_age(token, int(self._clock() * 1_000_000))
+            self._tokens.check_age(token, self.now_us())
         if commit.batch:
             flying = self._by_batch.get(commit.batch)
             if flying is not None:
@@ -349,8 +366,7 @@ class Committer:
         self.counters.commits += 1
 
         def acknowledge() -> None:
-            for i, done in enumerate(waiters):
-                done(Outcome(cts, repeated=i > 0))
+            call_all([partial(done, Outcome(cts, repeated=i > 0)) for i, done in enumerate(waiters)])
 
         self._watermark.finish(cts, acknowledge)
 
@@ -408,13 +424,15 @@ class Committer:
             if error is None:
                 self._watermark.finish(sequence)
 
-        with self._entry:
-            ticket = self._log.append([(kind, body)], durable)
-            sequence = ticket.first
-            self._watermark.enter(sequence)
-            if on_enter:
-                on_enter(sequence)
-        entered.set()
+        try:
+            with self._entry:
+                ticket = self._log.append([(kind, body)], durable)
+                sequence = ticket.first
+                self._watermark.enter(sequence)
+                if on_enter:
+                    on_enter(sequence)
+        finally:
+            entered.set()
         return sequence
 
     def find_token(self, token: str, done: Callable[[Outcome], None]) -> tuple[int | None, bool]:
@@ -447,8 +465,7 @@ class Committer:
                 if error is None:
                     self._tokens.forget(token)
                 waiters = self._fencing.pop(token)
-            for done in waiters:
-                done(outcome)
+            call_all([partial(done, outcome) for done in waiters])
             settled.set()
 
         with self._entry:

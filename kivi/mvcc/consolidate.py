@@ -46,6 +46,7 @@ from kivi.keys import (
     space_prefix,
     split_tombstone_key,
     split_version_key,
+    table_prefix,
     tombstone_key,
     version_key,
     version_prefix,
@@ -65,6 +66,9 @@ POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
 _SWEEP_ROWS: Final = 512
+_FIRST_ROWS: Final = 64
+_CHUNK_BYTES: Final = 4 << 20
+"""A chunk of rows is as many as consolidate_rows, or as will read and write about this much."""
 _FLOOR: Final = "history/"
 """META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
@@ -135,7 +139,7 @@ class Consolidator:
         self._flushed_at = time.monotonic()
         self._version_cursor: bytes | None = None
         self._versions_dirty = True
-        self.versions_bytes = 0
+        self._version_bytes = self._load_version_bytes()
         self.history_floors = _load_floors(engine)
         self._floors_saved = dict(self.history_floors)
         self.passes = 0
@@ -306,12 +310,17 @@ class Consolidator:
             return
         if runs:
             keys = sorted({*keys, *(run.key_at(i) for run in runs for i in range(run.rows))})
-        size = self._settings.consolidate_rows
-        for at in range(0, len(keys), size):
-            self._fold_rows(schema, keys[at : at + size], upto, keep)
+        at, size = 0, min(_FIRST_ROWS, self._settings.consolidate_rows)
+        while at < len(keys):
+            chunk = keys[at : at + size]
+            nbytes = self._fold_rows(schema, chunk, upto, keep)
+            at += len(chunk)
+            fitting = _CHUNK_BYTES * len(chunk) // max(1, nbytes)
+            size = max(1, min(2 * size, fitting, self._settings.consolidate_rows))
         self._pending.drop_runs(schema.id, upto)
 
-    def _fold_rows(self, schema: TableSchema, keys: list[bytes], upto: int, keep: list[int]) -> None:
+    def _fold_rows(self, schema: TableSchema, keys: list[bytes], upto: int, keep: list[int]) -> int:
+        """One chunk. Returns how many bytes it read and wrote, from which the next one's size follows."""
         layout = RowLayout.of(schema)
         raws = self._engine.get_many([row_key(schema.id, key) for key in keys])
         batch = WriteBatch()
@@ -329,11 +338,37 @@ class Consolidator:
             self.rows_folded += 1
         self._write(batch)
         self._pending.drop_rows(schema.id, keys, upto)
+        return batch.size_bytes + sum(len(raw) for raw in raws if raw is not None)
 
     def _put_version(self, batch: WriteBatch, schema: TableSchema, key: bytes, cts: int, data: bytes) -> None:
-        batch.put(version_key(schema.id, key, cts), data)
-        self.versions_bytes += len(key) + len(data) + 13
+        stored = version_key(schema.id, key, cts)
+        batch.put(stored, data)
+        self._count_version(schema, schema.id, len(stored) + len(data))
         self._versions_dirty = True
+
+    # The budget of versions. What a table with history keeps is its own choice, which cutting a snapshot would not
+    # change, so only the versions of other tables count: exactly, from what lies in base when the store is opened.
+
+    @property
+    def versions_bytes(self) -> int:
+        """Bytes of the versions that are kept for open snapshots."""
+        return sum(tuple(self._version_bytes.values()))
+
+    def _count_version(self, schema: TableSchema | None, table: int, nbytes: int) -> None:
+        if schema is None or schema.history_us is None:
+            self._version_bytes[table] = self._version_bytes.get(table, 0) + nbytes
+
+    def _load_version_bytes(self) -> dict[int, int]:
+        out = {}
+        for schema in self._schemas():
+            if schema.kind != "event" and schema.history_us is None:
+                prefix = table_prefix(Space.VERSION, schema.id)
+                out[schema.id] = sum(len(k) + len(v) for k, v in self._engine.scan(prefix, prefix_end(prefix)))
+        return out
+
+    def forget_versions(self, table: int) -> None:
+        """Every version of a dropped table is deleted. Called with the mutex held."""
+        self._version_bytes.pop(table, None)
 
     def _fold_runs(
         self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
@@ -378,6 +413,7 @@ class Consolidator:
         keep: list[int],
     ) -> None:
         current = list(base)
+        kept = [0] * len(current)  # per row: the newest version put so far; boundaries ascend, so stamps do
         for boundary in keep:
             folded = gathered.fold(layout, current, boundary)
             for i, key in enumerate(gathered.keys):
@@ -386,8 +422,9 @@ class Consolidator:
                 state = current[i]
                 if state is not None and final[i] is not None:
                     stamp = RowLayout.stamp_of(state)
-                    if stamp <= boundary and stamp < RowLayout.stamp_of(final[i] or b""):
+                    if kept[i] < stamp <= boundary and stamp < RowLayout.stamp_of(final[i] or b""):
                         self._put_version(batch, schema, key, stamp, state)
+                        kept[i] = stamp
 
     # -- sweeping -------------------------------------------------------------------------------
 
@@ -430,8 +467,9 @@ class Consolidator:
             if raw is not None and RowLayout.stamp_of(raw) == cts:
                 batch.delete(row_key(table, row))
                 versions = version_prefix(table, row)
-                for version, _ in self._engine.scan(versions, prefix_end(versions)):
+                for version, data in self._engine.scan(versions, prefix_end(versions)):
                     batch.delete(version)
+                    self._count_version(schema, table, -len(version) - len(data))
             batch.delete(key)
         self._write_swept(batch)
 
@@ -493,7 +531,7 @@ class Consolidator:
             kept_by_history = floor is not None and newer > floor
             if schema is None or not (open_between or kept_by_history):
                 batch.delete(key)
-                self.versions_bytes = max(0, self.versions_bytes - len(key) - len(value))
+                self._count_version(schema, table, -len(key) - len(value))
             newer = cts
         self._write_swept(batch)
         self._version_cursor = resume

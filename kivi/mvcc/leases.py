@@ -40,7 +40,7 @@ class Lease:
 
 
 class Leases:
-    """Thread safe. ``clock`` gives seconds and only ever moves forward; tests may simulate it."""
+    """Thread safe. ``clock`` gives seconds that only ever move forward: not the wall clock, which may be set."""
 
     def __init__(
         self,
@@ -87,8 +87,15 @@ class Leases:
             self._open[lease.id] = lease
             for counts in (self._count,) if historical else (self._count, self._kept):
                 counts[ts] = counts.get(ts, 0) + 1
-            heapq.heappush(self._deadlines, (lease.expires_at, lease.id))
+            self._note(lease)
             return lease
+
+    def _note(self, lease: Lease) -> None:
+        """Puts its deadline on the heap, which is rebuilt when most of it is about leases that have ended."""
+        heapq.heappush(self._deadlines, (lease.expires_at, lease.id))
+        if len(self._deadlines) > 2 * len(self._open) + 1_024:
+            self._deadlines = [(held.expires_at, held.id) for held in self._open.values()]
+            heapq.heapify(self._deadlines)
 
     def _limit(self, ttl_s: float | None) -> float:
         if ttl_s is None:
@@ -119,7 +126,7 @@ class Leases:
             deadline = self._clock() + self._limit(ttl_s)
             if deadline > lease.expires_at:
                 lease.expires_at = deadline
-                heapq.heappush(self._deadlines, (deadline, lease.id))
+                self._note(lease)
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; harmless if it has ended."""

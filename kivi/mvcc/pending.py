@@ -37,6 +37,10 @@ _ROW_BYTES = 400
 """Measured: one key, its list, a tuple, a RowOp and two small dictionaries."""
 
 
+def _row_bytes(key: bytes, op: RowOp) -> int:
+    return _ROW_BYTES + len(key) + op.varying_bytes
+
+
 class PendingEvents(NamedTuple):
     cts: int
     batch: pa.RecordBatch
@@ -52,7 +56,7 @@ class Applied(NamedTuple):
     @property
     def nbytes(self) -> int:
         return (
-            sum(_ROW_BYTES + len(key) for _, key, _ in self.rows)
+            sum(_row_bytes(key, op) for _, key, op in self.rows)
             + sum(int(batch.nbytes) for _, batch in self.events)
             + sum(run.nbytes for _, run in self.runs)
         )
@@ -195,12 +199,12 @@ class Pending:
                 if ops is None:
                     continue
                 left = [item for item in ops if item[0] > upto]
-                dropped = len(ops) - len(left)
+                gone = [op for cts, op in ops if cts <= upto]
                 if left:
                     pending.index[key] = left
                 else:
                     del pending.index[key]
-                self._release(dropped * (_ROW_BYTES + len(key)), dropped)
+                self._release(sum(_row_bytes(key, op) for op in gone), len(gone))
 
     def drop_runs(self, table: int, upto: int) -> None:
         """Base has every run whose last CTS is at or below ``upto``."""
@@ -227,7 +231,7 @@ class Pending:
         with self._mutex:
             pending = self._tables.pop(table, None)
             if pending is not None:
-                size = sum((_ROW_BYTES + len(key)) * len(ops) for key, ops in pending.index.items())
+                size = sum(_row_bytes(key, op) for key, ops in pending.index.items() for _, op in ops)
                 size += sum(run.nbytes for run in pending.runs) + sum(int(e.batch.nbytes) for e in pending.events)
                 count = sum(len(ops) for ops in pending.index.values()) + len(pending.runs) + len(pending.events)
                 self._release(size, count)
@@ -238,11 +242,12 @@ class Pending:
             for pending in self._tables.values():
                 for key in [key for key, ops in pending.index.items() if any(item[0] == cts for item in ops)]:
                     left = [item for item in pending.index[key] if item[0] != cts]
+                    dropped = [op for at, op in pending.index[key] if at == cts]
                     if left:
                         pending.index[key] = left
                     else:
                         del pending.index[key]
-                    self._release(_ROW_BYTES + len(key), 1)
+                    self._release(sum(_row_bytes(key, op) for op in dropped), len(dropped))
                 gone = [run for run in pending.runs if last_cts(run) == cts]
                 pending.runs = tuple(run for run in pending.runs if last_cts(run) != cts)
                 events = [item for item in pending.events if item.cts == cts]

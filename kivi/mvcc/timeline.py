@@ -52,19 +52,19 @@ class Timeline:
         raise SnapshotTooOld("no commit that old is remembered: ask for a later moment")
 
     def take(self, upto: int) -> Iterator[tuple[bytes, bytes]]:
-        """Engine rows for commits at or below ``upto`` that were not taken before."""
+        """Engine rows for commits at or below ``upto`` that are not saved; call ``forget`` once they are written."""
         with self._mutex:
             start, end = bisect_right(self._stamps, self._saved), bisect_right(self._stamps, upto)
             rows = {
                 -(-t // STEP_US) * STEP_US: c
                 for t, c in zip(self._times[start:end], self._stamps[start:end], strict=True)
             }
-            self._saved = max(self._saved, upto)
         return ((time_key(t // 1000), c.to_bytes(8, "little")) for t, c in rows.items())
 
     def forget(self, upto: int, now_us: int) -> None:
-        """Drops from memory what is saved and older than a minute."""
+        """What lies at or below ``upto`` is saved; drops it from memory once it is older than a minute."""
         with self._mutex:
+            self._saved = max(self._saved, upto)
             end = min(bisect_right(self._stamps, upto), bisect_right(self._times, now_us - _RECENT_US))
             if end > 1_000:
                 del self._times[:end], self._stamps[:end]

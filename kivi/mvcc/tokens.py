@@ -127,6 +127,14 @@ class Tokens:
         """The scopes that batches were committed under."""
         return sorted(scope for scope in tuple(self._high) if scope.startswith(prefix))
 
+    def committed_at(self, token: str | None, batch: tuple[str, int] | None) -> int | None:
+        """The CTS of the commit that carried one of these, or None. A gap or a fence is None too."""
+        if token is not None and (found := self.find(token)) is not None and found.cts != FENCED:
+            return found.cts
+        if batch is not None and batch[1] <= self._high.get(batch[0], -1):
+            return self.find_batch(*batch)
+        return None
+
     # -- persistence ----------------------------------------------------------------------------
 
     def take(self, upto: int) -> Iterator[tuple[bytes, bytes]]:

@@ -14,11 +14,24 @@ below it until the process restarts (R12). Numbers may skip: what was never ente
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-__all__ = ["Watermark"]
+__all__ = ["Watermark", "call_all"]
+
+
+def call_all(callbacks: Iterable[Callable[[], None]]) -> None:
+    """Calls each, whatever another raises: they belong to different callers, who each wait for their own.
+
+    What one raises is a bug of that callback; it is logged, for there is nobody on the log's thread to tell.
+    """
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:
+            logging.getLogger(__name__).exception("a callback of a commit raised")
 
 
 class Watermark:
@@ -65,8 +78,7 @@ class Watermark:
                     passed = [item for item in self._waiting if item[0] <= self._value]
                     self._waiting = deque(item for item in self._waiting if item[0] > self._value)
                     ready = [callback for _, callback in sorted(passed, key=lambda item: item[0])]
-        for callback in ready:
-            callback()
+        call_all(ready)
 
     def when(self, sequence: int, then: Callable[[], None]) -> None:
         """Runs ``then`` once W has passed ``sequence``: now, if it has (R17)."""

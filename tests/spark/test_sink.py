@@ -13,7 +13,6 @@ from kivi.spark.options import Options
 from kivi.spark.schemas import Target
 from kivi.spark.sink import BatchWriter, SecondApplication, StreamWriter
 from tests.spark.helpers import Input, check
-from tests.spark.known import STAGES_BEFORE_TOKEN
 
 
 @pytest.fixture
@@ -53,7 +52,6 @@ def test_a_replay_with_other_contents_returns_the_first_commit(writer, rows, sou
     assert db.stats()["stage_bytes"] == live  # what the replay staged was dropped
 
 
-@STAGES_BEFORE_TOKEN
 def test_the_same_commit_again_names_stages_that_are_committed(writer, rows, source, db, table) -> None:
     """The driver did not hear the answer and asks again: the token is looked up before the stages are (R16)."""
     message = writer().write(iter(rows))

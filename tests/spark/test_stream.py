@@ -19,7 +19,6 @@ import pytest
 
 from tests.spark import helpers
 from tests.spark.helpers import Proxy, check, commit_of, committed, forget_last
-from tests.spark.known import STAGES_BEFORE_TOKEN
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +54,6 @@ def test_a_task_that_dies_after_it_staged_is_run_again_and_counts_once(run, sour
     check(db, table, source.rows)
 
 
-@STAGES_BEFORE_TOKEN
 def test_the_commits_reply_is_lost_and_the_driver_asks_again(run, source, server, db, table) -> None:
     source.add(3)
     with Proxy(server.port, commit_of(table, "app", 1)) as proxy:
