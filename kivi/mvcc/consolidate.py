@@ -138,6 +138,7 @@ class Consolidator:
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
         self._version_cursor: bytes | None = None
+        self._tombstone_cursor: bytes | None = None
         self._versions_dirty = True
         self._version_bytes = self._load_version_bytes()
         self.history_floors = _load_floors(engine)
@@ -456,10 +457,14 @@ class Consolidator:
         limit = min(self.durable_position, oldest if oldest is not None else self.durable_position)
         prefix = space_prefix(Space.TOMBSTONE)
         batch = WriteBatch()
-        for key, _ in self._engine.scan(prefix, prefix_end(prefix)):
+        resume: bytes | None = None
+        for seen, (key, _) in enumerate(self._engine.scan(self._tombstone_cursor or prefix, prefix_end(prefix))):
             cts, table, row = split_tombstone_key(key)
             schema = self._schema_of(table)
-            if cts > limit or len(batch) >= _SWEEP_ROWS:
+            if cts > limit:
+                break
+            if seen >= _SWEEP_ROWS:
+                resume = key
                 break
             if schema is not None and schema.history_us is not None and cts > self._history_floor(schema):
                 continue
@@ -472,6 +477,7 @@ class Consolidator:
                     self._count_version(schema, table, -len(version) - len(data))
             batch.delete(key)
         self._write_swept(batch)
+        self._tombstone_cursor = resume
 
     def _write_swept(self, batch: WriteBatch) -> None:
         """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""

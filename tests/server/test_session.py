@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
+import kivi
 from kivi.client_codec import new_token
 from kivi.client_core import read_batches
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -117,6 +118,22 @@ def test_the_same_commit_sent_again_is_answered_with_the_same_timestamp(raw, tab
     request.id, request.operations[0].values[0].int_value = 200, 2
     raw.send(request)
     assert raw.reply(200).error.reason == "InvalidArgument"  # the same token, another payload
+
+
+def test_the_same_commit_is_answered_after_its_table_was_dropped(raw, db):
+    db.create_table("fleeting", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
+    write = operation(db.describe("fleeting")["id"], 1, balance=1)
+    write.table = "fleeting"
+    commit = pb.Commit(token=new_token())
+    raw.send(pb.Request(id=1, operations=[write], commit=commit))
+    first = raw.reply(1).commit.commit_ts
+    db.drop("fleeting")
+    raw.send(
+        pb.Request(id=2, operations=[write], commit=commit),
+        pb.Request(id=3, operations=[write], commit=pb.Commit(token=new_token())),
+    )
+    assert raw.reply(2).commit.commit_ts == first > 0
+    assert raw.reply(3).error.reason == "NotFound"
 
 
 def test_what_a_stranger_sends_is_checked(raw, table_id):
