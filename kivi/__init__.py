@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from kivi import aio as aio
     from kivi import spark as spark
     from kivi.client import connect
+    from kivi.definitions import time_slot
     from kivi.embedded import open_database as open
     from kivi.expr import col
     from kivi.outcomes import ABORTED, UNKNOWN
-    from kivi.schema import time_slot
     from kivi.surface import count, max, min, sum, transactional
 
 __version__ = "0.1.0"
@@ -91,7 +91,7 @@ _LAZY = {
     "min": "kivi.surface",
     "open": "kivi.embedded",
     "sum": "kivi.surface",
-    "time_slot": "kivi.schema",
+    "time_slot": "kivi.definitions",
     "transactional": "kivi.surface",
 }
 _MODULES = ("aio", "spark")

@@ -50,7 +50,8 @@ import pyarrow.compute as pc
 from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SchemaError
 from kivi.expr import Expr
 from kivi.keys import arrow_from_stored, flat, stored_array
-from kivi.schema import Column, ColumnType, TableSchema
+from kivi.schema import Column, TableSchema
+from kivi.types import ColumnType
 
 __all__ = [
     "arrow_schema",

@@ -23,7 +23,8 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.errors import NotFound
 from kivi.keys import decode_key, encode_key
 from kivi.mvcc.verdict import Guard
-from kivi.schema import Column, ColumnType, TableSchema
+from kivi.schema import Column, TableSchema
+from kivi.types import ColumnType
 
 __all__ = ["COUNTERS", "NAMES", "SYSTEM", "TABLES", "Catalog", "View", "schema_guard"]
 

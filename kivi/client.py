@@ -37,8 +37,9 @@ from kivi.client_core import (
     read_batches,
 )
 from kivi.client_errors import from_error, from_rpc_error
+from kivi.definitions import TimeSlot
 from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, Retryable, SnapshotTooOld, Unavailable
-from kivi.schema import OperatorCall, TableSchema, TimeSlot
+from kivi.schema import OperatorCall, TableSchema
 from kivi.wire.v1 import session_pb2
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr
-from kivi.schema import Column, ColumnType, GroupKey, Measure, TableSchema
+from kivi.schema import Column, GroupKey, Measure, TableSchema
+from kivi.types import ColumnType
 from kivi.wire.v1 import types_pb2 as pb
 
 __all__ = [

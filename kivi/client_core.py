@@ -42,18 +42,10 @@ from kivi.client_codec import (
     to_table,
     type_of,
 )
+from kivi.definitions import TimeSlot, event_table_schema, parse_duration_us, row_table_schema
 from kivi.errors import InvalidArgument
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
-from kivi.schema import (
-    GroupKey,
-    Measure,
-    OperatorCall,
-    TableSchema,
-    TimeSlot,
-    event_table_schema,
-    parse_duration_us,
-    row_table_schema,
-)
+from kivi.schema import GroupKey, Measure, OperatorCall, TableSchema
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:

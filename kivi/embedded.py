@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kivi import schema as schemas
 from kivi.arrow import arrow_schema, event_batch, rows_from_batch
+from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
 from kivi.expr import Expr, Scan
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.scan import bound_predicate
-from kivi.schema import ColumnType, OperatorCall, TableSchema, TimeSlot
+from kivi.schema import OperatorCall, TableSchema
 from kivi.settings import Settings
 from kivi.store import Lease, Store, Txn
+from kivi.types import ColumnType
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +73,7 @@ class Database:
         history: str | int | dt.timedelta | None = None,
     ) -> None:
         """A row table; ``history`` keeps older versions for ``as_of``. Raises AlreadyExists, SchemaError."""
-        self.store.create(schemas.row_table_schema(name, key, columns, history))
+        self.store.create(row_table_schema(name, key, columns, history))
 
     def create_event_table(
         self,
@@ -82,7 +83,7 @@ class Database:
         retention: str | int | dt.timedelta | None = None,
     ) -> None:
         """An append-only event table. Raises AlreadyExists, SchemaError."""
-        self.store.create(schemas.event_table_schema(name, event_time, columns, retention))
+        self.store.create(event_table_schema(name, event_time, columns, retention))
 
     def create_aggregate(
         self,
@@ -96,7 +97,7 @@ class Database:
     ) -> None:
         """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``."""
         of = self.store.table(source)
-        self.store.create(schemas.aggregate_schema(name, of, group_by, measures, derived, history), progress=progress)
+        self.store.create(aggregate_schema(name, of, group_by, measures, derived, history), progress=progress)
 
     def tables(self) -> list[str]:
         """The names of all tables, in order."""

@@ -64,7 +64,8 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.expr import Expr, names
 from kivi.keys import Space, event_data_key, event_header_key, event_meta_key, prefix_end, stored_array, table_prefix
-from kivi.schema import ColumnType, TableSchema
+from kivi.schema import TableSchema
+from kivi.types import ColumnType
 
 __all__ = ["Block", "EventStore", "EventView", "Summary", "destroy"]
 

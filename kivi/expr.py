@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.schema import ColumnType
+from kivi.types import ColumnType
 
 __all__ = ["Expr", "Scan", "bind", "col", "matches", "names"]
 

@@ -56,7 +56,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.errors import DataLoss, InvalidArgument
-from kivi.schema import ColumnType
+from kivi.types import ColumnType
 
 __all__ = [
     "KEY_BYTES_MAX",

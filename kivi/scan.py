@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kivi.arrow import filter_batch, rows_batch
+from kivi.derived import evaluate_expression, parse_expression
 from kivi.errors import DataLoss, InvalidArgument, NotFound, OutOfRange
 from kivi.expr import Expr, Scan, bind, matches, names
 from kivi.keys import decode_key, prefix_end
 from kivi.mvcc.leases import Lease
 from kivi.rows import Version
-from kivi.schema import ColumnType, TableSchema, evaluate_expression, parse_expression
+from kivi.schema import TableSchema
 from kivi.txn import Txn, encoded_key, merged
+from kivi.types import ColumnType
 
 if TYPE_CHECKING:
     from kivi.store import Store

@@ -1,7 +1,7 @@
 """The store: wiring, and the operations that the embedded database and the server share.
 
 Holds no rules of its own: what a read sees is ``mvcc.snapshot``, what may commit is ``mvcc.verdict``, in which order is
-``mvcc.commit``, what reaches base is ``mvcc.consolidate``. Values here are in stored form (``kivi.schema``).
+``mvcc.commit``, what reaches base is ``mvcc.consolidate``. Values here are in stored form (``kivi.types``).
 
 ::
 

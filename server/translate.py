@@ -15,18 +15,12 @@ from kivi_server import limits
 
 from kivi.arrow import arrow_schema, decode_ipc, encode_ipc, event_batch
 from kivi.client_codec import fill_values, from_expr, from_measures, from_values, type_of
+from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.expr import Expr
-from kivi.schema import (
-    ColumnType,
-    OperatorCall,
-    TableSchema,
-    TimeSlot,
-    aggregate_schema,
-    event_table_schema,
-    row_table_schema,
-)
+from kivi.schema import OperatorCall, TableSchema
 from kivi.store import Scan, Store, Txn
+from kivi.types import ColumnType
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 __all__ = ["Translator"]

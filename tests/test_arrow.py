@@ -30,10 +30,11 @@ from kivi.arrow import (
     rows_from_batch,
     stored_rows,
 )
+from kivi.definitions import aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.expr import bind, col, matches
-from kivi.schema import ColumnType, aggregate_schema, event_table_schema, row_table_schema
 from kivi.schema import OperatorCall as Call
+from kivi.types import ColumnType
 
 UTC = dt.UTC
 DECLARED = {

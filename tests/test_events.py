@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kivi.arrow import event_batch, stored_rows
+from kivi.definitions import event_table_schema
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.engine.rocks import RocksEngine
@@ -22,7 +23,8 @@ from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events import EventStore, _mergeable
 from kivi.expr import bind, col, matches
 from kivi.keys import Space, event_data_key, event_header_key, event_meta_key, prefix_end, table_prefix
-from kivi.schema import ColumnType, TableSchema, event_table_schema
+from kivi.schema import TableSchema
+from kivi.types import ColumnType
 
 TABLE = TableSchema(
     **{

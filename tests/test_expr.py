@@ -23,7 +23,7 @@ from kivi.arrow import filter_batch
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr, bind, col, matches, names
 from kivi.keys import arrow_from_stored
-from kivi.schema import ColumnType
+from kivi.types import ColumnType
 
 TYPES = {
     "i": ColumnType("int64"),

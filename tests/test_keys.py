@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kivi import keys
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.keys import Space, decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
-from kivi.schema import ColumnType
+from kivi.types import ColumnType
 
 T = ColumnType.parse
 DECIMAL = T("decimal(18,3)")

@@ -50,7 +50,8 @@ ROOMS: dict[str, Room] = {
         not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
     ),
     "values": Room(
-        "kivi.schema kivi.expr kivi.keys kivi.rows kivi.format kivi.arrow kivi.outcomes kivi.surface",
+        "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.keys kivi.rows kivi.format kivi.arrow"
+        " kivi.outcomes kivi.surface",
         "schemas, values and the only code that builds or parses key and row bytes: data in, data out, no I/O",
         rooms="errors",
         packages="numpy pyarrow",

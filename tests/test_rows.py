@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from kivi.errors import DataLoss
 from kivi.rows import RowLayout, Version
-from kivi.schema import INT64_MAX, INT64_MIN, Column, ColumnType, TableSchema
+from kivi.schema import Column, TableSchema
+from kivi.types import INT64_MAX, INT64_MIN, ColumnType
 
 INT64 = st.integers(INT64_MIN, INT64_MAX)
 INT128 = st.integers(-(2**127), 2**127 - 1)

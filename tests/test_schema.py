@@ -1,4 +1,4 @@
-"""Schemas: the types table of ``kivi/schema.py`` line by line, the shapes of keys and tables, derived columns.
+"""Schemas: the table of ``kivi/types.py`` line by line, the shapes of keys and tables, derived columns.
 
 A value goes in as the caller wrote it and comes out the same, or is refused in a sentence that names it. Nothing is
 rounded, whatever the caller's decimal context; nothing a caller can hand in raises anything but a KiviError.
@@ -22,23 +22,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kivi.definitions import aggregate_schema, event_table_schema, parse_duration_us, row_table_schema, time_slot
+from kivi.derived import evaluate_expression, parse_expression
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, SchemaError
-from kivi.schema import (
-    INT64_MAX,
-    INT64_MIN,
-    Column,
-    ColumnType,
-    OperatorCall,
-    TableSchema,
-    aggregate_schema,
-    evaluate_expression,
-    event_table_schema,
-    parse_duration_us,
-    parse_expression,
-    row_table_schema,
-    shown,
-    time_slot,
-)
+from kivi.schema import Column, OperatorCall, TableSchema
+from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 T = ColumnType.parse
 D = decimal.Decimal

@@ -15,8 +15,9 @@ from kivi.aio.transport import Transport
 from kivi.arrow import rows_from_batch
 from kivi.client_core import Core, TransactionCore, backoff_s, read_batches
 from kivi.client_methods import Tls
+from kivi.definitions import TimeSlot
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
-from kivi.schema import OperatorCall, TableSchema, TimeSlot
+from kivi.schema import OperatorCall, TableSchema
 
 if TYPE_CHECKING:
     import datetime as dt

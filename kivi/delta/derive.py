@@ -33,7 +33,8 @@ import pyarrow.compute as pc
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
 from kivi.errors import InvalidArgument, OutOfRange
 from kivi.keys import encode_key, encode_key_columns, flat, stored_array
-from kivi.schema import INT64_MAX, INT64_MIN, Column, GroupKey, TableSchema
+from kivi.schema import Column, GroupKey, TableSchema
+from kivi.types import INT64_MAX, INT64_MIN
 
 __all__ = ["derive", "derive_small", "run_from_rows"]
 

@@ -36,7 +36,8 @@ import pyarrow as pa
 
 from kivi.errors import DataLoss
 from kivi.rows import is_wide
-from kivi.schema import INT64_MAX, INT64_MIN, Column, TableSchema
+from kivi.schema import Column, TableSchema
+from kivi.types import INT64_MAX, INT64_MIN
 
 __all__ = ["LIMB", "LOW", "Array", "Cells", "DeltaRun", "dtype_of", "neutral_of", "ufunc_of", "whole", "with_cts"]
 

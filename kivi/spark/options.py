@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import kivi
+from kivi.definitions import parse_duration_us
 from kivi.errors import InvalidArgument, KiviError, Retryable, SnapshotTooOld, Unavailable
-from kivi.schema import parse_duration_us
 
 if TYPE_CHECKING:
     from kivi.client import Database

@@ -26,7 +26,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.schema import ColumnType
+from kivi.types import ColumnType
 
 if TYPE_CHECKING:
     from kivi.client import Database

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
-from kivi import client_errors, errors, expr, schema
+from kivi import client_errors, definitions, errors, expr
 from kivi.client_codec import fill_values, from_expr, from_table, from_values, to_expr, to_table
 from kivi.wire.v1 import types_pb2
 
@@ -70,10 +70,10 @@ def test_a_predicate_without_operands_is_refused():
 
 
 def test_definitions():
-    events = schema.event_table_schema(
+    events = definitions.event_table_schema(
         "ev", "ts", {"e": "int64", "ts": "timestamp", "p": "decimal(9,2)", "s": "string"}, retention="30d"
     )
-    aggregate = schema.aggregate_schema(
+    aggregate = definitions.aggregate_schema(
         "agg",
         events,
         ["e", kivi.time_slot("ts", "5m")],
@@ -81,7 +81,7 @@ def test_definitions():
         {"avg": "s / n"},
         history="1h",
     )
-    rows = schema.row_table_schema("t", {"id": "int64"}, {"v": kivi.min("float64"), "b": "bytes"}, history="1h")
+    rows = definitions.row_table_schema("t", {"id": "int64"}, {"v": kivi.min("float64"), "b": "bytes"}, history="1h")
     for definition in (events, aggregate, rows):
         assert from_table(types_pb2.Table.FromString(to_table(definition).SerializeToString())) == definition
 

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pytest
 
 import kivi
+from kivi.definitions import aggregate_schema
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
-from kivi.schema import aggregate_schema
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 

@@ -11,8 +11,8 @@ import pytest
 
 import kivi
 from kivi import backfill
+from kivi.definitions import aggregate_schema
 from kivi.errors import InvalidArgument, SnapshotTooOld
-from kivi.schema import aggregate_schema
 from kivi.store import Store
 from tests.golden.driver import EmbeddedDriver
 

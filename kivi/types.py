@@ -1,0 +1,251 @@
+"""Column types, and single values between the form a caller uses and the *stored form*.
+
+Every room works with values in stored form; only what faces a caller converts, here:
+
+============== ===================================== ==============================
+type           a caller gives and gets               stored form
+============== ===================================== ==============================
+bool           bool                                  bool
+int64          int                                   int, -2**63 .. 2**63-1
+float64        float (int accepted), finite          float, -0.0 normalised to 0.0
+decimal(p, s)  decimal.Decimal (int, str accepted)   int, unscaled: value * 10**s
+string         str                                   str, valid UTF-8
+bytes          bytes                                 bytes
+timestamp      aware UTC datetime, or int            int, microseconds since 1970 UTC
+============== ===================================== ==============================
+
+Going in, a value of another type is a SchemaError, one that does not fit is InvalidArgument, and a decimal is never
+rounded. Coming out, a sum that has outgrown its column is OutOfRange, and kept exactly. Whole columns go the same way
+in ``kivi.arrow``, by the same rules.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from kivi.errors import InvalidArgument, OutOfRange, SchemaError
+
+__all__ = ["INT64_MAX", "INT64_MIN", "ColumnType", "shown"]
+
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_DECIMAL: Final = re.compile(r"decimal\(\s*([0-9]{1,4})\s*,\s*([0-9]{1,4})\s*\)\Z")
+
+_EXACT: Final = decimal.Context(
+    prec=decimal.MAX_PREC,
+    Emax=decimal.MAX_EMAX,
+    Emin=decimal.MIN_EMIN,
+    traps=[decimal.InvalidOperation],
+)
+"""Rounds nothing. The caller's own context may have any precision and any traps, and must not change a value."""
+
+_DECIMAL_DIGITS_MAX: Final = 40
+"""No decimal column holds a number that is this long, and one with an exponent of a million is never written out."""
+
+TypeName = Literal["bool", "int64", "float64", "decimal", "string", "bytes", "timestamp"]
+
+
+def shown(value: object) -> str:
+    """A value in an error's sentence: short, however long the value is, and never an error of its own."""
+    if isinstance(value, int) and value.bit_length() > 256:  # Python refuses to write out very long ones
+        return f"an integer of {value.bit_length()} bits"
+    try:
+        text = str(value) if isinstance(value, decimal.Decimal) else repr(value)
+    except Exception:  # an object of the caller's
+        return f"an object of type {type(value).__name__}"
+    return text if len(text) <= 120 else f"{text[:100]}... ({len(text)} characters)"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """A column's type. ``precision`` and ``scale`` are 0 except for decimals."""
+
+    name: TypeName
+    precision: int = 0
+    scale: int = 0
+
+    @staticmethod
+    def parse(text: object) -> ColumnType:
+        """``"int64"``, ``"decimal(12,2)"`` ... -> ColumnType. Raises SchemaError."""
+        if isinstance(text, ColumnType):
+            return text
+        if isinstance(text, str):
+            bare = text.strip().lower()
+            if bare in ("bool", "int64", "float64", "string", "bytes", "timestamp"):
+                return ColumnType(bare)  # type: ignore[arg-type]
+            if match := _DECIMAL.match(bare):
+                precision, scale = int(match[1]), int(match[2])
+                if not 1 <= precision <= 18 or scale > precision:
+                    raise SchemaError(f"{text!r}: a decimal has 1 to 18 digits, and a scale of at most that")
+                return ColumnType("decimal", precision, scale)
+        raise SchemaError(
+            f"{shown(text)} is not a column type: use bool, int64, float64, decimal(p,s), string, bytes or timestamp"
+        )
+
+    def __str__(self) -> str:
+        return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
+
+    @property
+    def is_integer(self) -> bool:
+        """Stored as an exact integer: summed in 128 bits."""
+        return self.name in ("int64", "decimal")
+
+    @property
+    def stored_min(self) -> int:
+        return -(10**self.precision) + 1 if self.name == "decimal" else INT64_MIN
+
+    @property
+    def stored_max(self) -> int:
+        return 10**self.precision - 1 if self.name == "decimal" else INT64_MAX
+
+    # -- one value ------------------------------------------------------------------------------
+
+    def to_stored(self, value: Any, what: str = "value") -> Any:
+        """A caller's value in stored form; None stays None. Raises InvalidArgument (SchemaError for a wrong type)."""
+        if value is None:
+            return None
+        return _TO_STORED[self.name](self, value, what)
+
+    def from_stored(self, value: Any, what: str = "value") -> Any:
+        """Stored form as the caller sees it. Raises OutOfRange for a sum that has outgrown its type."""
+        if value is None:
+            return None
+        match self.name:
+            case "int64":
+                if not INT64_MIN <= value <= INT64_MAX:
+                    raise OutOfRange(
+                        f"{what} is {value}, which does not fit in 64 bits; it is kept exactly", column=what
+                    )
+                return value
+            case "decimal":
+                if not self.stored_min <= value <= self.stored_max:
+                    raise OutOfRange(f"{what} does not fit in {self}; it is kept exactly", column=what)
+                return decimal.Decimal(value).scaleb(-self.scale, _EXACT)
+            case "float64":
+                if not math.isfinite(value):
+                    raise OutOfRange(f"{what} has left the finite numbers", column=what)
+                return value
+            case "timestamp":
+                try:
+                    return _EPOCH + dt.timedelta(microseconds=value)
+                except OverflowError:
+                    raise OutOfRange(f"{what} is {value} us, outside the years 1 to 9999", column=what) from None
+            case _:
+                return value
+
+
+def _bad(what: str, value: object, type_: ColumnType) -> SchemaError:
+    return SchemaError(f"{what} is {shown(value)} ({type(value).__name__}), which is not a {type_}")
+
+
+def _to_bool(type_: ColumnType, value: Any, what: str) -> bool:
+    kind = type(value)
+    if kind is bool or (kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")):  # bool_ before NumPy 2
+        return bool(value)
+    raise _bad(what, value, type_)
+
+
+def _as_int(value: Any) -> int | None:
+    """Python and NumPy integers, not booleans, not floats."""
+    if isinstance(value, (bool, float)) or not hasattr(value, "__index__"):
+        return None
+    try:
+        return int(value.__index__())
+    except TypeError:  # a NumPy array has the method too, and only some arrays are integers
+        return None
+
+
+def _to_int64(type_: ColumnType, value: Any, what: str) -> int:
+    number = _as_int(value)
+    if number is None:
+        raise _bad(what, value, type_)
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise InvalidArgument(f"{what} is {shown(number)}, which does not fit in 64 bits")
+    return number
+
+
+def _to_float64(type_: ColumnType, value: Any, what: str) -> float:
+    if isinstance(value, float) or (number := _as_int(value)) is not None:
+        try:
+            result = float(value)
+        except OverflowError:
+            raise InvalidArgument(f"{what} is too large for a float64") from None
+        if not math.isfinite(result):
+            raise InvalidArgument(f"{what} is {value!r}: NaN and infinities are not accepted")
+        return result + 0.0  # -0.0 + 0.0 is 0.0
+    del number
+    raise _bad(what, value, type_)
+
+
+def _to_decimal(type_: ColumnType, value: Any, what: str) -> int:
+    try:
+        if isinstance(value, decimal.Decimal):
+            number = value
+        elif isinstance(value, str):
+            number = decimal.Decimal(value, _EXACT)
+        elif (integer := _as_int(value)) is not None:
+            number = decimal.Decimal(integer)
+        else:
+            raise _bad(what, value, type_)
+    except decimal.InvalidOperation:
+        raise _bad(what, value, type_) from None
+    if not number.is_finite():
+        raise InvalidArgument(f"{what} is {shown(value)}: NaN and infinities are not accepted")
+    if number.is_zero():
+        return 0
+    if number.adjusted() >= _DECIMAL_DIGITS_MAX:
+        raise InvalidArgument(f"{what} is {shown(value)}, which does not fit in {type_}")
+    scaled = number.scaleb(type_.scale, _EXACT)
+    if scaled != scaled.to_integral_value(context=_EXACT):
+        raise InvalidArgument(f"{what} is {shown(value)}, which has more than {type_.scale} digits after the point")
+    unscaled = int(scaled)
+    if not type_.stored_min <= unscaled <= type_.stored_max:
+        raise InvalidArgument(f"{what} is {shown(value)}, which does not fit in {type_}")
+    return unscaled
+
+
+def _to_string(type_: ColumnType, value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise _bad(what, value, type_)
+    text = str.__str__(value)  # the characters: a subclass, such as a text Enum, may say something else in str()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} is not valid Unicode text") from None
+    return text
+
+
+def _to_bytes(type_: ColumnType, value: Any, what: str) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise _bad(what, value, type_)
+
+
+def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:
+    if isinstance(value, dt.datetime):
+        if value.utcoffset() is None:
+            raise InvalidArgument(f"{what} is a datetime without a time zone: use an aware one, in UTC")
+        return (value - _EPOCH) // dt.timedelta(microseconds=1)
+    number = _as_int(value)
+    if number is None:
+        raise _bad(what, value, type_)
+    if not INT64_MIN <= number <= INT64_MAX:
+        raise InvalidArgument(f"{what} is {shown(number)}, which does not fit in 64 bits")
+    return number
+
+
+_TO_STORED: Final = {
+    "bool": _to_bool,
+    "int64": _to_int64,
+    "float64": _to_float64,
+    "decimal": _to_decimal,
+    "string": _to_string,
+    "bytes": _to_bytes,
+    "timestamp": _to_timestamp,
+}
