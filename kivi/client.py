@@ -1,46 +1,28 @@
-"""The client for threads: ``kivi.connect(...)``.
+"""The client for threads: ``kivi.connect(...)``: the faces of ``client_core``, called.
 
-One gRPC channel, one session stream. Threads put encoded requests into a queue and wait for their own
-answers; gRPC's sending thread takes everything that is queued each time the stream is ready for more,
-so the requests of many threads share messages without anyone waiting for company. One reader thread
-hands answers out. What the calls *do* is in ``client_core``.
+One gRPC channel, one session stream (``client_transport``). What the calls *do* is in ``client_core`` and
+``client_transaction``, shared with the client for asyncio.
 """
 
 from __future__ import annotations
 
 import itertools
-import queue
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, TypeVar
-
-import grpc
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kivi import client_methods as methods
 from kivi.appending import Appender
 from kivi.arrow import rows_from_batch
-from kivi.client_core import (
-    Ask,
-    ConnectionLost,
-    Core,
-    Effect,
-    Sleep,
-    Steps,
-    Stream,
-    Timeout,
-    TransactionCore,
-    Unary,
-    Upload,
-    backoff_s,
-    read_batches,
-)
-from kivi.client_errors import from_error, from_rpc_error
+from kivi.client_core import Core
+from kivi.client_messages import read_batches
+from kivi.client_steps import backoff_s
+from kivi.client_transaction import TransactionCore
+from kivi.client_transport import Transport
 from kivi.definitions import TimeSlot
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, Retryable, SnapshotTooOld, Unavailable
+from kivi.errors import Retryable, SnapshotTooOld
 from kivi.schema import OperatorCall, TableSchema
-from kivi.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -54,292 +36,6 @@ __all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect"]
 
 Tls = methods.Tls
 T = TypeVar("T")
-_FRAME_BYTES: Final = 1 << 20  # a frame is sent when it has grown to this, whatever else waits
-_QUEUED_MAX: Final = 20_000
-_LARGE_BYTES: Final = 256 << 10
-_QUEUED_BYTES_MAX: Final = 128 << 20
-_REPEATABLE: Final = frozenset({"Describe", "ListTables", "Watermark", "Stats", "DiscardStages"})
-
-
-class _Waiter:
-    """One thread waiting for one answer: a lock that is held until the answer is there."""
-
-    __slots__ = ("error", "gate", "reply")
-
-    def __init__(self) -> None:
-        self.gate = threading.Lock()
-        self.gate.acquire()
-        self.reply: session_pb2.Response | None = None
-        self.error: KiviError | None = None
-
-
-class _Session:
-    """One stream: a queue out, a reader thread in. Once broken it stays broken."""
-
-    def __init__(self, transport: _Transport, epoch: int, wait_for_ready: bool) -> None:
-        self.epoch = epoch
-        self.broken: KiviError | None = None
-        self.hello = threading.Event()
-        self._transport = transport
-        self._lock = threading.Lock()
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._large = 0
-        self._waiters: dict[int, _Waiter] = {}
-        self._ids = itertools.count(1)
-        self._call = transport.open(self._frames(), wait_for_ready)
-        threading.Thread(target=self._read, name="kivi-session", daemon=True).start()
-
-    def _frames(self) -> Iterator[bytes]:
-        """gRPC's sending thread asks for the next message when the stream is ready for it."""
-        out = self._out
-        while (first := out.get()) is not None:
-            parts, size = [first], len(first)
-            while size < _FRAME_BYTES:
-                try:
-                    part = out.get_nowait()
-                except queue.Empty:
-                    break
-                if part is None:
-                    out.put(None)
-                    break
-                parts.append(part)
-                size += len(part)
-            if size >= _LARGE_BYTES:
-                with self._lock:
-                    self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
-            yield first if len(parts) == 1 else b"".join(parts)
-
-    def put(self, request: session_pb2.Request) -> None:
-        data = session_pb2.ClientFrame(requests=(request,)).SerializeToString()
-        if len(data) >= _LARGE_BYTES:
-            if len(data) > methods.MESSAGE_BYTES_MAX:
-                raise ResourceExhausted(
-                    f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "
-                    "send less at once",
-                    limit="message_bytes_max",
-                    maximum=methods.MESSAGE_BYTES_MAX,
-                )
-            while self._large > _QUEUED_BYTES_MAX and self.broken is None:
-                time.sleep(0.001)
-            with self._lock:
-                self._large += len(data)
-        elif self._out.qsize() > _QUEUED_MAX:
-            while self._out.qsize() > _QUEUED_MAX and self.broken is None:
-                time.sleep(0.001)
-        self._out.put(data)
-
-    def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
-        waiter = _Waiter()
-        number = request.id = next(self._ids)
-        self._waiters[number] = waiter
-        if self.broken is not None:  # checked after registering: whoever breaks the session sees the waiter
-            self._waiters.pop(number, None)
-            raise self._lost(sent=False)
-        try:
-            self.put(request)
-        except KiviError:
-            self._waiters.pop(number, None)
-            raise
-        if not waiter.gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            self._waiters.pop(number, None)
-            raise Timeout(f"no answer from {self._transport.core.endpoint} within {timeout_s:g} s")
-        if waiter.error is not None:
-            raise waiter.error
-        reply = waiter.reply
-        assert reply is not None
-        if reply.HasField("error"):
-            raise from_error(reply.error)
-        return reply
-
-    def _lost(self, sent: bool) -> KiviError:
-        if isinstance(self.broken, Unavailable) or self.broken is None:
-            return ConnectionLost(f"the connection to {self._transport.core.endpoint} was lost", sent=sent)
-        return type(self.broken)(self.broken.message, **self.broken.details)
-
-    def _read(self) -> None:
-        reason: KiviError = Unavailable("the server ended the session")
-        try:
-            for data in self._call:
-                frame = session_pb2.ServerFrame.FromString(data)
-                if frame.HasField("hello"):
-                    self._transport.session = frame.hello.session
-                    self.hello.set()
-                for reply in frame.responses:
-                    waiter = self._waiters.pop(reply.id, None)
-                    if waiter is not None:
-                        waiter.reply = reply
-                        waiter.gate.release()
-        except grpc.RpcError as error:
-            reason = from_rpc_error(error)
-        except Exception as error:
-            reason = Unavailable(f"the session failed: {error!r}")
-        self.close(reason)
-
-    def close(self, reason: KiviError) -> None:
-        if self.broken is None:
-            self.broken = reason
-        self.hello.set()
-        self._out.put(None)
-        self._call.cancel()
-        while self._waiters:
-            try:
-                _, waiter = self._waiters.popitem()
-            except KeyError:
-                break
-            waiter.error = self._lost(sent=True)
-            waiter.gate.release()
-
-
-class _Transport:
-    """The channel and the current session; performs effects on the calling thread."""
-
-    def __init__(self, core: Core, access_token: str | None, tls: methods.Tls | None) -> None:
-        self.core = core
-        self.session = b""
-        options = methods.channel_options(tls)
-        if tls is None:
-            self._channel = grpc.insecure_channel(core.endpoint, options)
-        else:
-            self._channel = grpc.secure_channel(core.endpoint, methods.credentials(tls), options)
-        self._metadata = methods.metadata(access_token)
-        self._calls: dict[str, Any] = {}
-        self._lock = threading.Lock()
-        self._current: _Session | None = None
-        self._epochs = 0
-        self._closed = False
-
-    def open(self, frames: Iterator[bytes], wait_for_ready: bool) -> Any:
-        call: Any = self._channel.stream_stream(methods.path("Session"))
-        return call(frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
-
-    def connect(self) -> None:
-        """The first session: fails at once if nothing listens there."""
-        session = self._open(wait_for_ready=False)
-        if not session.hello.wait(self.core.timeout_s):
-            self.close()
-            raise Unavailable(f"no answer from {self.core.endpoint} within {self.core.timeout_s:g} s")
-        if session.broken is not None:
-            self.close()
-            if isinstance(session.broken, Unavailable):
-                raise Unavailable(f"cannot reach {self.core.endpoint}: {session.broken.message}")
-            raise session.broken
-
-    def _open(self, wait_for_ready: bool = True) -> _Session:
-        session = self._current
-        if session is not None and session.broken is None:
-            return session
-        with self._lock:
-            if self._closed:
-                raise InvalidArgument("this client is closed")
-            session = self._current
-            if session is None or session.broken is not None:
-                self._epochs += 1
-                session = self._current = _Session(self, self._epochs, wait_for_ready)
-        return session
-
-    def tell(self, request: session_pb2.Request, epoch: int | None = None) -> int:
-        if epoch is not None:
-            session = self._current
-            if session is None or session.epoch != epoch or session.broken is not None:
-                return epoch
-        else:
-            session = self._open()
-        session.put(request)
-        return session.epoch
-
-    def ask(self, effect: Ask) -> session_pb2.Response:
-        if effect.epoch is None:
-            session = self._open()
-        else:
-            current = self._current
-            if current is None or current.epoch != effect.epoch:
-                raise ConnectionLost(sent=False)
-            session = current
-        return session.ask(effect.request, effect.timeout_s)
-
-    def unary(self, effect: Unary) -> Any:
-        call: Any = self._calls.get(effect.method)
-        if call is None:
-            sent, returned = methods.UNARY[effect.method]
-            call = self._channel.unary_unary(
-                methods.path(effect.method),
-                request_serializer=sent.SerializeToString,
-                response_deserializer=returned.FromString,
-            )
-            self._calls[effect.method] = call
-        deadline, attempt = self.core.deadline(), 0
-        while True:
-            self._open()  # raises once closed
-            try:
-                return call(effect.message, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
-            except grpc.RpcError as error:
-                lost = error.code() == grpc.StatusCode.UNAVAILABLE
-                if not (lost and effect.method in _REPEATABLE and time.monotonic() < deadline):
-                    raise from_rpc_error(error) from None
-            attempt += 1
-            time.sleep(backoff_s(attempt + 4))
-
-    def stream(self, effect: Stream) -> None:
-        sent, returned = methods.STREAMED[effect.method]
-        call = self._channel.unary_stream(
-            methods.path(effect.method),
-            request_serializer=sent.SerializeToString,
-            response_deserializer=returned.FromString,
-        )(effect.message, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
-        try:
-            for message in call:
-                effect.on_message(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-        finally:
-            call.cancel()
-
-    def upload(self, effect: Upload) -> Any:
-        from kivi.wire.v1 import service_pb2
-
-        try:
-            return self._channel.stream_unary(
-                methods.path(effect.method),
-                request_serializer=service_pb2.StageRequest.SerializeToString,
-                response_deserializer=service_pb2.StageResponse.FromString,
-            )(effect.messages(), timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-
-    def perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Ask):
-            return self.ask(effect)
-        if isinstance(effect, Unary):
-            return self.unary(effect)
-        if isinstance(effect, Sleep):
-            return time.sleep(effect.seconds)
-        if isinstance(effect, Stream):
-            return self.stream(effect)
-        return self.upload(effect)
-
-    def run(self, steps: Steps[T]) -> T:
-        try:
-            effect = next(steps)
-            while True:
-                try:
-                    result = self.perform(effect)
-                except KiviError as error:
-                    effect = steps.throw(error)
-                else:
-                    effect = steps.send(result)
-        except StopIteration as stop:
-            value: T = stop.value
-            return value
-        finally:
-            steps.close()
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            session = self._current
-        if session is not None:
-            session.close(Unavailable("this client is closed"))
-        self._channel.close()
 
 
 def connect(
@@ -363,7 +59,7 @@ class Database:
         self, endpoint: str, access_token: str | None, tls: Tls | bool | str | None, timeout: float | None
     ) -> None:
         self._core = Core(endpoint, timeout)
-        self._transport = _Transport(self._core, access_token, methods.as_tls(tls))
+        self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
         self._run = self._transport.run
         self._transport.connect()

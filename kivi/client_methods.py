@@ -36,6 +36,8 @@ STREAMED: Final[dict[str, tuple[Any, Any]]] = {
     "Scan": (pb.ScanRequest, pb.ScanResponse),
     "CreateAggregate": (pb.CreateAggregateRequest, pb.CreateAggregateResponse),
 }
+# A stream of requests, one answer.
+UPLOADED: Final[dict[str, tuple[Any, Any]]] = {"Stage": (pb.StageRequest, pb.StageResponse)}
 
 
 def path(method: str) -> str:

@@ -13,8 +13,11 @@ from kivi import client_methods as methods
 from kivi.aio.appender import Appender
 from kivi.aio.transport import Transport
 from kivi.arrow import rows_from_batch
-from kivi.client_core import Core, TransactionCore, backoff_s, read_batches
+from kivi.client_core import Core
+from kivi.client_messages import read_batches
 from kivi.client_methods import Tls
+from kivi.client_steps import backoff_s
+from kivi.client_transaction import TransactionCore
 from kivi.definitions import TimeSlot
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
 from kivi.schema import OperatorCall, TableSchema

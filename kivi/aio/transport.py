@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
-from collections.abc import Iterator
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import grpc
 
-from kivi import client_methods as methods
-from kivi.client_core import Ask, ConnectionLost, Core, Effect, Sleep, Steps, Stream, Timeout, Unary, Upload, backoff_s
-from kivi.client_errors import from_error, from_rpc_error
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, Unavailable
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.client_calls import FRAME_BYTES, Calls, Link, answer, encoded, failed, lost, silent, unreachable
+from kivi.client_core import Core
+from kivi.client_errors import from_rpc_error
+from kivi.client_methods import Tls
+from kivi.client_steps import Ask, Effect, Sleep, Steps, Stream
+from kivi.errors import KiviError, Unavailable
+from kivi.wire.v1 import session_pb2
 
 __all__ = ["Transport"]
 
 T = TypeVar("T")
-_FRAME_BYTES: Final = 1 << 20
-_REPEATABLE: Final = frozenset({"Describe", "ListTables", "Watermark", "Stats", "DiscardStages"})
 
 
 class _Session:
@@ -36,20 +34,12 @@ class _Session:
         self._wake = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[session_pb2.Response]] = {}
         self._ids = itertools.count(1)
-        self._call = transport.open(wait_for_ready)
+        self._call = transport.calls.session(wait_for_ready=wait_for_ready)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
 
     def put(self, request: session_pb2.Request) -> None:
-        data = session_pb2.ClientFrame(requests=(request,)).SerializeToString()
-        if len(data) > methods.MESSAGE_BYTES_MAX:
-            raise ResourceExhausted(
-                f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "
-                "send less at once",
-                limit="message_bytes_max",
-                maximum=methods.MESSAGE_BYTES_MAX,
-            )
-        self._out.append(data)
+        self._out.append(encoded(request))
         self._wake.set()
 
     async def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
@@ -67,20 +57,15 @@ class _Session:
             self._waiting.pop(number, None)
             if handle is not None:
                 handle.cancel()
-        if reply.HasField("error"):
-            raise from_error(reply.error)
-        return reply
+        return answer(reply)
 
     def _expire(self, number: int, timeout_s: float) -> None:
         waiting = self._waiting.get(number)
         if waiting is not None and not waiting.done():
-            endpoint = self._transport.core.endpoint
-            waiting.set_exception(Timeout(f"no answer from {endpoint} within {timeout_s:g} s"))
+            waiting.set_exception(silent(self._transport.core.endpoint, timeout_s))
 
     def _lost(self, sent: bool) -> KiviError:
-        if isinstance(self.broken, Unavailable) or self.broken is None:
-            return ConnectionLost(f"the connection to {self._transport.core.endpoint} was lost", sent=sent)
-        return type(self.broken)(self.broken.message, **self.broken.details)
+        return lost(self._transport.core.endpoint, self.broken, sent=sent)
 
     async def _send(self) -> None:
         """Each time the stream is ready: everything that has gathered, in frames of about a megabyte."""
@@ -90,7 +75,7 @@ class _Session:
                 self._wake.clear()
                 while self._out:
                     size = end = 0
-                    while end < len(self._out) and (end == 0 or size + len(self._out[end]) <= _FRAME_BYTES):
+                    while end < len(self._out) and (end == 0 or size + len(self._out[end]) <= FRAME_BYTES):
                         size += len(self._out[end])
                         end += 1
                     frame = b"".join(self._out[:end])
@@ -147,130 +132,44 @@ class _Session:
                 await task
 
 
-class Transport:
+class Transport(Link[_Session]):
     """The channel and the current session; performs effects for the awaiting task."""
 
-    def __init__(self, core: Core, access_token: str | None, tls: methods.Tls | None) -> None:
-        self.core = core
-        self.session = b""
-        options = methods.channel_options(tls)
-        if tls is None:
-            self._channel = grpc.aio.insecure_channel(core.endpoint, options)
-        else:
-            self._channel = grpc.aio.secure_channel(core.endpoint, methods.credentials(tls), options)
-        self._metadata = methods.metadata(access_token)
-        self._calls: dict[str, Any] = {}
-        self._current: _Session | None = None
-        self._epochs = 0
-        self._closed = False
-
-    def open(self, wait_for_ready: bool) -> Any:
-        call: Any = self._channel.stream_stream(methods.path("Session"))
-        return call(metadata=self._metadata, wait_for_ready=wait_for_ready)
+    def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
+        super().__init__(core, Calls(grpc.aio, core.endpoint, access_token, tls))
 
     async def connect(self) -> None:
         """The first session: fails at once if nothing listens there."""
-        session = self._open(wait_for_ready=False)
+        session = self.open(wait_for_ready=False)
         try:
             await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
         except TimeoutError:
             await self.close()
-            raise Unavailable(f"no answer from {self.core.endpoint} within {self.core.timeout_s:g} s") from None
+            raise silent(self.core.endpoint, self.core.timeout_s) from None
         if session.broken is not None:
             await self.close()
-            if isinstance(session.broken, Unavailable):
-                raise Unavailable(f"cannot reach {self.core.endpoint}: {session.broken.message}")
-            raise session.broken
+            raise unreachable(self.core.endpoint, session.broken)
 
-    def _open(self, wait_for_ready: bool = True) -> _Session:
-        session = self._current
-        if session is None or session.broken is not None:
-            if self._closed:
-                raise InvalidArgument("this client is closed")
-            self._epochs += 1
-            session = self._current = _Session(self, self._epochs, wait_for_ready)
-        return session
-
-    def tell(self, request: session_pb2.Request, epoch: int | None = None) -> int:
-        if epoch is not None:
-            session = self._current
-            if session is None or session.epoch != epoch or session.broken is not None:
-                return epoch
-        else:
-            session = self._open()
-        session.put(request)
-        return session.epoch
-
-    async def ask(self, effect: Ask) -> session_pb2.Response:
-        if effect.epoch is None:
-            session = self._open()
-        else:
-            current = self._current
-            if current is None or current.epoch != effect.epoch:
-                raise ConnectionLost(sent=False)
-            session = current
-        return await session.ask(effect.request, effect.timeout_s)
-
-    async def unary(self, effect: Unary) -> Any:
-        call: Any = self._calls.get(effect.method)
-        if call is None:
-            sent, returned = methods.UNARY[effect.method]
-            call = self._channel.unary_unary(
-                methods.path(effect.method),
-                request_serializer=sent.SerializeToString,
-                response_deserializer=returned.FromString,
-            )
-            self._calls[effect.method] = call
-        deadline, attempt = self.core.deadline(), 0
-        while True:
-            self._open()  # raises once closed
-            try:
-                return await call(
-                    effect.message, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True
-                )
-            except grpc.RpcError as error:
-                lost = error.code() == grpc.StatusCode.UNAVAILABLE
-                if not (lost and effect.method in _REPEATABLE and time.monotonic() < deadline):
-                    raise from_rpc_error(error) from None
-            attempt += 1
-            await asyncio.sleep(backoff_s(attempt + 4))
-
-    async def stream(self, effect: Stream) -> None:
-        sent, returned = methods.STREAMED[effect.method]
-        call = self._channel.unary_stream(
-            methods.path(effect.method),
-            request_serializer=sent.SerializeToString,
-            response_deserializer=returned.FromString,
-        )(effect.message, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
-        try:
-            async for message in call:
-                effect.on_message(message)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
-        finally:
-            call.cancel()
-
-    async def upload(self, effect: Upload) -> Any:
-        messages: Iterator[Any] = effect.messages()
-        try:
-            return await self._channel.stream_unary(
-                methods.path(effect.method),
-                request_serializer=service_pb2.StageRequest.SerializeToString,
-                response_deserializer=service_pb2.StageResponse.FromString,
-            )(messages, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+    def _begun(self, wait_for_ready: bool) -> _Session:
+        return _Session(self, self._epochs, wait_for_ready)
 
     async def perform(self, effect: Effect) -> Any:
         if isinstance(effect, Ask):
-            return await self.ask(effect)
-        if isinstance(effect, Unary):
-            return await self.unary(effect)
+            return await self.of(effect.epoch).ask(effect.request, effect.timeout_s)
         if isinstance(effect, Sleep):
             return await asyncio.sleep(effect.seconds)
-        if isinstance(effect, Stream):
-            return await self.stream(effect)
-        return await self.upload(effect)
+        self.open()  # raises once closed
+        try:
+            call = self.calls.start(effect)
+            if not isinstance(effect, Stream):
+                return await call
+            try:
+                async for message in call:
+                    effect.on_message(message)
+            finally:
+                call.cancel()
+        except grpc.RpcError as error:
+            raise failed(error, self.core.endpoint, effect.timeout_s) from None
 
     async def run(self, steps: Steps[T]) -> T:
         try:
@@ -292,4 +191,4 @@ class Transport:
         self._closed = True
         if self._current is not None:
             await self._current.close()
-        await self._channel.close()
+        await self.calls.channel.close()

@@ -12,7 +12,7 @@ import pytest
 
 import kivi
 from kivi.client_codec import new_token
-from kivi.client_core import read_batches
+from kivi.client_messages import read_batches
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 pb = session_pb2

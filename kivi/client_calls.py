@@ -1,0 +1,161 @@
+"""What both clients' transports share: the service's calls over a channel, the sessions' epochs, and gRPC's failures.
+
+``grpc`` and ``grpc.aio`` have channels with the same methods; of one a call returns its answer, of the other something
+to await.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import grpc
+
+from kivi import client_methods as methods
+from kivi.client_core import Core
+from kivi.client_errors import from_error, from_rpc_error
+from kivi.client_steps import ConnectionLost, Stream, Timeout, Unary, Upload
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, Unavailable
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["FRAME_BYTES", "Calls", "Link", "answer", "encoded", "failed", "lost", "silent", "unreachable"]
+
+FRAME_BYTES: Final = 1 << 20  # a frame is sent when it has grown to this, whatever else waits
+
+
+class Calls:
+    """The service's calls over one channel; ``kind`` is the module whose channel it is."""
+
+    def __init__(self, kind: Any, endpoint: str, access_token: str | None, tls: methods.Tls | None) -> None:
+        options = methods.channel_options(tls)
+        if tls is None:
+            self.channel = kind.insecure_channel(endpoint, options)
+        else:
+            self.channel = kind.secure_channel(endpoint, methods.credentials(tls), options)
+        self._metadata = methods.metadata(access_token)
+        self._made: dict[str, Any] = {}
+
+    def session(self, *frames: Any, wait_for_ready: bool) -> Any:
+        """The session's stream, of encoded frames."""
+        call = self.channel.stream_stream(methods.path("Session"))
+        return call(*frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
+
+    def start(self, effect: Unary | Stream | Upload) -> Any:
+        call = self._made.get(effect.method)
+        if call is None:
+            make, known = {
+                Unary: (self.channel.unary_unary, methods.UNARY),
+                Stream: (self.channel.unary_stream, methods.STREAMED),
+                Upload: (self.channel.stream_unary, methods.UPLOADED),
+            }[type(effect)]
+            sent, returned = known[effect.method]
+            call = self._made[effect.method] = make(
+                methods.path(effect.method),
+                request_serializer=sent.SerializeToString,
+                response_deserializer=returned.FromString,
+            )
+        message = effect.messages() if isinstance(effect, Upload) else effect.message
+        return call(message, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
+
+
+class Session(Protocol):
+    """One stream of a session. Once broken it stays broken."""
+
+    epoch: int
+    broken: KiviError | None
+
+    def put(self, request: session_pb2.Request) -> None: ...
+
+
+S = TypeVar("S", bound=Session)
+
+
+class Link(ABC, Generic[S]):
+    """The channel and the current session; each session that follows another is of a new epoch."""
+
+    def __init__(self, core: Core, calls: Calls) -> None:
+        self.core = core
+        self.calls = calls
+        self.session = b""
+        self._current: S | None = None
+        self._epochs = 0
+        self._closed = False
+
+    @abstractmethod
+    def _begun(self, wait_for_ready: bool) -> S:
+        """A new session's stream."""
+
+    def open(self, wait_for_ready: bool = True) -> S:
+        """The current session, or a new one if it is broken. Raises InvalidArgument once the client is closed."""
+        session = self._current
+        if session is None or session.broken is not None:
+            if self._closed:
+                raise InvalidArgument("this client is closed")
+            self._epochs += 1
+            session = self._current = self._begun(wait_for_ready)
+        return session
+
+    def of(self, epoch: int | None) -> S:
+        """The session of that epoch; None: any. Raises ConnectionLost if another has followed it."""
+        if epoch is None:
+            return self.open()
+        session = self._current
+        if session is None or session.epoch != epoch:
+            raise ConnectionLost(sent=False)
+        return session
+
+    def tell(self, request: session_pb2.Request, epoch: int | None = None) -> int:
+        if epoch is not None:
+            session = self._current
+            if session is None or session.epoch != epoch or session.broken is not None:
+                return epoch
+        else:
+            session = self.open()
+        session.put(request)
+        return session.epoch
+
+
+# -- failures -----------------------------------------------------------------------------------------
+
+
+def encoded(request: session_pb2.Request) -> bytes:
+    """A request as a frame of its own. Raises ResourceExhausted for one that no message can hold."""
+    data: bytes = session_pb2.ClientFrame(requests=(request,)).SerializeToString()
+    if len(data) > methods.MESSAGE_BYTES_MAX:
+        raise ResourceExhausted(
+            f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "
+            "send less at once",
+            limit="message_bytes_max",
+            maximum=methods.MESSAGE_BYTES_MAX,
+        )
+    return data
+
+
+def answer(reply: session_pb2.Response) -> session_pb2.Response:
+    """The reply, or the error that it carries, raised."""
+    if reply.HasField("error"):
+        raise from_error(reply.error)
+    return reply
+
+
+def lost(endpoint: str, broken: KiviError | None, *, sent: bool) -> KiviError:
+    """What a request is told that a broken session took along: why it broke, where the server said why."""
+    if isinstance(broken, Unavailable) or broken is None:
+        return ConnectionLost(f"the connection to {endpoint} was lost", sent=sent)
+    return type(broken)(broken.message, **broken.details)
+
+
+def silent(endpoint: str, timeout_s: float | None) -> Timeout:
+    return Timeout(f"no answer from {endpoint} within {timeout_s:g} s")
+
+
+def unreachable(endpoint: str, reason: KiviError) -> KiviError:
+    """Why the first session failed."""
+    return Unavailable(f"cannot reach {endpoint}: {reason.message}") if isinstance(reason, Unavailable) else reason
+
+
+def failed(error: grpc.RpcError, endpoint: str, timeout_s: float | None) -> KiviError:
+    """A call's failure; one whose time was up says so in our words."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and timeout_s is not None:
+        return silent(endpoint, timeout_s)
+    return from_rpc_error(error)

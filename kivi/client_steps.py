@@ -1,0 +1,125 @@
+"""What both clients do, without doing it: every call as *steps* that a driver carries out.
+
+A step is an effect (``Ask`` a request of the session, make a ``Unary`` or ``Stream`` call, ``Sleep``)
+that a generator yields; the driver performs it and sends the result, or throws the error, back in. The
+sync client performs effects on the calling thread, the asyncio client awaits them. Everything else is
+here once: validation against the cached schema, building requests, reading replies, what to do when a
+connection is lost.
+
+What a lost connection means
+----------------------------
+* A request that belongs to no transaction is sent again; a commit among them under its token, so that
+  the server applies it once.
+* A transaction's commit that was sent and not answered: ask ``outcome(token)`` until the deadline, then
+  CommitUnknown. "Aborted" is final (the server fences the attempt), and becomes Retryable.
+* Anything else of a transaction: its state died with the session. A snapshot that has been read is
+  opened again at the same timestamp if the server still keeps it, a transaction that has neither read
+  nor sent anything begins again, all else is SnapshotTooOld.
+
+Reads never go backwards (R17): the largest commit timestamp and snapshot this client has seen travel
+with every Begin, and the server waits for its watermark to reach them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from kivi import errors
+from kivi.wire.v1 import session_pb2
+
+__all__ = [
+    "Ask",
+    "ConnectionLost",
+    "Effect",
+    "Sleep",
+    "Steps",
+    "Stream",
+    "Timeout",
+    "Transport",
+    "Unary",
+    "Upload",
+    "backoff_s",
+    "timeout_ms",
+]
+
+T = TypeVar("T")
+
+
+class ConnectionLost(errors.Unavailable):
+    """The session broke before the answer came. ``sent``: the request may have reached the server."""
+
+    def __init__(self, message: str = "the connection to the server was lost", *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Timeout(errors.Unavailable):
+    """No answer within the client's timeout; the request may have reached the server."""
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request of the session; ``epoch`` names the session it must travel in, None: any."""
+
+    request: session_pb2.Request
+    timeout_s: float | None
+    epoch: int | None = None
+
+
+@dataclass(slots=True)
+class Unary:
+    method: str
+    message: Any
+    timeout_s: float | None
+
+
+@dataclass(slots=True)
+class Stream:
+    """A server stream: ``on_message`` is called with each answer."""
+
+    method: str
+    message: Any
+    timeout_s: float | None
+    on_message: Callable[[Any], None]
+
+
+@dataclass(slots=True)
+class Upload:
+    """A client stream with one answer."""
+
+    method: str
+    messages: Callable[[], Iterator[Any]]
+    timeout_s: float | None
+
+
+@dataclass(slots=True)
+class Sleep:
+    seconds: float
+
+
+Effect = Ask | Unary | Stream | Upload | Sleep
+Steps = Generator[Effect, Any, T]
+
+
+class Transport(Protocol):
+    """What a driver offers besides performing effects."""
+
+    session: bytes
+
+    def tell(self, request: session_pb2.Request, epoch: int | None = None) -> int:
+        """Queues a request that wants no answer; returns the epoch of the session it travels in.
+
+        With ``epoch`` it is dropped when that session is gone.
+        """
+
+
+def backoff_s(attempt: int) -> float:
+    """A random pause that grows with the attempts: 1 ms to 250 ms."""
+    return random.uniform(0.5, 1.0) * min(0.25, 0.001 * 2.0**attempt)
+
+
+def timeout_ms(timeout_s: float | None) -> int:
+    return 0 if timeout_s is None else max(1, min(int(timeout_s * 1000), 0xFFFFFFFF))

@@ -1,0 +1,362 @@
+"""One transaction or snapshot of a client, as steps: see ``client_steps``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi import errors
+from kivi.client_codec import fill_values, from_values
+from kivi.client_messages import append_parts, batch_token, read_batches, request_token, scan_spec
+from kivi.client_messages import commit as commit_message
+from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, backoff_s, timeout_ms
+from kivi.errors import InvalidArgument
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.client_core import Core
+    from kivi.schema import TableSchema
+
+__all__ = ["TransactionCore"]
+
+Kind = session_pb2.Operation
+_FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead beyond this many ...
+_FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+class TransactionCore:
+    """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        read_only: bool = False,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        as_of: int | dt.datetime | None = None,
+        min_snapshot: int | None = None,
+        ttl_s: float | None = None,
+        shared: bool = False,
+        lease: bytes | None = None,
+    ) -> None:
+        if token is not None and (not isinstance(token, str) or not token):
+            raise InvalidArgument(f"a token is a string, not {token!r}")
+        self.core = core
+        self.read_only = read_only
+        self.token = token
+        self.batch = batch_token(batch)
+        self.number = next(core.numbers)
+        self.start_ts: int | None = None
+        self.commit_ts: int | None = None
+        self.lease = lease or b""
+        self.ended = False
+        self.wrote = False
+        self.sent = False  # operations are at the server
+        self._epoch = -1
+        self._next = session_pb2.Request(txn=self.number)
+        self._begin = session_pb2.Begin(
+            min_snapshot=max(core.seen_ts if as_of is None and not lease else 0, min_snapshot or 0),
+            ttl_ms=timeout_ms(ttl_s),
+            shared=shared,
+            lease=self.lease,
+        )
+        if isinstance(as_of, dt.datetime):
+            if as_of.tzinfo is None:
+                raise InvalidArgument("as_of is a datetime without a time zone: use an aware one, in UTC")
+            self._begin.as_of_us = (as_of - _EPOCH) // dt.timedelta(microseconds=1)
+        elif as_of is not None:
+            if not isinstance(as_of, int) or isinstance(as_of, bool) or as_of < 0:
+                raise InvalidArgument(f"as_of is a commit timestamp or a datetime, not {as_of!r}")
+            self._begin.as_of_ts = as_of
+
+    # -- the life of a transaction --------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Queued, not awaited: what follows on the session arrives after it."""
+        request = session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
+        self._epoch = self.core.transport.tell(request)
+
+    def _again(self) -> bool:
+        """Begins anew on another session, if nothing that was seen or written depends on the old one."""
+        if self.sent or (self.start_ts is not None and not self.read_only):
+            return False
+        if self._begin.shared:
+            if not self.lease:
+                return False
+            self._begin = session_pb2.Begin(lease=self.lease)  # it outlived the session: use it by its name
+        if self.start_ts is not None and not self.lease:
+            self._begin.as_of_ts = self.start_ts
+        self.number = next(self.core.numbers)
+        self._next.txn = self.number
+        self.begin()
+        return True
+
+    def _take(self) -> session_pb2.Request:
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        request, self._next = self._next, session_pb2.Request(txn=self.number)
+        return request
+
+    def _ask(self, request: session_pb2.Request) -> Steps[Any]:
+        attempt, deadline = 0, self.core.deadline()
+        while True:
+            try:
+                reply = yield Ask(request, self.core.timeout_s, self._epoch)
+            except ConnectionLost:
+                if time.monotonic() > deadline:
+                    raise
+                attempt += 1
+                yield Sleep(backoff_s(attempt + 4))
+                if not self._again():
+                    raise errors.SnapshotTooOld(
+                        "the connection was lost, and with it this transaction's snapshot: begin again"
+                    ) from None
+                request.txn = self.number
+                continue
+            except errors.NotFound:
+                self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+                raise
+            self._learn(reply)
+            self.sent = self.sent or len(request.operations) > 0
+            return reply
+
+    def _learn(self, reply: session_pb2.Response) -> None:
+        if self.start_ts is None and reply.start_ts:
+            self.start_ts = reply.start_ts
+            self.core.saw(reply.start_ts)
+
+    def started(self) -> Steps[int]:
+        """The snapshot; asks the server if no answer has told it yet."""
+        if self.start_ts is None:
+            request = self._take()
+            request.apply.SetInParent()
+            yield from self._ask(request)
+        return self.start_ts or 0
+
+    def open_shared(self) -> Steps[bytes]:
+        """Begins a shared snapshot and waits for its name."""
+        request = session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
+        reply = yield Ask(request, self.core.timeout_s)
+        self._epoch = self.core.transport.tell(session_pb2.Request(txn=self.number, apply=session_pb2.Apply()))
+        self._learn(reply)
+        self.lease = bytes(reply.begin.lease)
+        return self.lease
+
+    def release(self) -> None:
+        """Fire and forget."""
+        if not self.ended:
+            self.ended = True
+            self.core.transport.tell(session_pb2.Request(txn=self.number, release=session_pb2.Release()), self._epoch)
+
+    def renew(self, ttl_s: float | None) -> Steps[None]:
+        request = self._take()
+        request.renew.ttl_ms = timeout_ms(ttl_s)
+        yield from self._ask(request)
+
+    def commit(self) -> Steps[int]:
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        if not self.wrote and self.batch is None and self.token is None:
+            self.commit_ts = yield from self.started()
+            self.release()
+            return self.commit_ts
+        token = request_token(self.token, self.batch)
+        request = self._take()
+        request.commit.CopyFrom(commit_message(token, self.batch))
+        self.ended = True
+        restarted = False
+        while True:
+            try:
+                reply = yield Ask(request, self.core.timeout_s, self._epoch)
+            except (ConnectionLost, Timeout) as lost:
+                if isinstance(lost, ConnectionLost) and not lost.sent:
+                    if not restarted and self._again():
+                        restarted, request.txn = True, self.number
+                        continue
+                    raise errors.Retryable(
+                        "the connection was lost before the commit was sent; "
+                        "nothing was applied: run the transaction again"
+                    ) from None
+                if not token:
+                    raise errors.CommitUnknown(
+                        "the connection was lost during the commit: repeat the batch, which applies it once"
+                    ) from None
+                self.commit_ts = yield from self.core.resolve(token)
+                return self.commit_ts
+            except errors.NotFound:
+                self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+                raise
+            break
+        self._learn(reply)
+        self.commit_ts = int(reply.commit.commit_ts)
+        self.core.saw(self.commit_ts)
+        return self.commit_ts
+
+    # -- writes ---------------------------------------------------------------------------------
+
+    def operation(
+        self, kind: session_pb2.Operation.Kind, schema: TableSchema, key: tuple[Any, ...] = ()
+    ) -> session_pb2.Operation:
+        """One more buffered operation."""
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        if self.read_only:
+            raise InvalidArgument("a snapshot is read only: write in a transaction")
+        self.wrote = True
+        operation: session_pb2.Operation = self._next.operations.add(kind=kind, table=schema.name, table_id=schema.id)
+        if key:
+            fill_values(operation.key, key)
+        return operation
+
+    def write(
+        self,
+        kind: session_pb2.Operation.Kind,
+        schema: TableSchema,
+        key: tuple[Any, ...],
+        values: Mapping[str, Any],
+    ) -> bool:
+        """Buffers a put, delta or insert of stored-form values; True: the buffer is full, flush it."""
+        operation = self.operation(kind, schema, key)
+        operation.columns.extend(values)
+        fill_values(operation.values, values.values())
+        return self.full()
+
+    def put(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
+        return self.write(Kind.KIND_PUT, schema, schema.stored_key(key), schema.stored_put(values))
+
+    def delta(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
+        return self.write(Kind.KIND_DELTA, schema, schema.stored_key(key), schema.stored_delta(values))
+
+    def delete(self, schema: TableSchema, key: object) -> bool:
+        schema.stored_put({})  # refuses event and aggregate tables
+        self.operation(Kind.KIND_DELETE, schema, schema.stored_key(key))
+        return self.full()
+
+    def guard(self, schema: TableSchema, key: object, column: str | None) -> bool:
+        schema.check_guardable(column)
+        operation = self.operation(Kind.KIND_GUARD, schema, schema.stored_key(key))
+        if column is not None:
+            operation.columns.append(column)
+        return self.full()
+
+    def full(self) -> bool:
+        count = len(self._next.operations)
+        return count >= _FLUSH_OPERATIONS or (count % 64 == 0 and self._next.ByteSize() > _FLUSH_BYTES)
+
+    def flush(self) -> Steps[None]:
+        """Sends what is buffered, and waits, so that memory and the server's queue stay bounded."""
+        if self._next.operations:
+            request = self._take()
+            request.apply.SetInParent()
+            yield from self._ask(request)
+
+    def insert(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
+        """True: flush now, which raises RowExists; the transaction may then go on without the insert."""
+        self.write(Kind.KIND_INSERT, schema, schema.stored_key(key), schema.stored_put(values))
+        return True
+
+    def append(self, schema: TableSchema, records: Any) -> Steps[None]:
+        parts = append_parts(schema, records)
+        for part in parts:
+            self.operation(Kind.KIND_APPEND, schema).arrow = part
+            if len(parts) > 1 or len(part) > _FLUSH_BYTES:
+                yield from self.flush()
+
+    def append_stages(self, schema: TableSchema, stages: Iterable[bytes]) -> None:
+        self.operation(Kind.KIND_APPEND_STAGES, schema).stages.extend(stages)
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def get_many(
+        self, table: str, keys: Iterable[object], columns: Sequence[str] | None
+    ) -> Steps[list[dict[str, Any] | None]]:
+        keys = list(keys)
+        for attempt in (0, 1):
+            schema, names, stored = yield from self.core.use(
+                table, lambda s: (s, s.output_columns(columns), [s.stored_key(key) for key in keys])
+            )
+            request = self._take()
+            request.get.table = schema.name
+            request.get.table_id = schema.id
+            if columns is not None:
+                request.get.columns.extend(names)
+            for key in stored:
+                fill_values(request.get.keys.add().values, key)
+            try:
+                reply = yield from self._ask(request)
+            except errors.NotFound as error:
+                if not self.core.stale(error, table) or attempt or not self.read_only:
+                    raise
+                continue
+            rows: list[dict[str, Any] | None] = []
+            for row in reply.get.rows:
+                if row.found:
+                    rows.append(schema.row_from_stored(dict(zip(names, from_values(row.values), strict=True))))
+                else:
+                    rows.append(None)
+            return rows
+        raise AssertionError("unreachable")
+
+    def spec(self, schema: TableSchema, args: Mapping[str, Any]) -> types_pb2.ScanSpec:
+        return scan_spec(schema, **args)
+
+    def scan_open(
+        self, table: str, args: Mapping[str, Any], page_rows: int = 0
+    ) -> Steps[tuple[TableSchema, bytes, int]]:
+        """The first page: the schema, Arrow bytes (maybe none), and the scan's number if there is more."""
+        for attempt in (0, 1):
+            schema, spec = yield from self.core.use(table, lambda s: (s, scan_spec(s, **args)))
+            request = self._take()
+            request.scan_open.spec.CopyFrom(spec)
+            request.scan_open.page_rows = page_rows
+            try:
+                reply = yield from self._ask(request)
+            except errors.NotFound as error:
+                if not self.core.stale(error, table) or attempt or not self.read_only:
+                    raise
+                continue
+            return schema, reply.page.arrow, reply.page.scan
+        raise AssertionError("unreachable")
+
+    def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
+        # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
+        request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan))
+        try:
+            reply = yield Ask(request, self.core.timeout_s, self._epoch)
+        except ConnectionLost:
+            raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
+        return reply.page.arrow, reply.page.scan
+
+    def scan_close(self, scan: int) -> None:
+        request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan, close=True))
+        self.core.transport.tell(request, self._epoch)
+
+    def to_arrow(self, table: str, args: Mapping[str, Any]) -> Steps[pa.Table]:
+        """A scan as one Arrow table: a page in the session if it fits in one, else a stream of its own."""
+        import pyarrow as pa
+
+        schema, data, scan = yield from self.scan_open(table, args)
+        batches = read_batches(data)
+        if scan:
+            self.scan_close(scan)
+            yield from self.started()
+            request = service_pb2.ScanRequest(spec=scan_spec(schema, **args))
+            if self.lease:
+                request.lease = self.lease
+            else:
+                request.session, request.txn = self.core.transport.session, self.number
+            batches = []
+            yield Stream("Scan", request, None, lambda reply: batches.extend(read_batches(reply.arrow)))
+        if not batches:
+            from kivi.arrow import arrow_schema
+
+            names = schema.output_columns(args.get("columns"))
+            whole = arrow_schema(schema)
+            return pa.schema([whole.field(name) for name in names]).empty_table()
+        return pa.Table.from_batches(batches)

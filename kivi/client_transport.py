@@ -1,0 +1,220 @@
+"""The channel and its session stream, for threads.
+
+Threads put encoded requests into a queue and wait for their own answers; gRPC's sending thread takes everything that is
+queued each time the stream is ready for more, so the requests of many threads share messages without anyone waiting for
+company. One reader thread hands answers out.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final, TypeVar
+
+import grpc
+
+from kivi.client_calls import FRAME_BYTES, Calls, Link, answer, encoded, failed, lost, silent, unreachable
+from kivi.client_core import Core
+from kivi.client_errors import from_rpc_error
+from kivi.client_methods import Tls
+from kivi.client_steps import Ask, Effect, Sleep, Steps, Stream
+from kivi.errors import KiviError, Unavailable
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["Transport"]
+
+T = TypeVar("T")
+_QUEUED_MAX: Final = 20_000
+_LARGE_BYTES: Final = 256 << 10
+_QUEUED_BYTES_MAX: Final = 128 << 20
+
+
+class _Waiter:
+    """One thread waiting for one answer: a lock that is held until the answer is there."""
+
+    __slots__ = ("error", "gate", "reply")
+
+    def __init__(self) -> None:
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.reply: session_pb2.Response | None = None
+        self.error: KiviError | None = None
+
+
+class _Session:
+    """One stream: a queue out, a reader thread in. Once broken it stays broken."""
+
+    def __init__(self, transport: Transport, epoch: int, wait_for_ready: bool) -> None:
+        self.epoch = epoch
+        self.broken: KiviError | None = None
+        self.hello = threading.Event()
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._large = 0
+        self._waiters: dict[int, _Waiter] = {}
+        self._ids = itertools.count(1)
+        self._call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready)
+        threading.Thread(target=self._read, name="kivi-session", daemon=True).start()
+
+    def _frames(self) -> Iterator[bytes]:
+        """gRPC's sending thread asks for the next message when the stream is ready for it."""
+        out = self._out
+        while (first := out.get()) is not None:
+            parts, size = [first], len(first)
+            while size < FRAME_BYTES:
+                try:
+                    part = out.get_nowait()
+                except queue.Empty:
+                    break
+                if part is None:
+                    out.put(None)
+                    break
+                parts.append(part)
+                size += len(part)
+            if size >= _LARGE_BYTES:
+                with self._lock:
+                    self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
+            yield first if len(parts) == 1 else b"".join(parts)
+
+    def put(self, request: session_pb2.Request) -> None:
+        data = encoded(request)
+        if len(data) >= _LARGE_BYTES:
+            while self._large > _QUEUED_BYTES_MAX and self.broken is None:
+                time.sleep(0.001)
+            with self._lock:
+                self._large += len(data)
+        elif self._out.qsize() > _QUEUED_MAX:
+            while self._out.qsize() > _QUEUED_MAX and self.broken is None:
+                time.sleep(0.001)
+        self._out.put(data)
+
+    def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
+        waiter = _Waiter()
+        number = request.id = next(self._ids)
+        self._waiters[number] = waiter
+        if self.broken is not None:  # checked after registering: whoever breaks the session sees the waiter
+            self._waiters.pop(number, None)
+            raise self._lost(sent=False)
+        try:
+            self.put(request)
+        except KiviError:
+            self._waiters.pop(number, None)
+            raise
+        if not waiter.gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
+            self._waiters.pop(number, None)
+            raise silent(self._transport.core.endpoint, timeout_s)
+        if waiter.error is not None:
+            raise waiter.error
+        reply = waiter.reply
+        assert reply is not None
+        return answer(reply)
+
+    def _lost(self, sent: bool) -> KiviError:
+        return lost(self._transport.core.endpoint, self.broken, sent=sent)
+
+    def _read(self) -> None:
+        reason: KiviError = Unavailable("the server ended the session")
+        try:
+            for data in self._call:
+                frame = session_pb2.ServerFrame.FromString(data)
+                if frame.HasField("hello"):
+                    self._transport.session = frame.hello.session
+                    self.hello.set()
+                for reply in frame.responses:
+                    waiter = self._waiters.pop(reply.id, None)
+                    if waiter is not None:
+                        waiter.reply = reply
+                        waiter.gate.release()
+        except grpc.RpcError as error:
+            reason = from_rpc_error(error)
+        except Exception as error:
+            reason = Unavailable(f"the session failed: {error!r}")
+        self.close(reason)
+
+    def close(self, reason: KiviError) -> None:
+        if self.broken is None:
+            self.broken = reason
+        self.hello.set()
+        self._out.put(None)
+        self._call.cancel()
+        while self._waiters:
+            try:
+                _, waiter = self._waiters.popitem()
+            except KeyError:
+                break
+            waiter.error = self._lost(sent=True)
+            waiter.gate.release()
+
+
+class Transport(Link[_Session]):
+    """The channel and the current session; performs effects on the calling thread."""
+
+    def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
+        super().__init__(core, Calls(grpc, core.endpoint, access_token, tls))
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """The first session: fails at once if nothing listens there."""
+        session = self.open(wait_for_ready=False)
+        if not session.hello.wait(self.core.timeout_s):
+            self.close()
+            raise silent(self.core.endpoint, self.core.timeout_s)
+        if session.broken is not None:
+            self.close()
+            raise unreachable(self.core.endpoint, session.broken)
+
+    def open(self, wait_for_ready: bool = True) -> _Session:
+        session = self._current
+        if session is not None and session.broken is None:
+            return session
+        with self._lock:
+            return super().open(wait_for_ready)
+
+    def _begun(self, wait_for_ready: bool) -> _Session:
+        return _Session(self, self._epochs, wait_for_ready)
+
+    def perform(self, effect: Effect) -> Any:
+        if isinstance(effect, Ask):
+            return self.of(effect.epoch).ask(effect.request, effect.timeout_s)
+        if isinstance(effect, Sleep):
+            return time.sleep(effect.seconds)
+        self.open()  # raises once closed
+        try:
+            call = self.calls.start(effect)
+            if not isinstance(effect, Stream):
+                return call
+            try:
+                for message in call:
+                    effect.on_message(message)
+            finally:
+                call.cancel()
+        except grpc.RpcError as error:
+            raise failed(error, self.core.endpoint, effect.timeout_s) from None
+
+    def run(self, steps: Steps[T]) -> T:
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    result = self.perform(effect)
+                except KiviError as error:
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(result)
+        except StopIteration as stop:
+            value: T = stop.value
+            return value
+        finally:
+            steps.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            session = self._current
+        if session is not None:
+            session.close(Unavailable("this client is closed"))
+        self.calls.channel.close()
