@@ -158,7 +158,7 @@ def _record(record: Any, tables: dict[int, TableSchema]) -> dict[str, Any]:
 
 
 def _rows(store: Any, lease: Any, schema: TableSchema, limit: int) -> Iterator[dict[str, Any]]:
-    from kivi.arrow import rows_from_batch
+    from kivi.arrow.columns import rows_from_batch
     from kivi.store import Scan
 
     if schema.state == "ready":

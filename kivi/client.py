@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from kivi import client_methods as methods
 from kivi.appending import Appender
-from kivi.arrow import rows_from_batch
+from kivi.arrow.columns import rows_from_batch
 from kivi.client_core import Core
 from kivi.client_messages import read_batches
 from kivi.client_steps import backoff_s

@@ -57,7 +57,7 @@ class Columns:
     def batch(self) -> pa.RecordBatch:
         import pyarrow as pa
 
-        from kivi.arrow import arrow_type
+        from kivi.arrow.columns import arrow_type
 
         arrays = [
             pa.array(values, type=arrow_type(column.type))

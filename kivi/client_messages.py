@@ -53,7 +53,8 @@ def number(value: float) -> int | float:
 
 def append_parts(schema: TableSchema, records: Any) -> list[bytes]:
     """Records as Arrow IPC streams, each small enough for one message."""
-    from kivi.arrow import encode_ipc, event_batch
+    from kivi.arrow.ipc import encode_ipc
+    from kivi.arrow.records import event_batch
 
     if schema.kind != "event":
         raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")

@@ -354,7 +354,7 @@ class TransactionCore:
             batches = []
             yield Stream("Scan", request, None, lambda reply: batches.extend(read_batches(reply.arrow)))
         if not batches:
-            from kivi.arrow import arrow_schema
+            from kivi.arrow.columns import arrow_schema
 
             names = schema.output_columns(args.get("columns"))
             whole = arrow_schema(schema)

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kivi.arrow import arrow_schema, event_batch, rows_from_batch
+from kivi.arrow.columns import arrow_schema, rows_from_batch
+from kivi.arrow.records import event_batch
 from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
 from kivi.expr import Expr, Scan

@@ -59,12 +59,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow import arrow_schema, filter_batch
+from kivi.arrow.columns import arrow_schema, stored_array
+from kivi.arrow.predicates import filter_batch
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.expr import Expr, names
-from kivi.keys import Space, event_data_key, event_header_key, event_meta_key, prefix_end, stored_array, table_prefix
+from kivi.keys import prefix_end
 from kivi.schema import TableSchema
+from kivi.spaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.types import ColumnType
 
 __all__ = ["Block", "EventStore", "EventView", "Summary", "destroy"]

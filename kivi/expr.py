@@ -1,7 +1,7 @@
 """Predicates over columns: ``(kivi.col("endpoint_id") == 251) & kivi.col("slot").isin([...])``.
 
 A predicate is built by the caller, travels as plain data and is evaluated where the rows are, on
-single rows (``matches``) or on Arrow batches (``kivi.arrow.filter_batch``). Both follow SQL's three
+single rows (``matches``) or on Arrow batches (``kivi.arrow.predicates``). Both follow SQL's three
 values: a comparison with null is unknown, ``~unknown`` is unknown, and only *true* selects a row.
 
 A ``Scan`` is a predicate with a range of keys, columns and a limit: what to read.

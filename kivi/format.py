@@ -1,6 +1,6 @@
 """Engine keys, rows and operations as people read them: for dumps and for the golden histories.
 
-One line for each thing that is stored, named as in ``kivi.keys``::
+One line for each thing that is stored, named as in ``kivi.spaces``::
 
     row        accounts(1) @5  name='ada' balance=21
     version    accounts(1) @3  name='ada' balance=13
@@ -22,9 +22,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.errors import KiviError
-from kivi.keys import Space, decode_key, split_row_key, split_tombstone_key, split_version_key
+from kivi.keys import decode_key
 from kivi.rows import RowLayout, Version
 from kivi.schema import Column, TableSchema
+from kivi.spaces import Space, split_row_key, split_tombstone_key, split_version_key
 
 __all__ = ["cells", "entry", "key_text", "operation", "row", "table_of", "value"]
 

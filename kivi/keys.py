@@ -1,7 +1,7 @@
-"""The bytes of a key: the one place where keys are built and parsed.
+"""The bytes of a row key: values one after the other, so that comparing bytes is comparing values.
 
-**Values.** A row key is its values one after the other, each written so that comparing bytes (memcmp)
-is comparing values, and so that no encoded value is the beginning of another one::
+Each value is written so that comparing bytes (memcmp) is comparing values, and so that no encoded value is the
+beginning of another one::
 
     type                  bytes              how
     bool                  1                  0x00 false, 0x01 true
@@ -22,24 +22,8 @@ From the two properties follows what the rest of the store relies on:
   without disturbing the order.
 
 An encoded key has at most 64 KiB. ``encode_key`` works on one key, ``encode_key_columns`` on whole Arrow
-columns, without a Python statement per row; both give the same bytes.
-
-**Key spaces.** Everything lives in one ordered space of an engine; the first byte says what a key is::
-
-    0x01 META        name                                       what the store knows about itself
-    0x02 CATALOG     name                                       outside any table: bootstrap of the catalog
-    0x03 ROW         table u32 | row key                        base row (kivi.rows), stamped with its CTS
-    0x04 VERSION     table u32 | row key | ~cts u64             older version of a row, newest first
-    0x05 EVENT       table u32 | 0x00                           events_upto and the like
-                     table u32 | 0x01 | block u64               header of an event block
-    0x06 EVENT_DATA  table u32 | block u64                      the block itself
-    0x07 TOKEN       token                                      what became of a request token
-    0x08 BATCH       scope 0x00 0x00 | sequence u64             what became of a batch token
-    0x09 TIME        milliseconds u64                           commit time -> commit timestamp
-    0x0a TOMBSTONE   cts u64 | table u32 | row key              to do: sweep the row deleted at that CTS
-
-All integers are big endian, so order is numeric. Meta and headers of an event table share a space so that
-*one* engine scan sees both in one consistent view. Bytes that no key of ours can have are DataLoss.
+columns, without a Python statement per row; both give the same bytes. Bytes that no key of these types
+can have are DataLoss. What stands before a row key, and what other keys there are: ``kivi.spaces``.
 """
 
 from __future__ import annotations
@@ -47,7 +31,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, Final
 
 import numpy as np
@@ -55,37 +38,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.columns import arrow_from_stored, arrow_type, flat, stored_array
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.types import ColumnType
 
 __all__ = [
     "KEY_BYTES_MAX",
-    "Space",
-    "arrow_from_stored",
-    "batch_key",
-    "catalog_key",
     "decode_key",
     "decode_key_columns",
     "encode_key",
     "encode_key_columns",
-    "event_data_key",
-    "event_header_key",
-    "event_meta_key",
-    "flat",
-    "meta_key",
+    "encode_text",
     "prefix_end",
-    "row_key",
-    "space_prefix",
-    "split_row_key",
-    "split_tombstone_key",
-    "split_version_key",
-    "stored_array",
-    "table_prefix",
-    "time_key",
-    "token_key",
-    "tombstone_key",
-    "version_key",
-    "version_prefix",
 ]
 
 KEY_BYTES_MAX: Final = 64 * 1024
@@ -97,7 +61,6 @@ Offsets = npt.NDArray[np.int64]
 _SIGN: Final = 1 << 63
 _MASK64: Final = 2**64 - 1
 _F64: Final = struct.Struct(">d")
-_U32: Final = struct.Struct(">I")
 _U64: Final = struct.Struct(">Q")
 _END: Final = b"\x00\x00"
 _ZERO: Final = b"\x00"
@@ -144,7 +107,8 @@ def _decode_bytes(data: bytes, at: int) -> tuple[Any, int]:
     return data[at:end].replace(_ESCAPED_ZERO, _ZERO), end + 2
 
 
-def _encode_string(value: Any) -> bytes:
+def encode_text(value: Any) -> bytes:
+    """Text as a part of a key: escaped and terminated."""
     return _encode_bytes(value.encode())
 
 
@@ -209,7 +173,7 @@ _CODECS: Final[dict[str, _Codec]] = {
     "decimal": _INT,
     "timestamp": _INT,
     "float64": _Codec(_encode_float, _decode_float, 8, _floats_to_bytes, _bytes_to_floats),
-    "string": _Codec(_encode_string, _decode_string, 0),
+    "string": _Codec(encode_text, _decode_string, 0),
     "bytes": _Codec(_encode_bytes, _decode_bytes, 0),
 }
 
@@ -262,62 +226,6 @@ def _too_long(length: int) -> InvalidArgument:
 
 def _damaged(error: object) -> DataLoss:
     return DataLoss(f"a stored key does not fit its table ({error}): run kivi verify")
-
-
-# -- columns in stored form -----------------------------------------------------------------------
-
-
-def flat(array: Any) -> Any:
-    """An Arrow array without chunks and without a dictionary."""
-    if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return array
-
-
-def stored_array(type_: ColumnType, array: Any) -> npt.NDArray[Any]:
-    """An Arrow column of fixed width as NumPy in stored form: int64, float64 or bool; 0 where it is null.
-
-    A decimal's unscaled value is at most 18 digits, so it is the low half of Arrow's 128 bits: a view.
-    """
-    array = flat(array)
-    if type_.name == "decimal":
-        if not pa.types.is_decimal128(array.type) or array.type.scale != type_.scale:
-            array = array.cast(pa.decimal128(38, type_.scale))
-        if len(array) == 0:
-            return np.zeros(0, np.int64)
-        halves = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), 16 * array.offset)
-        values: npt.NDArray[Any] = halves[::2]
-        return np.where(_valid(array), values, 0) if array.null_count else values
-    if type_.name == "float64":
-        array, zero = array.cast(pa.float64()), 0.0
-    elif type_.name == "bool":
-        array, zero = array.cast(pa.bool_()), False
-    else:
-        if type_.name == "timestamp" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
-            array = array.cast(pa.timestamp("us", array.type.tz))
-        array, zero = array.cast(pa.int64()), 0
-    if array.null_count:
-        array = array.fill_null(zero)
-    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _valid(array: Any) -> npt.NDArray[np.bool_]:
-    return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def arrow_from_stored(type_: ColumnType, values: npt.NDArray[Any]) -> Any:
-    """The inverse of ``stored_array``, for columns without nulls."""
-    if type_.name == "decimal":
-        halves = np.empty((len(values), 2), np.int64)
-        halves[:, 0] = values
-        halves[:, 1] = values >> 63
-        wanted = pa.decimal128(type_.precision, type_.scale)
-        return pa.Array.from_buffers(wanted, len(values), [None, pa.py_buffer(halves)])
-    if type_.name == "timestamp":
-        return pa.array(values).cast(pa.timestamp("us", "UTC"))
-    return pa.array(values)
 
 
 # -- columns of keys ------------------------------------------------------------------------------
@@ -400,7 +308,7 @@ def decode_key_columns(types: Sequence[ColumnType], keys: Any) -> list[Any]:
     else:
         array = pa.array(keys, pa.large_binary())
     if not len(array):
-        return [pa.array([], _arrow_type(type_)) for type_ in types]
+        return [pa.array([], arrow_type(type_)) for type_ in types]
     offsets, data = _offsets(array), _data(array)
     at, ends = offsets[:-1].copy(), offsets[1:]
     columns = []
@@ -415,7 +323,7 @@ def decode_key_columns(types: Sequence[ColumnType], keys: Any) -> list[Any]:
                 at += codec.width
             else:
                 stops = _terminators(data, at, ends)
-                columns.append(_unescaped(data, at, stops).cast(_arrow_type(type_)))
+                columns.append(_unescaped(data, at, stops).cast(arrow_type(type_)))
                 at = stops + 2
         if (at != ends).any():
             raise ValueError("bytes are left over")
@@ -443,129 +351,3 @@ def _unescaped(data: Bytes, starts: Offsets, stops: Offsets) -> Any:
     values = data[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])]
     array = _large_binary(offsets, values)
     return array if values.all() else pc.replace_substring(array, _ESCAPED_ZERO, _ZERO)
-
-
-def _arrow_type(type_: ColumnType) -> Any:
-    match type_.name:
-        case "decimal":
-            return pa.decimal128(type_.precision, type_.scale)
-        case "timestamp":
-            return pa.timestamp("us", "UTC")
-        case "string":
-            return pa.string()
-        case "bytes":
-            return pa.binary()
-        case "bool":
-            return pa.bool_()
-        case "float64":
-            return pa.float64()
-        case _:
-            return pa.int64()
-
-
-# -- key spaces -----------------------------------------------------------------------------------
-
-
-class Space(IntEnum):
-    """The first byte of every key in an engine. The values are on disk and permanent."""
-
-    META = 1
-    """Facts about the store: format, recorded log position, operator ids."""
-    CATALOG = 2
-    """What must be known before the first table can be read."""
-    ROW = 3
-    """Base rows: the newest folded version of each."""
-    VERSION = 4
-    """Older versions that an open snapshot or a table's history needs."""
-    EVENT = 5
-    """Event tables: the table's own facts, then one header per block."""
-    EVENT_DATA = 6
-    """Event blocks."""
-    TOKEN = 7
-    """Request tokens."""
-    BATCH = 8
-    """Batch tokens."""
-    TIME = 9
-    """Moments and the commit timestamp that was newest then."""
-    TOMBSTONE = 10
-    """Rows that were deleted, oldest first, until their tombstones are swept."""
-
-
-_ROW: Final = bytes([Space.ROW])
-_VERSION: Final = bytes([Space.VERSION])
-
-
-def space_prefix(space: Space) -> bytes:
-    """The beginning of every key of a space."""
-    return bytes([space])
-
-
-def table_prefix(space: Space, table_id: int) -> bytes:
-    """The beginning of every key of one table in ROW, VERSION, EVENT or EVENT_DATA."""
-    return bytes([space]) + _U32.pack(table_id)
-
-
-def meta_key(name: str) -> bytes:
-    return bytes([Space.META]) + name.encode()
-
-
-def catalog_key(name: str) -> bytes:
-    return bytes([Space.CATALOG]) + name.encode()
-
-
-def row_key(table_id: int, key: bytes) -> bytes:
-    return _ROW + _U32.pack(table_id) + key
-
-
-def split_row_key(data: bytes) -> tuple[int, bytes]:
-    """``row_key`` undone: (table id, key)."""
-    return _U32.unpack_from(data, 1)[0], data[5:]
-
-
-def version_prefix(table_id: int, key: bytes) -> bytes:
-    """The beginning of all older versions of a row."""
-    return _VERSION + _U32.pack(table_id) + key
-
-
-def version_key(table_id: int, key: bytes, cts: int) -> bytes:
-    """A scan from here to the end of ``version_prefix`` meets versions with CTS <= ``cts``, newest first."""
-    return _VERSION + _U32.pack(table_id) + key + _U64.pack(_MASK64 - cts)
-
-
-def split_version_key(data: bytes) -> tuple[int, bytes, int]:
-    """``version_key`` undone: (table id, key, cts)."""
-    return _U32.unpack_from(data, 1)[0], data[5:-8], _MASK64 - _U64.unpack_from(data, len(data) - 8)[0]
-
-
-def event_meta_key(table_id: int) -> bytes:
-    return table_prefix(Space.EVENT, table_id) + b"\x00"
-
-
-def event_header_key(table_id: int, block_id: int) -> bytes:
-    return table_prefix(Space.EVENT, table_id) + b"\x01" + _U64.pack(block_id)
-
-
-def event_data_key(table_id: int, block_id: int) -> bytes:
-    return table_prefix(Space.EVENT_DATA, table_id) + _U64.pack(block_id)
-
-
-def token_key(token: str) -> bytes:
-    return bytes([Space.TOKEN]) + token.encode()
-
-
-def batch_key(scope: str, sequence: int) -> bytes:
-    """All sequence numbers of one scope are neighbours, in order."""
-    return bytes([Space.BATCH]) + _encode_string(scope) + _U64.pack(sequence)
-
-
-def time_key(ms: int) -> bytes:
-    return bytes([Space.TIME]) + _U64.pack(ms)
-
-
-def tombstone_key(cts: int, table_id: int, key: bytes) -> bytes:
-    return bytes([Space.TOMBSTONE]) + _U64.pack(cts) + _U32.pack(table_id) + key
-
-
-def split_tombstone_key(data: bytes) -> tuple[int, int, bytes]:
-    """``tombstone_key`` undone: (cts, table id, key)."""
-    return _U64.unpack_from(data, 1)[0], _U32.unpack_from(data, 9)[0], data[13:]

@@ -36,7 +36,7 @@ from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, FormatTooNew, NotAStore, StoreInUse
-from kivi.keys import Space, decode_key, prefix_end, space_prefix, split_row_key, table_prefix
+from kivi.keys import decode_key, prefix_end
 from kivi.log import CommitLog, Kind, Record
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.consolidate import POSITION
@@ -44,6 +44,7 @@ from kivi.mvcc.pending import Applied
 from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
 from kivi.rows import RowLayout
 from kivi.settings import Settings
+from kivi.spaces import Space, space_prefix, split_row_key, table_prefix
 from kivi.stages import LiveStage, sequences_of
 
 if TYPE_CHECKING:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from kivi.arrow import filter_batch, rows_batch
+from kivi.arrow.columns import rows_batch
+from kivi.arrow.predicates import filter_batch
 from kivi.derived import evaluate_expression, parse_expression
 from kivi.errors import DataLoss, InvalidArgument, NotFound, OutOfRange
 from kivi.expr import Expr, Scan, bind, matches, names

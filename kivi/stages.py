@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import NotFound, ResourceExhausted
-from kivi.keys import meta_key
 from kivi.mvcc.record import StageKind
+from kivi.spaces import meta_key
 
 __all__ = ["LiveStage", "Stages"]
 

@@ -27,7 +27,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from kivi import backfill, recovery, scan
-from kivi.arrow import encode_ipc, event_batch
+from kivi.arrow.ipc import encode_ipc
+from kivi.arrow.records import event_batch
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
 from kivi.engine import Engine
 from kivi.errors import (

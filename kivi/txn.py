@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow import encode_ipc, stored_rows
+from kivi.arrow.columns import stored_rows
+from kivi.arrow.ipc import encode_ipc
 from kivi.catalog import TABLES, View, changes, schema_guard
 from kivi.delta.derive import derive, derive_small
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put

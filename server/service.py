@@ -20,7 +20,7 @@ from kivi_server.auth import Access, Tokens, require
 from kivi_server.sessions import Session, Sessions, stopping
 
 from kivi import client_methods as methods
-from kivi.arrow import encode_ipc
+from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import to_table
 from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld
 from kivi.schema import TableSchema

@@ -13,7 +13,9 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server import limits
 
-from kivi.arrow import arrow_schema, decode_ipc, encode_ipc, event_batch
+from kivi.arrow.columns import arrow_schema
+from kivi.arrow.ipc import decode_ipc, encode_ipc
+from kivi.arrow.records import event_batch
 from kivi.client_codec import fill_values, from_expr, from_measures, from_values, type_of
 from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError

@@ -18,18 +18,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kivi.arrow import (
-    arrow_schema,
-    arrow_type,
-    decode_ipc,
-    encode_ipc,
-    event_batch,
-    filter_batch,
-    literal,
-    rows_batch,
-    rows_from_batch,
-    stored_rows,
-)
+from kivi.arrow.columns import arrow_schema, arrow_type, literal, rows_batch, rows_from_batch, stored_rows
+from kivi.arrow.ipc import decode_ipc, encode_ipc
+from kivi.arrow.predicates import filter_batch
+from kivi.arrow.records import event_batch
 from kivi.definitions import aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.expr import bind, col, matches

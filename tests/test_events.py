@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kivi.arrow import event_batch, stored_rows
+from kivi.arrow.columns import stored_rows
+from kivi.arrow.records import event_batch
 from kivi.definitions import event_table_schema
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
@@ -22,8 +23,9 @@ from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events import EventStore, _mergeable
 from kivi.expr import bind, col, matches
-from kivi.keys import Space, event_data_key, event_header_key, event_meta_key, prefix_end, table_prefix
+from kivi.keys import prefix_end
 from kivi.schema import TableSchema
+from kivi.spaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.types import ColumnType
 
 TABLE = TableSchema(

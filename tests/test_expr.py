@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kivi.arrow import filter_batch
+from kivi.arrow.columns import arrow_from_stored
+from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr, bind, col, matches, names
-from kivi.keys import arrow_from_stored
 from kivi.types import ColumnType
 
 TYPES = {

@@ -1,7 +1,7 @@
 """Keys: the order of bytes is the order of values, prefixes are prefixes, and columns agree with single keys.
 
-The byte table at the head of ``kivi/keys.py`` has a literal test per line; the three properties that the
-store relies on are tested on random keys of every type.
+The tables at the heads of ``kivi/keys.py`` and ``kivi/spaces.py`` have a literal test per line; the three properties
+that the store relies on are tested on random keys of every type.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kivi import keys
+from kivi import keys, spaces
+from kivi.arrow.columns import arrow_from_stored
 from kivi.errors import DataLoss, InvalidArgument
-from kivi.keys import Space, decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
+from kivi.keys import decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
+from kivi.spaces import Space
 from kivi.types import ColumnType
 
 T = ColumnType.parse
@@ -53,7 +55,7 @@ def typed_keys(draw: st.DrawFn, max_rows: int = 12) -> tuple[list[ColumnType], l
 
 def column(type_: ColumnType, values: list[Any]) -> Any:
     if type_.name in ("decimal", "timestamp"):
-        return keys.arrow_from_stored(type_, np.array(values, np.int64))
+        return arrow_from_stored(type_, np.array(values, np.int64))
     return pa.array(values, ARROW[type_.name])
 
 
@@ -258,41 +260,41 @@ def test_every_space_has_its_byte() -> None:
 
 
 def test_golden_space_keys() -> None:
-    assert keys.meta_key("format") == b"\x01format"
-    assert keys.catalog_key("tables") == b"\x02tables"
-    assert keys.row_key(7, b"k") == b"\x03\0\0\0\x07k"
-    assert keys.version_key(7, b"k", 1) == b"\x04\0\0\0\x07k" + b"\xff" * 7 + b"\xfe"
-    assert keys.event_meta_key(7) == b"\x05\0\0\0\x07\0"
-    assert keys.event_header_key(7, 258) == b"\x05\0\0\0\x07\x01\0\0\0\0\0\0\x01\x02"
-    assert keys.event_data_key(7, 258) == b"\x06\0\0\0\x07\0\0\0\0\0\0\x01\x02"
-    assert keys.token_key("t") == b"\x07t"
-    assert keys.batch_key("s", 3) == b"\x08s\0\0\0\0\0\0\0\0\0\x03"
-    assert keys.tombstone_key(1, 7, b"k") == b"\x0a\0\0\0\0\0\0\0\x01\0\0\0\x07k"
-    assert keys.space_prefix(Space.TOKEN) == b"\x07"
-    assert keys.time_key(5) == b"\x09\0\0\0\0\0\0\0\x05"
+    assert spaces.meta_key("format") == b"\x01format"
+    assert spaces.catalog_key("tables") == b"\x02tables"
+    assert spaces.row_key(7, b"k") == b"\x03\0\0\0\x07k"
+    assert spaces.version_key(7, b"k", 1) == b"\x04\0\0\0\x07k" + b"\xff" * 7 + b"\xfe"
+    assert spaces.event_meta_key(7) == b"\x05\0\0\0\x07\0"
+    assert spaces.event_header_key(7, 258) == b"\x05\0\0\0\x07\x01\0\0\0\0\0\0\x01\x02"
+    assert spaces.event_data_key(7, 258) == b"\x06\0\0\0\x07\0\0\0\0\0\0\x01\x02"
+    assert spaces.token_key("t") == b"\x07t"
+    assert spaces.batch_key("s", 3) == b"\x08s\0\0\0\0\0\0\0\0\0\x03"
+    assert spaces.tombstone_key(1, 7, b"k") == b"\x0a\0\0\0\0\0\0\0\x01\0\0\0\x07k"
+    assert spaces.space_prefix(Space.TOKEN) == b"\x07"
+    assert spaces.time_key(5) == b"\x09\0\0\0\0\0\0\0\x05"
 
 
 @given(st.integers(0, 2**32 - 1), st.binary(max_size=9), st.integers(0, 2**64 - 1))
 def test_split(table: int, key: bytes, cts: int) -> None:
-    assert keys.split_row_key(keys.row_key(table, key)) == (table, key)
-    assert keys.split_version_key(keys.version_key(table, key, cts)) == (table, key, cts)
-    assert keys.split_tombstone_key(keys.tombstone_key(cts, table, key)) == (cts, table, key)
-    assert keys.version_key(table, key, cts).startswith(keys.version_prefix(table, key))
+    assert spaces.split_row_key(spaces.row_key(table, key)) == (table, key)
+    assert spaces.split_version_key(spaces.version_key(table, key, cts)) == (table, key, cts)
+    assert spaces.split_tombstone_key(spaces.tombstone_key(cts, table, key)) == (cts, table, key)
+    assert spaces.version_key(table, key, cts).startswith(spaces.version_prefix(table, key))
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
 def test_versions_are_newest_first(a: int, b: int) -> None:
-    assert (keys.version_key(1, b"k", a) < keys.version_key(1, b"k", b)) == (a > b)
+    assert (spaces.version_key(1, b"k", a) < spaces.version_key(1, b"k", b)) == (a > b)
 
 
 def test_meta_of_an_event_table_comes_before_its_headers_and_after_other_tables() -> None:
     listed = [
-        keys.event_header_key(6, 2**64 - 1),
-        keys.event_meta_key(7),
-        keys.event_header_key(7, 0),
-        keys.event_header_key(7, 1),
-        keys.event_meta_key(8),
+        spaces.event_header_key(6, 2**64 - 1),
+        spaces.event_meta_key(7),
+        spaces.event_header_key(7, 0),
+        spaces.event_header_key(7, 1),
+        spaces.event_meta_key(8),
     ]
     assert listed == sorted(listed)
-    end = prefix_end(keys.table_prefix(Space.EVENT, 7))
+    end = prefix_end(spaces.table_prefix(Space.EVENT, 7))
     assert end is not None and listed[3] < end <= listed[4]

@@ -50,8 +50,8 @@ ROOMS: dict[str, Room] = {
         not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
     ),
     "values": Room(
-        "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.keys kivi.rows kivi.format kivi.arrow"
-        " kivi.outcomes kivi.surface",
+        "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
+        " kivi.rows kivi.format kivi.outcomes kivi.surface",
         "schemas, values and the only code that builds or parses key and row bytes: data in, data out, no I/O",
         rooms="errors",
         packages="numpy pyarrow",

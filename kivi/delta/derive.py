@@ -30,9 +30,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.columns import flat, stored_array
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
 from kivi.errors import InvalidArgument, OutOfRange
-from kivi.keys import encode_key, encode_key_columns, flat, stored_array
+from kivi.keys import encode_key, encode_key_columns
 from kivi.schema import Column, GroupKey, TableSchema
 from kivi.types import INT64_MAX, INT64_MIN
 

@@ -38,10 +38,18 @@ from kivi.delta.ops import RowOp, apply_op
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
-from kivi.keys import (
+from kivi.keys import prefix_end
+from kivi.log import CommitLog
+from kivi.mvcc.leases import Leases
+from kivi.mvcc.pending import Pending
+from kivi.mvcc.timeline import Timeline
+from kivi.mvcc.tokens import Tokens
+from kivi.rows import RowLayout, Version
+from kivi.schema import TableSchema
+from kivi.settings import Settings
+from kivi.spaces import (
     Space,
     meta_key,
-    prefix_end,
     row_key,
     space_prefix,
     split_tombstone_key,
@@ -51,14 +59,6 @@ from kivi.keys import (
     version_key,
     version_prefix,
 )
-from kivi.log import CommitLog
-from kivi.mvcc.leases import Leases
-from kivi.mvcc.pending import Pending
-from kivi.mvcc.timeline import Timeline
-from kivi.mvcc.tokens import Tokens
-from kivi.rows import RowLayout, Version
-from kivi.schema import TableSchema
-from kivi.settings import Settings
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
 

@@ -24,11 +24,12 @@ from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine
 from kivi.errors import NotFound, SnapshotTooOld
-from kivi.keys import Space, prefix_end, row_key, split_row_key, table_prefix, version_key, version_prefix
+from kivi.keys import prefix_end
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
+from kivi.spaces import Space, row_key, split_row_key, table_prefix, version_key, version_prefix
 
 __all__ = ["Reader"]
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import SnapshotTooOld
-from kivi.keys import time_key
+from kivi.spaces import time_key
 
 __all__ = ["Timeline"]
 

@@ -23,7 +23,8 @@ from typing import Final, NamedTuple
 
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, OutOfSequence
-from kivi.keys import Space, batch_key, meta_key, prefix_end, token_key
+from kivi.keys import prefix_end
+from kivi.spaces import Space, batch_key, meta_key, token_key
 
 __all__ = ["FENCED", "Remembered", "Tokens", "issued_at_us"]
 

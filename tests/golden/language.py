@@ -51,10 +51,11 @@ from kivi import format as fmt
 from kivi.catalog import SYSTEM
 from kivi.delta.runs import DeltaRun
 from kivi.errors import Conflict, KiviError, RowExists
-from kivi.keys import Space, prefix_end, space_prefix
+from kivi.keys import prefix_end
 from kivi.mvcc.pending import run_cts
 from kivi.outcomes import NoCommit
 from kivi.schema import TableSchema
+from kivi.spaces import Space, space_prefix
 from tests.golden.driver import Driver
 
 __all__ = ["Runner", "run_script", "without_dumps"]

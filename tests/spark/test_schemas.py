@@ -77,7 +77,7 @@ def test_columns_go_by_name() -> None:
 
 
 def test_what_a_read_gives_is_what_the_store_gives() -> None:
-    from kivi.arrow import arrow_type
+    from kivi.arrow.columns import arrow_type
 
     table = target(**{f"c{i}": text for i, text in enumerate(TYPES)})
     assert arrow_schema(spark_schema(table)).types == [arrow_type(type_) for type_ in table.columns.values()]

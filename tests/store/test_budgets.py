@@ -11,8 +11,9 @@ import kivi
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import OutOfRange, ResourceExhausted
-from kivi.keys import Space, prefix_end, space_prefix, table_prefix
+from kivi.keys import prefix_end
 from kivi.mvcc import commit as committing
+from kivi.spaces import Space, space_prefix, table_prefix
 from tests.golden.driver import EmbeddedDriver
 
 MIB = 1 << 20

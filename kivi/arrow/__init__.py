@@ -1,0 +1,13 @@
+"""Arrow: the form in which columns are appended, lie in event blocks, are computed on and handed out.
+
+    columns      the types; columns in stored form, as NumPy for kernels and as rows
+    records      what callers append -> one validated batch
+    predicates   the rows of a batch that a predicate selects
+    ipc          streams, also those that a stranger sent
+
+One Arrow type per column type (``columns.arrow_type``), so that any two batches of one table can be put together and
+blocks of different years have one form.
+
+What crosses the border is checked there, once: ``records`` lets in no NaN, infinity or invalid text, ``ipc`` believes
+nothing that a stream says of itself. Everything above relies on it and checks nothing again.
+"""

@@ -1,0 +1,228 @@
+"""Columns: their Arrow types, and the ways between Arrow, NumPy and rows.
+
+Values are in stored form (``kivi.types``) on both sides of every function here but ``rows_from_batch``. Whole columns
+go through kernels, as an int64, a float64 or a bool each; rows are dicts, made for as many as somebody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.schema import TableSchema
+from kivi.types import ColumnType
+
+__all__ = [
+    "FAILURES",
+    "TIMESTAMP",
+    "arrow_from_stored",
+    "arrow_schema",
+    "arrow_type",
+    "decimals",
+    "flat",
+    "is_sane",
+    "literal",
+    "not_finite",
+    "reason",
+    "rows_batch",
+    "rows_from_batch",
+    "stored_array",
+    "stored_column",
+    "stored_rows",
+]
+
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
+_TYPES: Final = {
+    "bool": pa.bool_(),
+    "int64": pa.int64(),
+    "float64": pa.float64(),
+    "string": pa.string(),
+    "bytes": pa.binary(),
+    "timestamp": TIMESTAMP,
+}
+FAILURES: Final = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, MemoryError)
+"""What pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
+
+
+def arrow_type(type_: ColumnType) -> Any:
+    """The Arrow type of a column type: int64, float64, bool, string, binary, decimal128, timestamp[us, UTC]."""
+    return pa.decimal128(type_.precision, type_.scale) if type_.name == "decimal" else _TYPES[type_.name]
+
+
+def arrow_schema(schema: TableSchema) -> Any:
+    """The Arrow schema of what a read of the table returns, in ``output_names`` order; derived columns are float64."""
+    fields = [pa.field(name, arrow_type(column.type)) for name, column in schema.by_name.items()]
+    return pa.schema(fields + [pa.field(name, pa.float64()) for name, _ in schema.derived])
+
+
+def reason(error: BaseException) -> str:
+    """What one of these says, in a line of an error's sentence."""
+    said = "; ".join(str(arg) for arg in error.args) or type(error).__name__
+    return said.split("\n")[0][:300]
+
+
+def is_sane(type_: Any) -> bool:
+    """Arrow believes any scale that a stream declares, and casting one of -2**31 crashes it (pyarrow 26)."""
+    return bool(0 <= type_.scale <= type_.precision)
+
+
+# -- columns and NumPy ------------------------------------------------------------------------------
+
+
+def flat(array: Any) -> Any:
+    """An Arrow array without chunks and without a dictionary."""
+    if isinstance(array, pa.ChunkedArray):
+        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array
+
+
+def stored_array(type_: ColumnType, array: Any) -> npt.NDArray[Any]:
+    """An Arrow column of fixed width as NumPy in stored form: int64, float64 or bool; 0 where it is null.
+
+    A decimal's unscaled value is at most 18 digits, so it is the low half of Arrow's 128 bits: a view.
+    """
+    array = flat(array)
+    if type_.name == "decimal":
+        if not pa.types.is_decimal128(array.type) or array.type.scale != type_.scale:
+            array = array.cast(pa.decimal128(38, type_.scale))
+        if len(array) == 0:
+            return np.zeros(0, np.int64)
+        halves = np.frombuffer(array.buffers()[1], np.int64, 2 * len(array), 16 * array.offset)
+        values: npt.NDArray[Any] = halves[::2]
+        return np.where(_valid(array), values, 0) if array.null_count else values
+    if type_.name == "float64":
+        array, zero = array.cast(pa.float64()), 0.0
+    elif type_.name == "bool":
+        array, zero = array.cast(pa.bool_()), False
+    else:
+        if type_.name == "timestamp" and pa.types.is_timestamp(array.type) and array.type.unit != "us":
+            array = array.cast(pa.timestamp("us", array.type.tz))
+        array, zero = array.cast(pa.int64()), 0
+    if array.null_count:
+        array = array.fill_null(zero)
+    return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _valid(array: Any) -> npt.NDArray[np.bool_]:
+    return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def arrow_from_stored(type_: ColumnType, values: npt.NDArray[Any]) -> Any:
+    """The inverse of ``stored_array``, for columns without nulls."""
+    if type_.name == "decimal":
+        halves = np.empty((len(values), 2), np.int64)
+        halves[:, 0] = values
+        halves[:, 1] = values >> 63
+        wanted = pa.decimal128(type_.precision, type_.scale)
+        return pa.Array.from_buffers(wanted, len(values), [None, pa.py_buffer(halves)])
+    if type_.name == "timestamp":
+        return pa.array(values).cast(TIMESTAMP)
+    return pa.array(values)
+
+
+def not_finite(array: Any) -> int | None:
+    """The first row with a NaN or an infinity."""
+    finite = pc.is_finite(array)
+    if pc.all(finite).as_py() is False:
+        return int(pc.index(finite, False).as_py())
+    return None
+
+
+# -- columns and values -----------------------------------------------------------------------------
+
+
+def stored_column(type_: ColumnType, stored: list[Any]) -> Any:
+    """Stored-form values, None is null -> the Arrow column. Raises OverflowError beyond 64 bits."""
+    if type_.name == "timestamp":
+        return pa.array(stored, pa.int64()).cast(TIMESTAMP)
+    if type_.name == "decimal":
+        return decimals(type_, pa.array(stored, pa.int64()))
+    return pa.array(stored, arrow_type(type_))
+
+
+def decimals(type_: ColumnType, unscaled: Any) -> Any:
+    """An int64 array of unscaled values -> decimal128, nulls kept."""
+    if not unscaled.null_count:
+        return arrow_from_stored(type_, unscaled.to_numpy())
+    array = arrow_from_stored(type_, unscaled.fill_null(0).to_numpy())
+    return pc.if_else(unscaled.is_valid(), array, pa.scalar(None, array.type))
+
+
+def literal(type_: ColumnType, stored: Any) -> Any:
+    """One stored-form value as a pyarrow scalar of the column's type."""
+    return stored_column(type_, [stored])[0]
+
+
+# -- batches and rows -------------------------------------------------------------------------------
+
+
+def stored_rows(batch: Any) -> list[dict[str, Any]]:
+    """The rows of a small batch in ``arrow_schema`` types as dicts of stored-form values."""
+    names = batch.schema.names
+    columns = [_stored_list(flat(column)) for column in batch.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _stored_list(array: Any) -> list[Any]:
+    if pa.types.is_timestamp(array.type):
+        return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+    if not pa.types.is_decimal(array.type):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    values = stored_array(ColumnType("decimal", array.type.precision, array.type.scale), array).tolist()
+    if array.null_count:
+        valid = array.is_valid().to_pylist()
+        return [value if known else None for value, known in zip(values, valid, strict=True)]
+    return values  # type: ignore[no-any-return]
+
+
+def rows_from_batch(batch: Any) -> list[dict[str, Any]]:
+    """A scan's batch as rows in the form that callers see: aware datetimes, Decimals."""
+    names, columns = batch.schema.names, []
+    moment = ColumnType("timestamp").from_stored
+    for name, column in zip(names, batch.columns, strict=True):
+        if pa.types.is_timestamp(column.type):
+            columns.append([moment(value, name) for value in column.cast(pa.int64()).to_pylist()])
+        else:
+            columns.append(column.to_pylist())
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
+
+
+def rows_batch(schema: TableSchema, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Stored-form rows as a RecordBatch of the columns ``names``, in ``arrow_schema`` types.
+
+    Raises OutOfRange for a value that its column's type cannot hold: a sum may be up to 128 bits wide.
+    """
+    arrays, fields = [], []
+    for name in names:
+        values = [row[name] for row in rows]
+        column = schema.by_name.get(name)
+        type_ = column.type if column is not None else _FLOAT
+        fields.append(pa.field(name, arrow_type(type_)))
+        try:
+            array = stored_column(type_, values)
+            if column is not None and type_.name in ("decimal", "float64"):
+                _check_range(type_, values, array)
+        except FAILURES:
+            for value in values:
+                type_.from_stored(value, name)
+            raise
+        arrays.append(array)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+_FLOAT: Final = ColumnType("float64")
+
+
+def _check_range(type_: ColumnType, values: Sequence[Any], array: Any) -> None:
+    if type_.name == "float64":
+        if not_finite(array) is not None:
+            raise ValueError("not finite")
+    elif len(values) and np.abs(stored_array(type_, array)).max() > type_.stored_max:
+        raise ValueError("too wide")

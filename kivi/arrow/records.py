@@ -1,0 +1,243 @@
+"""What callers append: dicts, Arrow or pandas become one batch of the table's columns, or are refused.
+
+The batch has the table's columns in the table's order. What is accepted, and nothing that would lose a digit:
+
+============ =============================================================================================
+column       accepted from Arrow (dicts: what ``ColumnType.to_stored`` accepts, the same rules one value a time)
+============ =============================================================================================
+any          its own type, dictionary-encoded or not; the null type; a missing column is null
+bool         bool
+int64        every integer type, in range (pandas: floats without a fraction, its way to write ints with nulls)
+float64      float16, float32, integers that a float64 holds exactly; never NaN or infinities; -0.0 becomes 0.0
+decimal(p,s) decimals of any width and scale, and integers, if every value fits exactly
+string       string, large_string, string_view; valid UTF-8
+bytes        binary, large_binary, binary_view, fixed-size binary
+timestamp    timestamps of any unit, if exact in microseconds; one without a time zone is taken as UTC; integers
+             are microseconds since 1970 UTC
+============ =============================================================================================
+
+NaN in a float column of pandas is its way to write null, and is read as null.
+
+Invariant of every batch that ``event_batch`` returns: the types of ``arrow_schema``, no NaN, infinity or -0.0, valid
+UTF-8, decimals within their precision, and no null event time. Everything above relies on it and checks nothing again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from types import NoneType
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.arrow.columns import (
+    FAILURES,
+    TIMESTAMP,
+    arrow_schema,
+    arrow_type,
+    decimals,
+    flat,
+    is_sane,
+    not_finite,
+    reason,
+    stored_column,
+)
+from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
+from kivi.schema import Column, TableSchema
+from kivi.types import ColumnType
+
+__all__ = ["event_batch"]
+
+
+def event_batch(schema: TableSchema, records: Any) -> Any:
+    """Records as one validated RecordBatch with all columns of the table, in its order.
+
+    ``records``: an iterable of dicts, a pyarrow Table or RecordBatch, a pandas DataFrame, or anything else that exports
+    an Arrow stream (``__arrow_c_stream__``). Raises SchemaError for a column or type that does not fit, InvalidArgument
+    for a value that does not; both name the column, and for dicts the record.
+    """
+    if schema.kind != "event":
+        raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
+    if isinstance(records, (pa.Table, pa.RecordBatch)):
+        return _from_arrow(schema, records, False)
+    if type(records).__module__.partition(".")[0] == "pandas":
+        return _from_arrow(schema, _from_pandas(records), True)
+    if hasattr(records, "__arrow_c_stream__"):
+        try:
+            table = pa.table(records)
+        except FAILURES as error:
+            raise InvalidArgument(f"these records cannot be read as an Arrow table: {reason(error)}") from None
+        return _from_arrow(schema, table, False)
+    if isinstance(records, (Mapping, str, bytes)) or not isinstance(records, Iterable):
+        raise InvalidArgument(
+            f"records are a list of dicts, a pyarrow Table or RecordBatch or a pandas DataFrame, "
+            f"not one {type(records).__name__}"
+        )
+    return _from_dicts(schema, list(records))
+
+
+def _unknown(schema: TableSchema, name: object) -> SchemaError:
+    return SchemaError(f"table {schema.name!r} has no column {name!r}; it has {', '.join(schema.by_name)}")
+
+
+def _batch(schema: TableSchema, arrays: list[Any]) -> Any:
+    for name, array in zip(schema.by_name, arrays, strict=True):
+        if name == schema.event_time and array.null_count:
+            row = pc.index(array.is_null(), True).as_py()
+            raise InvalidArgument(f"records[{row}] has no {schema.event_time!r}: every event needs its event time")
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
+
+
+# -- from dicts: columns are built by kernels if every value has a plain type, and one by one only to find the fault
+
+
+_PLAIN: Final[dict[str, set[type]]] = {
+    "bool": {bool},
+    "int64": {int},
+    "float64": {float, int},
+    "decimal": {Decimal, int},
+    "string": {str},
+    "bytes": {bytes},
+    "timestamp": {datetime},
+}
+
+
+def _from_dicts(schema: TableSchema, records: list[Any]) -> Any:
+    for kind in set(map(type, records)):
+        if not issubclass(kind, Mapping):
+            at = next(i for i, record in enumerate(records) if type(record) is kind)
+            raise InvalidArgument(f"records[{at}] is {records[at]!r:.80}, a {kind.__name__}: a record is a dict")
+    for name in set(itertools.chain.from_iterable(records)):
+        if name not in schema.by_name:
+            raise _unknown(schema, name)
+    arrays = [_column_of(column, records) for column in schema.by_name.values()]
+    return _batch(schema, arrays)
+
+
+def _column_of(column: Column, records: list[Any]) -> Any:
+    try:
+        values = list(map(operator.itemgetter(column.name), records))
+    except KeyError:
+        values = [record.get(column.name) for record in records]
+    try:
+        array = _plain_array(column.type, values)
+    except FAILURES:
+        array = None
+    if isinstance(array, pa.ChunkedArray):
+        raise _too_long(column)
+    if array is not None:
+        return array
+    stored = [_stored_value(column, value, i) for i, value in enumerate(values)]
+    return stored_column(column.type, stored)
+
+
+def _plain_array(type_: ColumnType, values: list[Any]) -> Any:
+    """The column if plain kernels give exactly what ``to_stored`` would, else None or an exception."""
+    kinds = set(map(type, values)) - {NoneType}
+    if type_.name == "timestamp" and kinds == {int}:
+        return pa.array(values, pa.int64()).cast(TIMESTAMP)
+    if not kinds <= _PLAIN[type_.name]:
+        return None
+    if type_.name == "timestamp" and any(value is not None and value.tzinfo is not UTC for value in values):
+        return None
+    array = pa.array(values, arrow_type(type_))
+    if type_.name == "float64":
+        return None if not_finite(array) is not None else pc.add(array, 0.0)
+    return array
+
+
+def _stored_value(column: Column, value: Any, row: int) -> Any:
+    what = f"records[{row}][{column.name!r}]"
+    if column.type.name == "timestamp" and hasattr(value, "nanosecond") and value.nanosecond:  # pandas
+        raise InvalidArgument(f"{what} is {value}, which is not a whole number of microseconds")
+    return column.type.to_stored(value, what)
+
+
+# -- from Arrow: no Python statement per row ---------------------------------------------------------
+
+
+def _from_pandas(frame: Any) -> Any:
+    try:
+        return pa.Table.from_pandas(frame, preserve_index=False)
+    except AttributeError:
+        raise InvalidArgument(f"records are a pandas DataFrame, not a {type(frame).__name__}") from None
+    except FAILURES as error:
+        raise SchemaError(f"this DataFrame is no table of columns: {reason(error)}") from None
+
+
+def _from_arrow(schema: TableSchema, table: Any, pandas: bool) -> Any:
+    names = table.schema.names
+    for name in names:
+        if name not in schema.by_name:
+            raise _unknown(schema, name)
+    if len(set(names)) != len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise SchemaError(f"the records have the column {twice!r} twice")
+    arrays = []
+    for column in schema.by_name.values():
+        if column.name in names:
+            arrays.append(_converted(column, table.column(column.name), pandas))
+        else:
+            arrays.append(pa.nulls(table.num_rows, arrow_type(column.type)))
+    return _batch(schema, arrays)
+
+
+def _converted(column: Column, array: Any, pandas: bool) -> Any:
+    type_, name = column.type, column.name
+    given = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    accepted = pa.types.is_null(given) or _ACCEPTED[type_.name](given)
+    if not accepted and not (pandas and type_.name == "int64" and pa.types.is_floating(given)):
+        raise SchemaError(f"column {name!r} is {type_}, and the records have {array.type}")
+    try:
+        array.validate(full=True)
+        array = flat(array)
+        if isinstance(array, pa.ChunkedArray):  # Arrow leaves text over 2 GiB in chunks
+            raise _too_long(column)
+        if type_.name == "decimal" and pa.types.is_integer(given):
+            array = _scaled(type_, array)
+        elif type_.name == "timestamp" and pa.types.is_integer(given):
+            array = array.cast(pa.int64()).cast(TIMESTAMP)
+        elif array.type != arrow_type(type_):
+            array = array.cast(arrow_type(type_))
+    except FAILURES as error:
+        raise InvalidArgument(f"column {name!r}: {reason(error)}") from None
+    if type_.name == "float64":
+        row = not_finite(array)
+        if row is not None:
+            raise InvalidArgument(f"column {name!r} is {array[row]} in row {row}: NaN and infinities are not accepted")
+        array = pc.add(array, 0.0)  # -0.0 + 0.0 is 0.0
+    return array
+
+
+def _too_long(column: Column) -> ResourceExhausted:
+    return ResourceExhausted(f"column {column.name!r} has more than 2 GiB in one append: send less at a time")
+
+
+def _scaled(type_: ColumnType, integers: Any) -> Any:
+    """Whole numbers as decimals: 12 -> 12.00. Raises ValueError for what does not fit."""
+    integers = integers.cast(pa.int64())
+    limits = pc.min_max(integers).as_py()
+    most = type_.stored_max // 10**type_.scale
+    for extreme in (limits["min"], limits["max"]):
+        if extreme is not None and abs(extreme) > most:
+            raise ValueError(f"{extreme} does not fit in {type_}")
+    return decimals(type_, pc.multiply_checked(integers, pa.scalar(10**type_.scale, pa.int64())))
+
+
+_is = pa.types
+_ACCEPTED: Final[dict[str, Callable[[Any], bool]]] = {
+    "bool": lambda t: bool(_is.is_boolean(t)),
+    "int64": lambda t: bool(_is.is_integer(t)),
+    "float64": lambda t: bool(_is.is_floating(t) or _is.is_integer(t)),
+    "decimal": lambda t: bool((_is.is_decimal(t) and is_sane(t)) or _is.is_integer(t)),
+    "string": lambda t: bool(_is.is_string(t) or _is.is_large_string(t) or _is.is_string_view(t)),
+    "bytes": lambda t: bool(
+        _is.is_binary(t) or _is.is_large_binary(t) or _is.is_binary_view(t) or _is.is_fixed_size_binary(t)
+    ),
+    "timestamp": lambda t: bool(_is.is_timestamp(t) or _is.is_integer(t)),
+}

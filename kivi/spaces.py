@@ -1,0 +1,158 @@
+"""Key spaces: everything lies in one ordered space of an engine, and the first byte says what a key is.
+
+::
+
+    0x01 META        name                                       what the store knows about itself
+    0x02 CATALOG     name                                       outside any table: bootstrap of the catalog
+    0x03 ROW         table u32 | row key                        base row (kivi.rows), stamped with its CTS
+    0x04 VERSION     table u32 | row key | ~cts u64             older version of a row, newest first
+    0x05 EVENT       table u32 | 0x00                           events_upto and the like
+                     table u32 | 0x01 | block u64               header of an event block
+    0x06 EVENT_DATA  table u32 | block u64                      the block itself
+    0x07 TOKEN       token                                      what became of a request token
+    0x08 BATCH       scope 0x00 0x00 | sequence u64             what became of a batch token
+    0x09 TIME        milliseconds u64                           commit time -> commit timestamp
+    0x0a TOMBSTONE   cts u64 | table u32 | row key              to do: sweep the row deleted at that CTS
+
+All integers are big endian, so order is numeric. A space or a table is a range of neighbours, so that one scan reads
+it and one range is all there is to erase. Meta and headers of an event table share a space so that *one* engine scan
+sees both in one consistent view. What a row key is made of: ``kivi.keys``.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+from kivi.keys import encode_text
+
+__all__ = [
+    "Space",
+    "batch_key",
+    "catalog_key",
+    "event_data_key",
+    "event_header_key",
+    "event_meta_key",
+    "meta_key",
+    "row_key",
+    "space_prefix",
+    "split_row_key",
+    "split_tombstone_key",
+    "split_version_key",
+    "table_prefix",
+    "time_key",
+    "token_key",
+    "tombstone_key",
+    "version_key",
+    "version_prefix",
+]
+
+_MASK64: Final = 2**64 - 1
+_U32: Final = struct.Struct(">I")
+_U64: Final = struct.Struct(">Q")
+
+
+class Space(IntEnum):
+    """The first byte of every key in an engine. The values are on disk and permanent."""
+
+    META = 1
+    """Facts about the store: format, recorded log position, operator ids."""
+    CATALOG = 2
+    """What must be known before the first table can be read."""
+    ROW = 3
+    """Base rows: the newest folded version of each."""
+    VERSION = 4
+    """Older versions that an open snapshot or a table's history needs."""
+    EVENT = 5
+    """Event tables: the table's own facts, then one header per block."""
+    EVENT_DATA = 6
+    """Event blocks."""
+    TOKEN = 7
+    """Request tokens."""
+    BATCH = 8
+    """Batch tokens."""
+    TIME = 9
+    """Moments and the commit timestamp that was newest then."""
+    TOMBSTONE = 10
+    """Rows that were deleted, oldest first, until their tombstones are swept."""
+
+
+_ROW: Final = bytes([Space.ROW])
+_VERSION: Final = bytes([Space.VERSION])
+
+
+def space_prefix(space: Space) -> bytes:
+    """The beginning of every key of a space."""
+    return bytes([space])
+
+
+def table_prefix(space: Space, table_id: int) -> bytes:
+    """The beginning of every key of one table in ROW, VERSION, EVENT or EVENT_DATA."""
+    return bytes([space]) + _U32.pack(table_id)
+
+
+def meta_key(name: str) -> bytes:
+    return bytes([Space.META]) + name.encode()
+
+
+def catalog_key(name: str) -> bytes:
+    return bytes([Space.CATALOG]) + name.encode()
+
+
+def row_key(table_id: int, key: bytes) -> bytes:
+    return _ROW + _U32.pack(table_id) + key
+
+
+def split_row_key(data: bytes) -> tuple[int, bytes]:
+    """``row_key`` undone: (table id, key)."""
+    return _U32.unpack_from(data, 1)[0], data[5:]
+
+
+def version_prefix(table_id: int, key: bytes) -> bytes:
+    """The beginning of all older versions of a row."""
+    return _VERSION + _U32.pack(table_id) + key
+
+
+def version_key(table_id: int, key: bytes, cts: int) -> bytes:
+    """A scan from here to the end of ``version_prefix`` meets versions with CTS <= ``cts``, newest first."""
+    return _VERSION + _U32.pack(table_id) + key + _U64.pack(_MASK64 - cts)
+
+
+def split_version_key(data: bytes) -> tuple[int, bytes, int]:
+    """``version_key`` undone: (table id, key, cts)."""
+    return _U32.unpack_from(data, 1)[0], data[5:-8], _MASK64 - _U64.unpack_from(data, len(data) - 8)[0]
+
+
+def event_meta_key(table_id: int) -> bytes:
+    return table_prefix(Space.EVENT, table_id) + b"\x00"
+
+
+def event_header_key(table_id: int, block_id: int) -> bytes:
+    return table_prefix(Space.EVENT, table_id) + b"\x01" + _U64.pack(block_id)
+
+
+def event_data_key(table_id: int, block_id: int) -> bytes:
+    return table_prefix(Space.EVENT_DATA, table_id) + _U64.pack(block_id)
+
+
+def token_key(token: str) -> bytes:
+    return bytes([Space.TOKEN]) + token.encode()
+
+
+def batch_key(scope: str, sequence: int) -> bytes:
+    """All sequence numbers of one scope are neighbours, in order."""
+    return bytes([Space.BATCH]) + encode_text(scope) + _U64.pack(sequence)
+
+
+def time_key(ms: int) -> bytes:
+    return bytes([Space.TIME]) + _U64.pack(ms)
+
+
+def tombstone_key(cts: int, table_id: int, key: bytes) -> bytes:
+    return bytes([Space.TOMBSTONE]) + _U64.pack(cts) + _U32.pack(table_id) + key
+
+
+def split_tombstone_key(data: bytes) -> tuple[int, int, bytes]:
+    """``tombstone_key`` undone: (cts, table id, key)."""
+    return _U64.unpack_from(data, 1)[0], _U32.unpack_from(data, 9)[0], data[13:]
