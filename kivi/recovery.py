@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from kivi import events
 from kivi.catalog import TABLES, changes
 from kivi.delta import operators
 from kivi.delta.ops import Barrier, RowOp
@@ -36,6 +35,7 @@ from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, FormatTooNew, NotAStore, StoreInUse
+from kivi.events.store import destroy
 from kivi.keys import decode_key, prefix_end
 from kivi.log import CommitLog, Kind, Record
 from kivi.log.memory import MemoryLog
@@ -353,7 +353,7 @@ class Housekeeping:
             for key, _ in rows:
                 batch.delete(key)
         if not len(batch):
-            batch = next(events.destroy(engine, table), batch)
+            batch = next(destroy(engine, table), batch)
         if len(batch):
             engine.write(batch)
         else:

@@ -41,7 +41,7 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.events import EventStore
+from kivi.events.store import EventStore
 from kivi.expr import Scan
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog

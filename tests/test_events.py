@@ -21,7 +21,8 @@ from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
-from kivi.events import EventStore, _mergeable
+from kivi.events.compaction import mergeable
+from kivi.events.store import EventStore
 from kivi.expr import bind, col, matches
 from kivi.keys import prefix_end
 from kivi.schema import TableSchema
@@ -388,7 +389,7 @@ def test_choosing_what_to_merge_ends_and_is_bounded(seed):
         total += rows
         blocks.append(_Fake(rows))
         for _ in range(rng.choice([0, 1, 100])):
-            inputs = _mergeable(blocks, 1000, 1 << 30)
+            inputs = mergeable(blocks, 1000, 1 << 30)
             if not inputs:
                 break
             assert 2 <= len(inputs) <= 8
@@ -397,7 +398,7 @@ def test_choosing_what_to_merge_ends_and_is_bounded(seed):
             assert blocks[at : at + len(inputs)] == inputs
             blocks[at : at + len(inputs)] = [_Fake(sum(b.rows for b in inputs))]
             rewritten += blocks[at].rows
-    while inputs := _mergeable(blocks, 1000, 1 << 30):
+    while inputs := mergeable(blocks, 1000, 1 << 30):
         at = blocks.index(inputs[0])
         blocks[at : at + len(inputs)] = [_Fake(sum(b.rows for b in inputs))]
     assert rewritten / total < 4
@@ -702,7 +703,7 @@ class Blocks(RuleBasedStateMachine):
     def blocks_are_in_order_and_their_data_known(self):
         if not hasattr(self, "events"):
             return
-        meta, blocks = self.events._headers()
+        meta, blocks = self.events._base.headers()
         for left, right in itertools.pairwise(blocks):
             assert left.last_cts <= right.first_cts
         assert stored_ids(self.engine) == {block.data for block in blocks} | set(meta.dead)

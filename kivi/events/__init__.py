@@ -1,0 +1,46 @@
+"""Event tables in base: blocks of columns, in commit order.
+
+::
+
+    EVENT       table | 00                  meta: events_upto, rows, next id, floors, dropped, dead data
+                table | 01 | order id       header of one block, in commit order
+    EVENT_DATA  table | data id             the block: an Arrow IPC stream, compressed by column
+
+A block holds the events of one or more commits, or a part of one, as *runs* of (CTS, row count) in commit order, so
+that a snapshot, an ``as_of`` read and a tail can cut inside it. Its header has the range of event times and, per
+numeric column, min, max, the number of non-nulls and, for integers, the exact sum: ranges prune, sums answer
+``summary``. Float sums are not kept, because adding them up block by block would not be the left-to-right sum. The
+header has a checksum of the data as well, so damage is DataLoss that names the block, never another number.
+
+Headers are read at every view, so they must stay small: of a block with more than 64 runs (commits of a few events) the
+header has the first and the last run, and the stream's metadata has them all, compressed. Only a cut that falls inside
+such a block has to look there.
+
+Blocks have no stamp of their own. ``events_upto`` says what they include: it is written in the same engine batch as the
+blocks, and one engine scan reads it together with all headers (they are neighbours), so a view is consistent by
+construction. Who reads a table captures pending events first, takes a view second, and leaves out pending events at or
+below ``view.events_upto``; replay after a crash leaves out the same (``seal``).
+
+**Invariants.** Headers in key order are commits in order: a block's last CTS is at most the next one's first (equal
+when a commit spans both). Every data id is named by exactly one header or by ``dead`` in meta, in every prefix of the
+engine's batches: so a crash leaves no orphans, and what was waiting to be deleted is found again. Ids are never used
+twice.
+
+**Compaction** merges up to eight neighbouring blocks of one size tier (a factor of eight) into one that takes the first
+input's place in the order. A block never takes part only to swallow a few small ones behind it, which would rewrite it
+again and again; so an event is rewritten about once per tier. The inputs' headers go in the batch that adds the output,
+their data once every view that was open then has been closed.
+
+**Retention** is a floor (CTS, event time): events before the time are invisible to every S at or past the CTS, whatever
+block holds them; a block that lies wholly below is dropped once no snapshot from before the floor needs it, and from
+then on such a snapshot is refused, not answered in part.
+
+    blocks       headers, meta, and the blocks themselves: how they are written and read
+    views        what a reader holds: blocks cut at a snapshot, pruned, scanned, summed up
+    compaction   which neighbours to merge next
+    store        ``EventStore``: seals, compacts, forgets
+
+``seal``, ``compact``, ``set_floor``, ``drop_below_floor`` and ``sweep_orphans`` read meta and write it back: their
+caller lets one at a time run, and writes the batch of one before it calls the next. Views may be taken by any thread at
+any time.
+"""

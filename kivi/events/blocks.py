@@ -1,0 +1,270 @@
+"""Blocks as they are stored: meta, headers, data. The one place where their bytes are built and parsed.
+
+A header is JSON, and says of its block what a reader would otherwise have to open it for. The data are one record
+batch, so that a column is read without the others. See ``kivi.events`` for what headers and meta mean together.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.arrow.columns import arrow_schema, stored_array
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import DataLoss
+from kivi.keys import prefix_end
+from kivi.schema import TableSchema
+from kivi.spaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
+from kivi.types import ColumnType
+
+__all__ = ["NUMERIC", "Block", "Blocks", "Counts", "Meta", "Runs", "Stamps", "joined", "read_headers", "statistics"]
+
+_VERSION: Final = 1
+_INLINE_RUNS: Final = 64
+_RUNS: Final = b"kivi.runs"
+NUMERIC: Final = ("int64", "decimal", "timestamp", "float64")
+"""Types of the columns that headers know something about."""
+
+Stamps = npt.NDArray[np.uint64]
+Counts = npt.NDArray[np.int64]
+Runs = tuple[Stamps, Counts]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A header. ``columns``: name -> (min, max, non-nulls, exact sum or None) in stored form.
+
+    ``runs``: (CTS, rows), all of them if ``packed`` is 0; else the first and the last of ``packed`` ones.
+    ``nbytes`` is the size of the data as stored, ``raw_bytes`` that of the columns in memory.
+    """
+
+    order: int
+    data: int
+    rows: int
+    nbytes: int
+    raw_bytes: int
+    checksum: int
+    time_min: int
+    time_max: int
+    runs: tuple[tuple[int, int], ...]
+    packed: int
+    columns: dict[str, tuple[Any, Any, int, int | None]]
+
+    def encode(self) -> bytes:
+        out = {
+            "v": _VERSION, "order": self.order, "data": self.data, "rows": self.rows, "bytes": self.nbytes,
+            "raw": self.raw_bytes, "crc": self.checksum, "time": [self.time_min, self.time_max], "runs": self.runs,
+            "packed": self.packed, "columns": self.columns,
+        }  # fmt: skip
+        return json.dumps(out, separators=(",", ":")).encode()
+
+    @property
+    def first_cts(self) -> int:
+        return self.runs[0][0]
+
+    @property
+    def last_cts(self) -> int:
+        return self.runs[-1][0]
+
+
+@lru_cache(maxsize=16_384)  # about 1 kB each
+def _decode(raw: bytes) -> Block:
+    head = json.loads(raw)
+    if head["v"] != _VERSION:
+        raise ValueError(f"version {head['v']}")
+    return Block(
+        head["order"],
+        head["data"],
+        head["rows"],
+        head["bytes"],
+        head["raw"],
+        head["crc"],
+        head["time"][0],
+        head["time"][1],
+        tuple((cts, rows) for cts, rows in head["runs"]),
+        head["packed"],
+        {name: tuple(stats) for name, stats in head["columns"].items()},
+    )
+
+
+@dataclass(slots=True)
+class Meta:
+    upto: int = 0
+    rows: int = 0  # ever sealed
+    next: int = 1
+    floors: list[tuple[int, int]] = field(default_factory=list)
+    dead: list[int] = field(default_factory=list)
+    dropped: int = 0
+
+    @staticmethod
+    def decode(raw: bytes | None) -> Meta:
+        if raw is None:
+            return Meta()
+        try:
+            head = json.loads(raw)
+            floors = [(cts, time) for cts, time in head["floors"]]
+            return Meta(head["upto"], head["rows"], head["next"], floors, head["dead"], head["dropped"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataLoss(f"the state of an event table is damaged ({error}): run kivi verify") from None
+
+    def encode(self) -> bytes:
+        out = {"upto": self.upto, "rows": self.rows, "next": self.next, "floors": self.floors, "dead": self.dead}
+        out["dropped"] = self.dropped
+        return json.dumps(out, separators=(",", ":")).encode()
+
+    def floor_at(self, cts: int) -> int | None:
+        """The largest floor time that snapshots at ``cts`` see."""
+        return max((time for at, time in self.floors if at <= cts), default=None)
+
+
+def _pack_runs(cts: Stamps, rows: Counts) -> bytes:
+    """CTS as differences and rows, u64 and u32 little endian, as one LZ4 frame."""
+    plain = np.diff(cts, prepend=np.uint64(0)).astype("<u8").tobytes() + rows.astype("<u4").tobytes()
+    return pa.compress(plain, "lz4", asbytes=True)  # type: ignore[no-any-return]
+
+
+def _unpack_runs(packed: bytes, count: int) -> Runs:
+    plain = pa.decompress(packed, 12 * count, "lz4", asbytes=True)
+    steps = np.frombuffer(plain, "<u8", count).astype(np.uint64)
+    return np.cumsum(steps, dtype=np.uint64), np.frombuffer(plain, "<u4", count, 8 * count).astype(np.int64)
+
+
+def joined(cts: Stamps, rows: Counts) -> Runs:
+    """Neighbouring runs of one commit as one."""
+    starts = np.flatnonzero(np.diff(cts, prepend=cts[0] + np.uint64(1)) != 0)
+    return cts[starts], np.add.reduceat(rows, starts)
+
+
+def statistics(type_: ColumnType, array: Any) -> tuple[Any, Any, int, int | None]:
+    """(min, max, non-nulls, exact sum of int64 and decimals) in stored form."""
+    present = array.drop_null()
+    count = len(present)
+    if not count:
+        return None, None, 0, 0 if type_.is_integer else None
+    if type_.name == "float64":
+        bounds = pc.min_max(present).as_py()
+        return bounds["min"], bounds["max"], count, None
+    values = stored_array(type_, present)
+    low, high = int(values.min()), int(values.max())
+    if not type_.is_integer:
+        return low, high, count, None
+    if max(abs(low), abs(high)) * count < 2**63:
+        return low, high, count, int(values.sum())
+    return low, high, count, int((values & 0xFFFFFFFF).sum()) + (int((values >> 32).sum()) << 32)
+
+
+def read_headers(engine: Engine, table: int, name: str) -> tuple[Meta | None, list[Block]]:
+    """Meta and all headers in one consistent view: a single engine scan."""
+    prefix = table_prefix(Space.EVENT, table)
+    meta, blocks = None, []
+    for key, raw in engine.scan(prefix, prefix_end(prefix)):
+        if key[len(prefix)] == 0:
+            meta = Meta.decode(raw)
+            continue
+        try:
+            blocks.append(_decode(raw))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            number = int.from_bytes(key[len(prefix) + 1 :], "big")
+            raise DataLoss(
+                f"the header of block {number} of event table {name!r} is damaged ({error!r}): restore a backup"
+            ) from None
+    return meta, blocks
+
+
+class Blocks:
+    """The blocks of one event table in the engine. One that is damaged or missing is DataLoss that names it."""
+
+    def __init__(self, engine: Engine, schema: TableSchema, compression: str | None) -> None:
+        self._engine = engine
+        self.schema = schema
+        self._compression = compression
+        self._arrow = arrow_schema(schema)
+
+    def meta(self) -> Meta:
+        return Meta.decode(self._engine.get(event_meta_key(self.schema.id)))
+
+    def headers(self) -> tuple[Meta, list[Block]]:
+        """Meta and all headers, in one consistent view."""
+        meta, blocks = read_headers(self._engine, self.schema.id, self.schema.name)
+        return meta or Meta(), blocks
+
+    def read(self, block: Block, columns: list[str]) -> Any:
+        """The columns of a block (in the table's order) as one RecordBatch."""
+        raw = self._raw(block)
+        try:
+            fields = [self._arrow.get_field_index(name) for name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            with pa.ipc.open_stream(pa.py_buffer(raw), options=options) as reader:
+                batch = reader.read_next_batch()
+        except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
+            raise self._lost(block, f"damaged ({error})") from None
+        if batch.num_rows != block.rows:
+            raise self._lost(block, f"damaged (it has {batch.num_rows} events, its header says {block.rows})")
+        return batch.replace_schema_metadata(None)
+
+    def runs(self, block: Block) -> Runs:
+        """All runs of a block: CTS and row counts."""
+        if not block.packed:
+            pairs = np.array(block.runs, np.uint64)
+            return pairs[:, 0], pairs[:, 1].astype(np.int64)
+        raw = self._raw(block)
+        try:
+            with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
+                return _unpack_runs(reader.schema.metadata[_RUNS], block.packed)
+        except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+            raise self._lost(block, f"damaged ({error})") from None
+
+    def _raw(self, block: Block) -> bytes:
+        raw = self._engine.get(event_data_key(self.schema.id, block.data))
+        if raw is None:
+            raise self._lost(block, "missing")
+        if len(raw) != block.nbytes or zlib.crc32(raw) != block.checksum:
+            raise self._lost(block, "damaged (its checksum is wrong)")
+        return raw
+
+    def _lost(self, block: Block, how: str) -> DataLoss:
+        return DataLoss(f"block {block.data} of event table {self.schema.name!r} is {how}: restore a backup")
+
+    def add(self, batch: WriteBatch, order: int, data: int, events: Any, runs: Runs) -> None:
+        """Adds one block, data and header, to the batch."""
+        cts, rows = runs
+        packed = len(cts) if len(cts) > _INLINE_RUNS else 0
+        shown = [0, -1] if packed else range(len(cts))
+        body = self._encoded(events, {_RUNS: _pack_runs(cts, rows)} if packed else None)
+        batch.put(event_data_key(self.schema.id, data), body)
+        stats = {
+            column.name: statistics(column.type, events.column(i))
+            for i, column in enumerate(self.schema.columns)
+            if column.type.name in NUMERIC
+        }
+        times = stats[self.schema.event_time or ""]
+        header = Block(
+            order=order,
+            data=data,
+            rows=events.num_rows,
+            nbytes=len(body),
+            raw_bytes=events.nbytes,
+            checksum=zlib.crc32(body),
+            time_min=times[0],
+            time_max=times[1],
+            runs=tuple((int(cts[i]), int(rows[i])) for i in shown),
+            packed=packed,
+            columns=stats,
+        )
+        batch.put(event_header_key(self.schema.id, order), header.encode())
+
+    def _encoded(self, events: Any, metadata: dict[bytes, bytes] | None) -> bytes:
+        sink = pa.BufferOutputStream()
+        options = pa.ipc.IpcWriteOptions(compression=self._compression)
+        events = events.replace_schema_metadata(metadata)
+        with pa.ipc.new_stream(sink, events.schema, options=options) as writer:
+            writer.write_batch(events)
+        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]

@@ -1,0 +1,253 @@
+"""One event table: what is sealed becomes blocks, blocks become fewer, and what is below the floor goes.
+
+Every change is one engine batch that leaves headers, data and meta agreeing with each other (the invariants are in
+``kivi.events``). Data that went out of use are named in meta as dead in that batch, and deleted later, when the last
+view that may need them has closed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import InvalidArgument, SnapshotTooOld
+from kivi.events.blocks import Blocks, Meta, joined, read_headers
+from kivi.events.compaction import mergeable
+from kivi.events.views import EventView, Readers, Summary
+from kivi.schema import TableSchema
+from kivi.spaces import event_data_key, event_header_key, event_meta_key
+
+__all__ = ["EventStore", "destroy"]
+
+_STEP_DELETES: Final = 1_024
+
+
+class EventStore:
+    """The blocks of one event table. The end of ``kivi.events`` says what may run at the same time.
+
+    ``block_rows`` and ``block_bytes`` (of columns in memory) bound a block, and so what a scan holds at a time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        schema: TableSchema,
+        *,
+        block_rows: int = 131_072,
+        block_bytes: int = 32 << 20,
+        compression: str | None = "lz4",
+    ) -> None:
+        self._engine = engine
+        self.schema = schema
+        self._block_rows = block_rows
+        self._block_bytes = block_bytes
+        self._base = Blocks(engine, schema, compression)
+        self._readers = Readers()
+        self._waiting: list[tuple[int, list[int]]] = []
+        dead = self._base.meta().dead
+        if dead:
+            self._waiting.append((0, dead))  # no view of before the restart is open
+
+    @property
+    def events_upto(self) -> int:
+        """Every event at or below this CTS is in blocks."""
+        return self._base.meta().upto
+
+    @property
+    def open_views(self) -> int:
+        return len(self._readers)
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def view(self, upto: int, *, floor_at: int | None = None) -> EventView:
+        """The table at ``upto``, as it is in base now. Raises SnapshotTooOld if retention dropped what it would see.
+
+        With ``floor_at`` it has the retention floor that snapshots at that CTS see: events up to a past moment, as far
+        as they are still remembered at a later one.
+        """
+        seen_at = upto if floor_at is None else floor_at
+        ticket = self._readers.enter()
+        try:
+            meta, blocks = self._base.headers()
+            if seen_at < meta.dropped:
+                raise SnapshotTooOld(
+                    f"events of {self.schema.name!r} that a snapshot at {seen_at} sees were dropped by its retention; "
+                    f"it can be read from {meta.dropped} on"
+                )
+            return EventView(self._base, self._readers, ticket, meta, blocks, upto, meta.floor_at(seen_at))
+        except BaseException:
+            self._readers.leave(ticket)
+            raise
+
+    def scan(self, upto: int, **options: Any) -> Iterator[Any]:
+        """``EventView.scan`` of a view taken now, which is closed when the iterator ends or is dropped."""
+        view = self.view(upto)
+        return _closing(view, view.scan(**options))
+
+    def summary(self, upto: int) -> Summary:
+        """Rows, counts and exact integer sums of the table at ``upto``, as far as it is in base."""
+        with self.view(upto) as view:
+            return view.summary()
+
+    def complete_since(self, upto: int) -> int | None:
+        """The event time from which a snapshot at ``upto`` sees everything; None: nothing was ever forgotten."""
+        return self._base.meta().floor_at(upto)
+
+    def time_range_us(self) -> tuple[int, int] | None:
+        """The least and the largest event time in blocks, from their headers; None if there are none."""
+        blocks = self._base.headers()[1]
+        return (min(b.time_min for b in blocks), max(b.time_max for b in blocks)) if blocks else None
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def seal(self, batch: WriteBatch, parts: Sequence[tuple[int, Any]], upto: int) -> None:
+        """Adds blocks for ``parts`` (CTS, events), in commit order, and the new ``events_upto`` to an engine batch.
+
+        Parts at or below the current ``events_upto`` are there already and passed over. All parts of a commit come in
+        one call, and all commits at or below ``upto`` that were not sealed before. The work is that of the parts.
+        """
+        meta = self._base.meta()
+        if upto <= meta.upto:
+            return
+        fresh = [(cts, events) for cts, events in parts if cts > meta.upto and events.num_rows]
+        stamps = [cts for cts, _ in fresh]
+        if stamps != sorted(stamps) or (stamps and stamps[-1] > upto):
+            raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {stamps[:8]}")
+        if fresh:
+            whole = pa.concat_batches([events for _, events in fresh]) if len(fresh) > 1 else fresh[0][1]
+            cts = np.array(stamps, np.uint64)
+            ends = np.cumsum(np.array([events.num_rows for _, events in fresh], np.int64))
+            portion = -(-whole.num_rows // max(1, -(-whole.nbytes // self._block_bytes)))
+            portion = min(portion, self._block_rows)
+            for at in range(0, whole.num_rows, portion):
+                piece = whole.slice(at, portion)
+                stop = at + piece.num_rows
+                first, last = np.searchsorted(ends, at, "right"), np.searchsorted(ends, stop, "left")
+                bounds = np.minimum(ends[first : last + 1], stop)
+                runs = joined(cts[first : last + 1], np.diff(bounds, prepend=at))
+                self._base.add(batch, meta.next, meta.next, piece, runs)
+                meta.next += 1
+            meta.rows += whole.num_rows
+        meta.upto = upto
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+
+    # -- compaction -----------------------------------------------------------------------------
+
+    def compact(self, max_rows: int) -> bool:
+        """One bounded step: data that no view needs any more are deleted, and up to eight small neighbours become
+        one block of at most ``max_rows``. True if it merged some: then there may be more to do."""
+        self._delete_dead()
+        meta, blocks = self._base.headers()
+        inputs = mergeable(blocks, max_rows, self._block_bytes)
+        if not inputs:
+            return False
+        every = [column.name for column in self.schema.columns]
+        events = pa.concat_batches([self._base.read(block, every) for block in inputs])
+        runs = [self._base.runs(block) for block in inputs]
+        merged = joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
+        batch = WriteBatch()
+        self._base.add(batch, inputs[0].order, meta.next, events, merged)
+        meta.next += 1
+        for block in inputs[1:]:
+            batch.delete(event_header_key(self.schema.id, block.order))
+        self._retire(meta, [block.data for block in inputs], batch)
+        return True
+
+    def _retire(self, meta: Meta, data: list[int], batch: WriteBatch) -> None:
+        """Writes a batch that takes these data out of use; they go when every view that is open now has closed."""
+        meta.dead += data
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+        self._engine.write(batch)
+        self._waiting.append((self._readers.newest(), data))
+
+    def _delete_dead(self) -> int:
+        oldest = self._readers.oldest()
+        gone = list(
+            itertools.islice((data for ticket, ids in self._waiting if ticket < oldest for data in ids), _STEP_DELETES)
+        )
+        if not gone:
+            return 0
+        meta, found = self._base.meta(), set(gone)
+        meta.dead = [data for data in meta.dead if data not in found]
+        batch = WriteBatch()
+        for data in gone:
+            batch.delete(event_data_key(self.schema.id, data))
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+        self._engine.write(batch)
+        kept = [(ticket, [data for data in ids if data not in found]) for ticket, ids in self._waiting]
+        self._waiting = [(ticket, ids) for ticket, ids in kept if ids]
+        return len(gone)
+
+    def sweep_orphans(self) -> int:
+        """Deletes what a crash left between a swap and the deletion of its inputs. Returns how many blocks.
+
+        Nobody has to call it: ``compact`` does the same, in steps.
+        """
+        total = 0
+        while count := self._delete_dead():
+            total += count
+        return total
+
+    # -- retention and the end --------------------------------------------------------------------
+
+    def set_floor(self, batch: WriteBatch, cts: int, time_us: int) -> None:
+        """Events before ``time_us`` are invisible to snapshots at or past ``cts``. Idempotent; a floor that
+        an earlier one covers changes nothing."""
+        meta = self._base.meta()
+        if cts < meta.dropped or any(at <= cts and time >= time_us for at, time in meta.floors):
+            return
+        meta.floors = sorted([*meta.floors, (cts, time_us)])
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+
+    def drop_below_floor(self, oldest_cts: int) -> int:
+        """Drops blocks wholly below the floor that every snapshot from ``oldest_cts`` on sees. Returns how many.
+
+        Snapshots below that floor's CTS are refused from then on. At most 1,024 blocks a call.
+        """
+        meta, blocks = self._base.headers()
+        floor = meta.floor_at(oldest_cts)
+        gone = [b for b in blocks if floor is not None and b.time_max < floor][:_STEP_DELETES]
+        if gone:
+            meta.dropped = max(meta.dropped, min(cts for cts, time in meta.floors if time == floor))
+            meta.floors = [(cts, time) for cts, time in meta.floors if cts >= meta.dropped]
+            batch = WriteBatch()
+            for block in gone:
+                batch.delete(event_header_key(self.schema.id, block.order))
+            self._retire(meta, [block.data for block in gone], batch)
+        return len(gone)
+
+    def destroy(self) -> Iterator[WriteBatch]:
+        """``destroy``, but nothing while a view is open."""
+        if not self.open_views:
+            yield from destroy(self._engine, self.schema.id)
+
+
+def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
+    """Bounded batches that together delete a dropped table's events.
+
+    The caller writes each before it asks for the next; after a crash it begins again. No block is read.
+    """
+    meta, blocks = read_headers(engine, table, f"table {table}")
+    if meta is None:
+        return
+    batch = WriteBatch()
+    for block in blocks:
+        batch.delete(event_header_key(table, block.order))
+        batch.delete(event_data_key(table, block.data))
+        if len(batch) >= _STEP_DELETES:
+            yield batch
+            batch = WriteBatch()
+    for data in meta.dead:
+        batch.delete(event_data_key(table, data))
+    batch.delete(event_meta_key(table))
+    yield batch
+
+
+def _closing(view: EventView, batches: Iterator[Any]) -> Iterator[Any]:
+    with view:
+        yield from batches
