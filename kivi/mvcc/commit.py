@@ -36,7 +36,15 @@ from functools import partial
 from typing import Any, Final
 
 from kivi.delta.runs import with_cts
-from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld
+from kivi.errors import (
+    CommitUnknown,
+    Conflict,
+    InvalidArgument,
+    KiviError,
+    ResourceExhausted,
+    Retryable,
+    SnapshotTooOld,
+)
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
@@ -58,8 +66,8 @@ class Outcome:
     repeated: bool = False
 
 
-class Aborted(KiviError):
-    """The attempt was fenced off or given up; it did nothing and never will."""
+class Aborted(Retryable):
+    """The attempt was fenced off or given up; it did nothing and never will. Clients get it as a Retryable."""
 
 
 class StaleCatalog(Exception):

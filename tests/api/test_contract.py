@@ -351,7 +351,7 @@ def test_tokens_tell_the_outcome_and_commit_once(invocations):
     assert db.outcome(token) == first
     never = f"never-{time.time_ns()}"
     assert db.outcome(never) is kivi.ABORTED
-    with pytest.raises(kivi.KiviError):
+    with pytest.raises(errors.Retryable):  # it did nothing, everywhere; under another token it may run again
         db.append("invocations", [event(us=6)], token=never)
     with db.snapshot() as snap:
         assert snap.get("endpoint_5m", (251, SLOT))["sum_resp_time"] == 5
@@ -423,7 +423,9 @@ def test_watermark_stats_consolidate_and_checkpoint(accounts, tmp_path):
         (lambda tx: list(tx.scan("accounts", where=kivi.col("nope") == 1)), kivi.SchemaError),
         (lambda tx: list(tx.scan("accounts", where=kivi.col("balance") == "x")), kivi.SchemaError),
         (lambda tx: list(tx.scan("accounts", columns=["nope"])), kivi.SchemaError),
+        (lambda tx: list(tx.scan("accounts", columns=[])), kivi.InvalidArgument),
         (lambda tx: list(tx.scan("accounts", limit=-1)), kivi.InvalidArgument),
+        (lambda tx: tx.get("accounts", (1,), columns=[]), kivi.InvalidArgument),
         (lambda tx: tx.guard("accounts", (1,), "nope"), kivi.SchemaError),
     ],
 )
@@ -436,6 +438,40 @@ def test_bad_input_is_a_typed_error_at_the_call_and_changes_nothing(accounts, in
         assert list(snap.scan("accounts")) == []
         assert list(snap.scan("invocations")) == []
         assert list(snap.scan("endpoint_5m")) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda db: db.snapshot(as_of=-1),
+        lambda db: db.snapshot(as_of=True),
+        lambda db: db.snapshot(min_snapshot="now"),
+        lambda db: db.transaction(token=""),
+        lambda db: db.transaction(batch=("scope", -1)),
+        lambda db: db.transaction(batch=["scope", 1]),
+        lambda db: db.create_aggregate("a", "invocations", [5], {"n": kivi.count()}),
+        lambda db: db.create_aggregate("a", "invocations", "customer", {"n": "count"}),
+    ],
+)
+def test_arguments_are_refused_where_they_are_written(invocations, call):
+    """Before anything is begun: not when the snapshot is entered, or the transaction commits."""
+    with pytest.raises(kivi.InvalidArgument):
+        call(invocations)
+    assert invocations.tables() == ["endpoint_5m", "invocations"]
+
+
+def test_one_group_key_may_stand_alone_and_iterators_are_read_once(invocations):
+    db = invocations
+    db.create_aggregate("by_customer", "invocations", "customer", {"n": kivi.count()})
+    db.append("invocations", [event(), event(customer="b")])
+    with db.snapshot() as snap:
+        columns = (name for name in ("n", "customer"))
+        assert snap.get_many("by_customer", (key for key in [("b",), ("c",)]), columns) == [
+            {"n": 1, "customer": "b"},
+            None,
+        ]
+        columns = (name for name in ("n",))
+        assert list(snap.scan("by_customer", columns=columns)) == [{"n": 1}, {"n": 1}]
 
 
 def test_a_null_group_key_is_refused_with_the_whole_append(invocations):
