@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import grpc
@@ -29,7 +30,7 @@ from kivi import client_methods as methods
 from kivi.errors import InvalidArgument, KiviError, StoreInUse, Unavailable
 from kivi.store import Store
 
-__all__ = ["run"]
+__all__ = ["listener", "run"]
 
 _log = logging.getLogger("kivi.server")
 
@@ -97,12 +98,13 @@ def _bind(server: grpc.aio.Server, options: Options, secure: grpc.ServerCredenti
     return f"{host}:{port}"
 
 
-async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens) -> None:
-    sessions = Sessions(store, _version())
+Stats = Callable[[], dict[str, int | float]]
 
-    def stats() -> dict[str, int | float]:
-        return {**store.stats(), **sessions.stats()}
 
+def listener(
+    sessions: Sessions, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens, stats: Stats
+) -> tuple[grpc.aio.Server, health.HealthServicer, str]:
+    """The gRPC server of these sessions, bound and not started, its health, and its endpoint: host and real port."""
     server = grpc.aio.server(
         options=[
             ("grpc.max_send_message_length", methods.MESSAGE_BYTES_MAX),
@@ -117,7 +119,16 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
     server.add_generic_rpc_handlers((handlers(Service(sessions, tokens, stats)),))
     healthy = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    endpoint = _bind(server, options, secure)
+    return server, healthy, _bind(server, options, secure)
+
+
+async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens) -> None:
+    sessions = Sessions(store, _version())
+
+    def stats() -> dict[str, int | float]:
+        return {**store.stats(), **sessions.stats()}
+
+    server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
     stop_metrics = metrics_http.serve(options.metrics, stats) if options.metrics else None
     await server.start()
     for name in ("", methods.SERVICE):

@@ -1,8 +1,8 @@
 """What a golden history drives: a database through its public interface, and a store to hold and crash.
 
 ``Driver`` is the whole seam. The language speaks to ``db`` for everything an application does, and to ``store`` for
-what only tests do (hold a commit between its CTS and its finish, consolidate, look at stored rows), so a driver whose
-``db`` is a client of a server in this process needs nothing else.
+what only tests do (hold a commit between its CTS and its finish, consolidate, look at stored rows). Here ``db`` is the
+embedded database; in ``grpc_driver`` it is a client of a server in this process.
 """
 
 from __future__ import annotations
@@ -24,6 +24,11 @@ class Driver(Protocol):
 
     db: Any
     store: Store
+    outlives: bool
+    """Whether who waits for a commit outlives a crash of the store, and then asks by its token."""
+
+    def settle(self, open_: int, committing: int) -> None:
+        """Waits until the store knows every end: the script has so many transactions and snapshots, open or held."""
 
     def crash(self) -> None:
         """The process dies and comes back: nothing is finished, nothing flushed."""
@@ -40,6 +45,9 @@ class Driver(Protocol):
 class EmbeddedDriver:
     """A store in this process: in memory, or in the directory ``path`` (RocksDB and the segmented log)."""
 
+    outlives = False
+    db: Any
+
     def __init__(self, path: str | None = None, **settings: Any) -> None:
         self._path = path
         self._settings = Settings.of({"background": False, **settings})
@@ -49,13 +57,17 @@ class EmbeddedDriver:
         self._open()
 
     def _open(self) -> None:
-        self.store = Store.open(
-            self._path, settings=self._settings, engine=self._engine, log=self._log, clock=self._now
-        )
+        self.store = self._open_store()
         self.db = Database(self.store)
+
+    def _open_store(self) -> Store:
+        return Store.open(self._path, settings=self._settings, engine=self._engine, log=self._log, clock=self._now)
 
     def _now(self) -> float:
         return time.time() + self._moved_s
+
+    def settle(self, open_: int, committing: int) -> None:
+        """In process an end is known when the call returns."""
 
     def crash(self) -> None:
         self.store.crash()

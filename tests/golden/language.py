@@ -24,7 +24,9 @@ commit after it, and an abort record takes a number too.
   writes      put | insert | delta T KEY COL=VALUE ...    delete T KEY    guard T KEY [COL]
               append T COL=VALUE ...                      one event
   store       consolidate           folds everything visible, then sweeps what nobody needs
-              crash | reopen        whoever was waiting for a commit never hears of it
+              crash | reopen        whoever was waiting for a commit hears nothing of it; one who outlives the store (a
+                                    client of a server) asks by its token after the restart, and must be told the
+                                    timestamp it was held at. The lines are the same, the check is in addition
               wait 61s              moves the clock of leases and history
               mark                  timestamps are counted from the watermark of now
               watermark | outcome TOKEN
@@ -50,7 +52,7 @@ import kivi
 from kivi import format as fmt
 from kivi.catalog import SYSTEM
 from kivi.delta.runs import DeltaRun
-from kivi.errors import Conflict, KiviError, RowExists
+from kivi.errors import Conflict, KiviError, Retryable, RowExists
 from kivi.keys import prefix_end
 from kivi.mvcc.pending import run_cts
 from kivi.outcomes import NoCommit
@@ -182,6 +184,8 @@ class Runner:
                 return f"Conflict on {cell}, written by {won}"
             case RowExists():
                 return f"RowExists {error.table}({', '.join(_shown(v) for v in error.key)})"
+            case Retryable():
+                return "Aborted"  # given up or fenced off; over the wire, and to a caller, it has no narrower name
             case _:
                 return type(error).__name__
 
@@ -227,13 +231,13 @@ class Runner:
         if "batch" in named:
             scope, _, sequence = named["batch"].partition("/")
             batch = (scope, int(sequence))
-        tx = self.driver.db.transaction(token=named.get("token"), batch=batch)
+        tx = self.driver.db.transaction(token=named.get("token"), batch=batch).__enter__()
         self.sessions[name] = Session(name, tx)
         yield f"begins at {self.stamps.text(tx.start_ts)}"
 
     def do_snapshot(self, name: str, words: list[str], named: dict[str, str]) -> Iterator[str]:
         as_of = self.stamps.ts(int(named["at"])) if "at" in named else None
-        snap = self.driver.db.snapshot(as_of=as_of)
+        snap = self.driver.db.snapshot(as_of=as_of).__enter__()
         self.sessions[name] = Session(name, snap)
         yield f"sees {self.stamps.text(snap.ts)}"
 
@@ -383,6 +387,8 @@ class Runner:
     # -- the store ------------------------------------------------------------------------------
 
     def _consolidate(self) -> None:
+        committing = sum(session.held > 0 for session in self.sessions.values())
+        self.driver.settle(len(self.sessions) - committing, committing)
         store = self.driver.store
         store.consolidate()
         store.consolidator.flush()
@@ -395,11 +401,16 @@ class Runner:
 
     def _restart(self, how: Callable[[], None]) -> Iterator[str]:
         self.stamps.restarted(self.driver.store.log.last)
-        for session in sorted(self.sessions.values(), key=lambda s: s.held):
-            if session.held:
-                yield f"{session.name}: hears nothing of @{self.stamps.text(session.held)}"
+        waiting = sorted((s for s in self.sessions.values() if s.held), key=lambda s: s.held)
+        for session in waiting:
+            yield f"{session.name}: hears nothing of @{self.stamps.text(session.held)}"
         self.sessions.clear()
         how()
+        for session in waiting if self.driver.outlives else ():
+            assert session.thread is not None
+            session.thread.join(10)
+            told = session.outcome or ["nothing"]
+            assert told == [session.held], f"{session.name} held {session.held}, and after the restart was told {told}"
 
     def do_crash(self, name: str, words: list[str], named: dict[str, str]) -> Iterator[str]:
         self.crashed = True

@@ -1,7 +1,7 @@
 """Every script in this folder, in every variant: see ``language`` for how to read and write one.
 
     as written / forced     consolidation when the script says so, or after every single command
-    memory / disk           a dictionary and a list, or RocksDB and the segmented log
+    memory / disk / grpc    a dictionary and a list, or RocksDB and the segmented log, or these behind a server
 
 ``UPDATE_GOLDEN=1`` writes the output of the plain variant (as written, in memory) into the scripts.
 """
@@ -9,22 +9,32 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.golden.driver import EmbeddedDriver
+from tests.golden.driver import Driver, EmbeddedDriver
+from tests.golden.grpc_driver import GrpcDriver, LoopThread
 from tests.golden.language import Runner, run_script, without_dumps
 
 SCRIPTS = sorted(Path(__file__).parent.glob("*.script"))
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.fixture(scope="module")
+def loop() -> Iterator[LoopThread]:
+    running = LoopThread()
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("where", ["memory", "disk", "grpc"])
 @pytest.mark.parametrize("consolidation", ["as_written", "forced"])
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
-def test_history(script: Path, consolidation: str, where: str, tmp_path: Path) -> None:
+def test_history(script: Path, consolidation: str, where: str, tmp_path: Path, loop: LoopThread) -> None:
     """R1 to R18, one script each where a rule has an example, and the isolation cases."""
-    driver = EmbeddedDriver(str(tmp_path / "store") if where == "disk" else None)
+    path = str(tmp_path / "store")
+    driver: Driver = GrpcDriver(path, loop) if where == "grpc" else EmbeddedDriver(path if where == "disk" else None)
     try:
         runner = Runner(driver, forced=consolidation == "forced")
         expected = script.read_text()
@@ -35,7 +45,7 @@ def test_history(script: Path, consolidation: str, where: str, tmp_path: Path) -
     if plain and os.environ.get("UPDATE_GOLDEN"):
         script.write_text(found)
         return
-    if consolidation == "forced" or (where == "disk" and runner.crashed):
+    if consolidation == "forced" or (where != "memory" and runner.crashed):
         expected, found = without_dumps(expected), without_dumps(found)
     assert found == expected
 
