@@ -27,7 +27,6 @@ __all__ = [
     "new_token",
     "to_expr",
     "to_table",
-    "type_of",
 ]
 
 
@@ -147,13 +146,6 @@ def from_expr(message: pb.Expr) -> Expr:
     if len(values) != 1:
         raise InvalidArgument(f"{op!r} compares with one value, not {len(values)}")
     return Expr(op, message.column, values[0])
-
-
-def type_of(schema: TableSchema, name: str) -> ColumnType:
-    """The type a read returns for a column; derived columns are float64."""
-    if any(name == derived for derived, _ in schema.derived):
-        return ColumnType("float64")
-    return schema.column(name).type
 
 
 # -- table definitions ------------------------------------------------------------------------------

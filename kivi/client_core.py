@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from kivi import errors
-from kivi.client_codec import from_table, to_groups, to_measures, to_table
-from kivi.client_messages import append_parts, number, request_token
+from kivi.arguments import AggregateArguments, TransactionArguments
+from kivi.client_codec import from_table, to_table
+from kivi.client_messages import append_parts, new_aggregate, number, request_token
 from kivi.client_messages import commit as commit_message
 from kivi.client_steps import (
     Ask,
@@ -22,15 +23,14 @@ from kivi.client_steps import (
     Transport,
     Unary,
     Upload,
-    backoff_s,
     timeout_ms,
 )
 from kivi.client_transaction import TransactionCore
-from kivi.definitions import TimeSlot, event_table_schema, parse_duration_us, row_table_schema
 from kivi.errors import InvalidArgument
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
-from kivi.schema import GroupKey, Measure, OperatorCall, TableSchema
-from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+from kivi.retrying import backoff_s
+from kivi.schema import TableSchema
+from kivi.wire.v1 import service_pb2, session_pb2
 
 __all__ = ["Core"]
 
@@ -176,7 +176,7 @@ class Core:
         parts = append_parts(schema, records)
         token = request_token(token, batch)
         if len(parts) > 1:
-            transaction = TransactionCore(self, token=token, batch=batch)
+            transaction = TransactionCore(self, TransactionArguments(token, batch))
             transaction.begin()
             try:
                 for part in parts:
@@ -220,59 +220,20 @@ class Core:
 
     # -- administration -------------------------------------------------------------------------
 
-    def create_table(
-        self, name: str, key: Mapping[str, object], columns: Mapping[str, object], history: Any
-    ) -> Steps[None]:
-        yield from self._create(row_table_schema(name, key, columns, history))
-
-    def create_event_table(
-        self, name: str, event_time: str, columns: Mapping[str, object], retention: Any
-    ) -> Steps[None]:
-        yield from self._create(event_table_schema(name, event_time, columns, retention))
-
-    def _create(self, schema: TableSchema) -> Steps[None]:
-        request = service_pb2.CreateTableRequest(table=to_table(schema))
-        reply = yield from self.call("CreateTable", request)
+    def create(self, schema: TableSchema) -> Steps[None]:
+        reply = yield from self.call("CreateTable", service_pb2.CreateTableRequest(table=to_table(schema)))
         self.schemas[schema.name] = from_table(reply.table)
 
-    def create_aggregate(
-        self,
-        name: str,
-        source: str,
-        group_by: Sequence[str | TimeSlot],
-        measures: Mapping[str, OperatorCall],
-        derived: Mapping[str, str] | None,
-        history: Any,
-        progress: Callable[[int, int], None] | None,
-    ) -> Steps[None]:
-        """The server checks names and types against the source; here only the shape of the call."""
-        groups = []
-        for item in (group_by,) if isinstance(group_by, (str, TimeSlot)) else group_by:
-            if isinstance(item, TimeSlot):
-                groups.append(GroupKey(item.name, item.column, item.width_us))
-            elif isinstance(item, str):
-                groups.append(GroupKey(item, item))
-            else:
-                raise errors.SchemaError(f"group_by takes column names and kivi.time_slot, not {item!r}")
-        for measure, call in measures.items():
-            if not isinstance(call, OperatorCall):
-                raise errors.SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
-        request = service_pb2.CreateAggregateRequest(
-            name=name,
-            source=source,
-            group_by=to_groups(groups),
-            measures=to_measures([Measure(m, call.operator, call.argument) for m, call in measures.items()]),
-            derived=[types_pb2.Derived(name=n, expression=text) for n, text in (derived or {}).items()],
-            history_us=None if history is None else parse_duration_us(history, "history"),
-        )
+    def create_aggregate(self, wanted: AggregateArguments) -> Steps[None]:
+        """The server checks names and types against the source."""
 
         def on_message(reply: service_pb2.CreateAggregateResponse) -> None:
             if reply.HasField("table"):
-                self.schemas[name] = from_table(reply.table)
-            if progress is not None:
-                progress(reply.done_rows, reply.total_rows)
+                self.schemas[wanted.name] = from_table(reply.table)
+            if wanted.progress is not None:
+                wanted.progress(reply.done_rows, reply.total_rows)
 
-        yield Stream("CreateAggregate", request, None, on_message)
+        yield Stream("CreateAggregate", new_aggregate(wanted), None, on_message)
 
     def tables(self) -> Steps[list[str]]:
         reply = yield from self.call("ListTables", service_pb2.ListTablesRequest())

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kivi import expr
-from kivi.client_codec import fill_values, new_token, to_expr, type_of
+from kivi.arguments import check_batch
+from kivi.client_codec import fill_values, new_token, to_expr, to_groups, to_measures
+from kivi.definitions import TimeSlot, parse_duration_us
 from kivi.errors import InvalidArgument
-from kivi.wire.v1 import session_pb2, types_pb2
+from kivi.schema import GroupKey, Measure
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.arguments import AggregateArguments
+    from kivi.expr import Scan
     from kivi.schema import TableSchema
 
-__all__ = ["append_parts", "batch_token", "commit", "number", "read_batches", "request_token", "scan_spec"]
+__all__ = ["append_parts", "commit", "new_aggregate", "number", "read_batches", "request_token", "scan_spec"]
 
 _APPEND_BYTES: Final = 24 << 20  # a larger append travels in several messages of one transaction
 
@@ -26,25 +29,10 @@ def request_token(token: str | None, batch: tuple[str, int] | None) -> str:
 
 
 def commit(token: str, batch: tuple[str, int] | None) -> session_pb2.Commit:
-    batch = batch_token(batch)
+    check_batch(batch)
     if batch is None:
         return session_pb2.Commit(token=token)
     return session_pb2.Commit(token=token, batch=session_pb2.BatchToken(scope=batch[0], sequence=batch[1]))
-
-
-def batch_token(batch: tuple[str, int] | None) -> tuple[str, int] | None:
-    if batch is None:
-        return None
-    if not (
-        isinstance(batch, tuple)
-        and len(batch) == 2
-        and isinstance(batch[0], str)
-        and isinstance(batch[1], int)
-        and not isinstance(batch[1], bool)
-        and batch[1] >= 0
-    ):
-        raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
-    return batch
 
 
 def number(value: float) -> int | float:
@@ -75,32 +63,33 @@ def read_batches(data: bytes) -> list[pa.RecordBatch]:
         return list(reader)
 
 
-def scan_spec(
-    schema: TableSchema,
-    prefix: Sequence[Any] = (),
-    start: Sequence[Any] | None = None,
-    end: Sequence[Any] | None = None,
-    where: expr.Expr | None = None,
-    columns: Sequence[str] | None = None,
-    limit: int | None = None,
-    reverse: bool = False,
-) -> types_pb2.ScanSpec:
-    """The arguments of scan(), validated against the schema, as a message."""
-    spec = types_pb2.ScanSpec(table=schema.name, table_id=schema.id, reverse=bool(reverse))
-    if prefix:
-        fill_values(spec.prefix.values, schema.stored_bound(prefix))
-    if start is not None:
-        spec.start.SetInParent()
-        fill_values(spec.start.values, schema.stored_bound(start))
-    if end is not None:
-        spec.end.SetInParent()
-        fill_values(spec.end.values, schema.stored_bound(end))
-    if where is not None:
-        spec.where.CopyFrom(to_expr(expr.bind(where, lambda name: type_of(schema, name))))
-    if columns is not None:
-        spec.columns.extend(schema.output_columns(columns))
-    if limit is not None:
-        if not isinstance(limit, int) or isinstance(limit, bool) or limit < 0:
-            raise InvalidArgument(f"limit is a number of rows, not {limit!r}")
-        spec.limit = limit
+def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
+    """A scan that is bound to the schema."""
+    spec = types_pb2.ScanSpec(table=schema.name, table_id=schema.id, reverse=wanted.reverse)
+    fill_values(spec.prefix.values, wanted.prefix)
+    for name, bound in (("start", wanted.start), ("end", wanted.end)):
+        if bound is not None:
+            key = getattr(spec, name)
+            key.SetInParent()
+            fill_values(key.values, bound)
+    if wanted.where is not None:
+        spec.where.CopyFrom(to_expr(wanted.where))
+    spec.columns.extend(wanted.columns or ())
+    if wanted.limit is not None:
+        spec.limit = wanted.limit
     return spec
+
+
+def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequest:
+    groups = [
+        GroupKey(item.name, item.column, item.width_us) if isinstance(item, TimeSlot) else GroupKey(item, item)
+        for item in wanted.group_by
+    ]
+    return service_pb2.CreateAggregateRequest(
+        name=wanted.name,
+        source=wanted.source,
+        group_by=to_groups(groups),
+        measures=to_measures([Measure(name, call.operator, call.argument) for name, call in wanted.measures.items()]),
+        derived=[types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
+        history_us=None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+    )

@@ -22,7 +22,6 @@ with every Begin, and the server waits for its watermark to reach them.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -41,7 +40,6 @@ __all__ = [
     "Transport",
     "Unary",
     "Upload",
-    "backoff_s",
     "timeout_ms",
 ]
 
@@ -114,11 +112,6 @@ class Transport(Protocol):
 
         With ``epoch`` it is dropped when that session is gone.
         """
-
-
-def backoff_s(attempt: int) -> float:
-    """A random pause that grows with the attempts: 1 ms to 250 ms."""
-    return random.uniform(0.5, 1.0) * min(0.25, 0.001 * 2.0**attempt)
 
 
 def timeout_ms(timeout_s: float | None) -> int:

@@ -2,78 +2,90 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi import errors
+from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments
 from kivi.client_codec import fill_values, from_values
-from kivi.client_messages import append_parts, batch_token, read_batches, request_token, scan_spec
+from kivi.client_messages import append_parts, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
-from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, backoff_s, timeout_ms
+from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, timeout_ms
 from kivi.errors import InvalidArgument
-from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+from kivi.retrying import backoff_s
+from kivi.wire.v1 import service_pb2, session_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.client_core import Core
     from kivi.schema import TableSchema
+    from kivi.writes import Write
 
 __all__ = ["TransactionCore"]
 
 Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead beyond this many ...
 _FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes
-_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_KINDS: Final = {
+    "put": Kind.KIND_PUT,
+    "delta": Kind.KIND_DELTA,
+    "insert": Kind.KIND_INSERT,
+    "delete": Kind.KIND_DELETE,
+    "guard": Kind.KIND_GUARD,
+}
+
+
+@dataclass(slots=True)
+class SharedSnapshotArguments(SnapshotArguments):
+    """Of a client's ``snapshot``: ``shared`` makes one that others may open, by its ``lease``."""
+
+    _: KW_ONLY
+    shared: bool = False
+    lease: bytes | None = None
 
 
 class TransactionCore:
     """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
 
-    def __init__(
-        self,
-        core: Core,
-        *,
-        read_only: bool = False,
-        token: str | None = None,
-        batch: tuple[str, int] | None = None,
-        as_of: int | dt.datetime | None = None,
-        min_snapshot: int | None = None,
-        ttl_s: float | None = None,
-        shared: bool = False,
-        lease: bytes | None = None,
-    ) -> None:
-        if token is not None and (not isinstance(token, str) or not token):
-            raise InvalidArgument(f"a token is a string, not {token!r}")
+    def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
         self.core = core
-        self.read_only = read_only
-        self.token = token
-        self.batch = batch_token(batch)
         self.number = next(core.numbers)
         self.start_ts: int | None = None
         self.commit_ts: int | None = None
-        self.lease = lease or b""
+        self.token: str | None = None
+        self.batch: tuple[str, int] | None = None
+        self.lease = b""
         self.ended = False
         self.wrote = False
         self.sent = False  # operations are at the server
         self._epoch = -1
         self._next = session_pb2.Request(txn=self.number)
-        self._begin = session_pb2.Begin(
-            min_snapshot=max(core.seen_ts if as_of is None and not lease else 0, min_snapshot or 0),
-            ttl_ms=timeout_ms(ttl_s),
-            shared=shared,
-            lease=self.lease,
-        )
-        if isinstance(as_of, dt.datetime):
-            if as_of.tzinfo is None:
-                raise InvalidArgument("as_of is a datetime without a time zone: use an aware one, in UTC")
-            self._begin.as_of_us = (as_of - _EPOCH) // dt.timedelta(microseconds=1)
-        elif as_of is not None:
-            if not isinstance(as_of, int) or isinstance(as_of, bool) or as_of < 0:
-                raise InvalidArgument(f"as_of is a commit timestamp or a datetime, not {as_of!r}")
-            self._begin.as_of_ts = as_of
+        self._begin = session_pb2.Begin(min_snapshot=max(core.seen_ts, wanted.min_snapshot or 0))
+        self.read_only = isinstance(wanted, SnapshotArguments)
+        if isinstance(wanted, TransactionArguments):
+            self.token, self.batch = wanted.token, wanted.batch
+        else:
+            self._view(wanted)
+
+    def _view(self, wanted: SharedSnapshotArguments) -> None:
+        self.lease = wanted.lease or b""
+        begin = self._begin
+        if wanted.as_of is not None or self.lease:  # it is what it is, whatever this client has seen
+            begin.min_snapshot = wanted.min_snapshot or 0
+        begin.ttl_ms = timeout_ms(wanted.ttl_s)
+        begin.shared = wanted.shared
+        begin.lease = self.lease
+        if (as_of_us := wanted.as_of_us) is not None:
+            begin.as_of_us = as_of_us
+        elif wanted.as_of_ts is not None:
+            begin.as_of_ts = wanted.as_of_ts
+
+    @property
+    def shared(self) -> bool:
+        return self._begin.shared
 
     # -- the life of a transaction --------------------------------------------------------------
 
@@ -214,36 +226,15 @@ class TransactionCore:
             fill_values(operation.key, key)
         return operation
 
-    def write(
-        self,
-        kind: session_pb2.Operation.Kind,
-        schema: TableSchema,
-        key: tuple[Any, ...],
-        values: Mapping[str, Any],
-    ) -> bool:
-        """Buffers a put, delta or insert of stored-form values; True: the buffer is full, flush it."""
-        operation = self.operation(kind, schema, key)
-        operation.columns.extend(values)
-        fill_values(operation.values, values.values())
-        return self.full()
-
-    def put(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
-        return self.write(Kind.KIND_PUT, schema, schema.stored_key(key), schema.stored_put(values))
-
-    def delta(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
-        return self.write(Kind.KIND_DELTA, schema, schema.stored_key(key), schema.stored_delta(values))
-
-    def delete(self, schema: TableSchema, key: object) -> bool:
-        schema.stored_put({})  # refuses event and aggregate tables
-        self.operation(Kind.KIND_DELETE, schema, schema.stored_key(key))
-        return self.full()
-
-    def guard(self, schema: TableSchema, key: object, column: str | None) -> bool:
-        schema.check_guardable(column)
-        operation = self.operation(Kind.KIND_GUARD, schema, schema.stored_key(key))
-        if column is not None:
-            operation.columns.append(column)
-        return self.full()
+    def write(self, schema: TableSchema, write: Write) -> bool:
+        """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
+        operation = self.operation(_KINDS[write.kind], schema, write.key)
+        if write.values:
+            operation.columns.extend(write.values)
+            fill_values(operation.values, write.values.values())
+        if write.column is not None:
+            operation.columns.append(write.column)
+        return write.kind == "insert" or self.full()
 
     def full(self) -> bool:
         count = len(self._next.operations)
@@ -255,11 +246,6 @@ class TransactionCore:
             request = self._take()
             request.apply.SetInParent()
             yield from self._ask(request)
-
-    def insert(self, schema: TableSchema, key: object, values: Mapping[str, Any]) -> bool:
-        """True: flush now, which raises RowExists; the transaction may then go on without the insert."""
-        self.write(Kind.KIND_INSERT, schema, schema.stored_key(key), schema.stored_put(values))
-        return True
 
     def append(self, schema: TableSchema, records: Any) -> Steps[None]:
         parts = append_parts(schema, records)
@@ -273,56 +259,47 @@ class TransactionCore:
 
     # -- reads ----------------------------------------------------------------------------------
 
-    def get_many(
-        self, table: str, keys: Iterable[object], columns: Sequence[str] | None
-    ) -> Steps[list[dict[str, Any] | None]]:
-        keys = list(keys)
+    def _read(
+        self, table: str, request: Callable[[TableSchema], session_pb2.Request]
+    ) -> Steps[tuple[TableSchema, Any]]:
+        """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
         for attempt in (0, 1):
-            schema, names, stored = yield from self.core.use(
-                table, lambda s: (s, s.output_columns(columns), [s.stored_key(key) for key in keys])
-            )
-            request = self._take()
-            request.get.table = schema.name
-            request.get.table_id = schema.id
-            if columns is not None:
-                request.get.columns.extend(names)
-            for key in stored:
-                fill_values(request.get.keys.add().values, key)
+            schema, asked = yield from self.core.use(table, lambda schema: (schema, request(schema)))
+            sent = self._take()
+            sent.MergeFrom(asked)
             try:
-                reply = yield from self._ask(request)
+                return schema, (yield from self._ask(sent))
             except errors.NotFound as error:
                 if not self.core.stale(error, table) or attempt or not self.read_only:
                     raise
-                continue
-            rows: list[dict[str, Any] | None] = []
-            for row in reply.get.rows:
-                if row.found:
-                    rows.append(schema.row_from_stored(dict(zip(names, from_values(row.values), strict=True))))
-                else:
-                    rows.append(None)
-            return rows
         raise AssertionError("unreachable")
 
-    def spec(self, schema: TableSchema, args: Mapping[str, Any]) -> types_pb2.ScanSpec:
-        return scan_spec(schema, **args)
+    def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
+        def request(schema: TableSchema) -> session_pb2.Request:
+            keys, names = wanted.bound(schema)
+            get = session_pb2.Get(table=schema.name, table_id=schema.id)
+            if wanted.columns is not None:
+                get.columns.extend(names)
+            for key in keys:
+                fill_values(get.keys.add().values, key)
+            return session_pb2.Request(get=get)
 
-    def scan_open(
-        self, table: str, args: Mapping[str, Any], page_rows: int = 0
-    ) -> Steps[tuple[TableSchema, bytes, int]]:
+        schema, reply = yield from self._read(wanted.table, request)
+        names = schema.output_columns(wanted.columns)
+        return [
+            schema.row_from_stored(dict(zip(names, from_values(row.values), strict=True))) if row.found else None
+            for row in reply.get.rows
+        ]
+
+    def scan_open(self, wanted: ScanArguments, page_rows: int | None = None) -> Steps[tuple[TableSchema, bytes, int]]:
         """The first page: the schema, Arrow bytes (maybe none), and the scan's number if there is more."""
-        for attempt in (0, 1):
-            schema, spec = yield from self.core.use(table, lambda s: (s, scan_spec(s, **args)))
-            request = self._take()
-            request.scan_open.spec.CopyFrom(spec)
-            request.scan_open.page_rows = page_rows
-            try:
-                reply = yield from self._ask(request)
-            except errors.NotFound as error:
-                if not self.core.stale(error, table) or attempt or not self.read_only:
-                    raise
-                continue
-            return schema, reply.page.arrow, reply.page.scan
-        raise AssertionError("unreachable")
+
+        def request(schema: TableSchema) -> session_pb2.Request:
+            spec = scan_spec(schema, wanted.bound(schema))
+            return session_pb2.Request(scan_open=session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0))
+
+        schema, reply = yield from self._read(wanted.table, request)
+        return schema, reply.page.arrow, reply.page.scan
 
     def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
@@ -337,26 +314,20 @@ class TransactionCore:
         request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan, close=True))
         self.core.transport.tell(request, self._epoch)
 
-    def to_arrow(self, table: str, args: Mapping[str, Any]) -> Steps[pa.Table]:
+    def to_arrow(self, wanted: ScanArguments) -> Steps[pa.Table]:
         """A scan as one Arrow table: a page in the session if it fits in one, else a stream of its own."""
         import pyarrow as pa
 
-        schema, data, scan = yield from self.scan_open(table, args)
+        schema, data, scan = yield from self.scan_open(wanted)
         batches = read_batches(data)
         if scan:
             self.scan_close(scan)
             yield from self.started()
-            request = service_pb2.ScanRequest(spec=scan_spec(schema, **args))
+            request = service_pb2.ScanRequest(spec=scan_spec(schema, wanted.bound(schema)))
             if self.lease:
                 request.lease = self.lease
             else:
                 request.session, request.txn = self.core.transport.session, self.number
             batches = []
             yield Stream("Scan", request, None, lambda reply: batches.extend(read_batches(reply.arrow)))
-        if not batches:
-            from kivi.arrow.columns import arrow_schema
-
-            names = schema.output_columns(args.get("columns"))
-            whole = arrow_schema(schema)
-            return pa.schema([whole.field(name) for name in names]).empty_table()
-        return pa.Table.from_batches(batches)
+        return pa.Table.from_batches(batches, wanted.arrow_schema(schema))

@@ -22,29 +22,19 @@ from kivi.arrow.columns import rows_batch
 from kivi.arrow.predicates import filter_batch
 from kivi.derived import evaluate_expression, parse_expression
 from kivi.errors import DataLoss, InvalidArgument, NotFound, OutOfRange
-from kivi.expr import Expr, Scan, bind, matches, names
+from kivi.expr import Expr, Scan, matches, names
 from kivi.keys import decode_key, prefix_end
 from kivi.mvcc.leases import Lease
 from kivi.rows import Version
 from kivi.schema import TableSchema
 from kivi.txn import Txn, encoded_key, merged
-from kivi.types import ColumnType
 
 if TYPE_CHECKING:
     from kivi.store import Store
 
-__all__ = ["Scan", "bound_predicate", "get", "scan"]
+__all__ = ["Scan", "get", "scan"]
 
 BATCH_ROWS: Final = 4_096
-_FLOAT: Final = ColumnType("float64")
-
-
-def bound_predicate(schema: TableSchema, where: object) -> Expr | None:
-    """A caller's predicate checked against the schema, literals in stored form."""
-    if where is None:
-        return None
-    derived = dict(schema.derived)
-    return bind(where, lambda name: _FLOAT if name in derived else schema.column(name).type)  # type: ignore[arg-type]
 
 
 def _visible(lease: Lease, schema: TableSchema) -> None:

@@ -13,10 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server import limits
 
+from kivi.arguments import type_of
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import event_batch
-from kivi.client_codec import fill_values, from_expr, from_measures, from_values, type_of
+from kivi.client_codec import fill_values, from_expr, from_measures, from_values
 from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.expr import Expr

@@ -13,6 +13,7 @@ import pytest
 
 import kivi
 import kivi.errors
+import kivi.interface
 
 if kivi.__file__ is None:
     pytest.skip("kivi/__init__.py is not written yet", allow_module_level=True)
@@ -73,6 +74,39 @@ def test_every_error_is_exported_and_derives_from_one_class() -> None:
 def test_the_database_in_process_has_the_contracted_methods(tmp_path: Path) -> None:
     with kivi.open(tmp_path / "data") as db:
         assert set(dir(db)) >= DATABASE
+
+
+def public(kind: type) -> dict[str, object]:
+    return {name: getattr(kind, name) for name in dir(kind) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("module", ["kivi.embedded", "kivi.client", "kivi.aio"])
+@pytest.mark.parametrize("kind", ["Database", "Transaction", "Snapshot"])
+def test_methods_take_what_the_interface_says_and_are_documented(module: str, kind: str) -> None:
+    """Names, order and defaults: a program that is written against one kind of database runs on the others."""
+    own = getattr(importlib.import_module(module), kind)
+    for name, contracted in public(getattr(kivi.interface, kind)).items():
+        method = getattr(own, name)
+        assert inspect.getdoc(method), name
+        if not callable(contracted):
+            continue
+        wanted, given = inspect.signature(contracted).parameters, inspect.signature(method).parameters
+        assert [(p.name, p.kind, p.default) for p in wanted.values()] == [
+            (p.name, p.kind, p.default) for p in given.values() if p.name in wanted
+        ], name
+        more = [p for p in given.values() if p.name not in wanted]
+        assert all(p.kind is p.KEYWORD_ONLY and p.default is not p.empty for p in more), name
+
+
+def test_a_scan_is_called_as_contracted() -> None:
+    """``inspect`` and editors see the arguments themselves, not how they are passed on."""
+    assert str(inspect.signature(kivi.interface.Snapshot.to_arrow)).startswith("(self, table: 'str', prefix: ")
+    assert list(inspect.signature(kivi.interface.Transaction.scan).parameters) == [
+        "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse"
+    ]  # fmt: skip
+    assert list(inspect.signature(kivi.interface.Database.create_table).parameters) == [
+        "self", "name", "key", "columns", "history"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("module", ["kivi.client", "kivi.aio"])

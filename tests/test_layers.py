@@ -100,16 +100,16 @@ ROOMS: dict[str, Room] = {
         rooms="errors values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",
     ),
-    "appending": Room(
-        "kivi.appending kivi.client_appender",
-        "how single events gather into batches, the same in process and in a client: so it sees neither",
+    "interface": Room(
+        "kivi.interface kivi.arguments kivi.writes kivi.retrying kivi.appending kivi.client_appender",
+        "the public methods and their arguments, and how events gather: the same everywhere, so it sees no database",
         rooms="errors values",
         packages="numpy pyarrow",
     ),
     "embedded": Room(
         "kivi.embedded",
         "the public interface over a store in this process: it converts and holds no rules",
-        rooms="errors values settings store appending",
+        rooms="errors values settings store interface",
         packages="numpy pyarrow",
     ),
     # What talks to it. None of these may load RocksDB: they run in Spark executors and in other people's programs.
@@ -117,7 +117,7 @@ ROOMS: dict[str, Room] = {
     "client": Room(
         "kivi.client* kivi.aio*",
         "a client is on the other side of the network: it shares errors and values with the store, nothing else",
-        rooms="errors values wire appending",
+        rooms="errors values wire interface",
         packages="google grpc grpc_status numpy pyarrow",
     ),
     "face": Room(
@@ -136,7 +136,7 @@ ROOMS: dict[str, Room] = {
     "server": Room(
         "kivi_server kivi_server.*",
         "the server translates and holds no rules: of the store it sees the public face only",
-        rooms="errors values settings wire client store",
+        rooms="errors values settings wire interface client store",
         packages="google grpc grpc_health grpc_status numpy prometheus_client pyarrow",
     ),
     "cli": Room(

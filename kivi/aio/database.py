@@ -1,34 +1,36 @@
-"""The database behind a server, for asyncio: the faces of ``kivi.client_core``, awaited."""
+"""The database behind a server, for asyncio: the faces of ``kivi.client_core``, awaited.
+
+Names and arguments are those of ``kivi.interface``, and so is the documentation of what is not explained here.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kivi import client_methods as methods
+from kivi import interface, writes
 from kivi.aio.appender import Appender
 from kivi.aio.transport import Transport
+from kivi.arguments import AggregateArguments, GetArguments, ScanArguments, TransactionArguments, takes
 from kivi.arrow.columns import rows_from_batch
 from kivi.client_core import Core
 from kivi.client_messages import read_batches
 from kivi.client_methods import Tls
-from kivi.client_steps import backoff_s
-from kivi.client_transaction import TransactionCore
-from kivi.definitions import TimeSlot
+from kivi.client_transaction import SharedSnapshotArguments, TransactionCore
+from kivi.definitions import event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
-from kivi.schema import OperatorCall, TableSchema
+from kivi.interface import documented_by
+from kivi.retrying import Retries
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     import pyarrow as pa
 
-    from kivi.expr import Expr
     from kivi.outcomes import Outcome
+    from kivi.schema import TableSchema
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
 
@@ -51,6 +53,150 @@ async def connect(
     return db
 
 
+class _Reads:
+    def __init__(self, db: Database, core: TransactionCore) -> None:
+        self._db = db
+        self._core = core
+        self._run = db._run
+
+    async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row as a dict of key, columns and derived columns, or None. Own writes included."""
+        return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
+
+    @takes(GetArguments)
+    async def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        """One row or None per key, in the order of the keys."""
+        return await self._run(self._core.get_many(wanted))
+
+    @takes(ScanArguments)
+    async def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
+        """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
+        async with aclosing(self._batches(wanted, None)) as batches:
+            async for batch in batches:
+                for row in rows_from_batch(batch):
+                    yield row
+
+    async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
+        _, data, scan = await self._run(self._core.scan_open(wanted, rows))
+        try:
+            while True:
+                for batch in read_batches(data):
+                    yield batch
+                if not scan:
+                    return
+                data, scan = await self._run(self._core.scan_next(scan))
+        finally:
+            if scan:
+                self._core.scan_close(scan)
+
+
+@documented_by(interface.Transaction)
+class Transaction(_Reads):
+    """Reads one snapshot and its own writes; commits all or nothing."""
+
+    async def __aenter__(self) -> Transaction:
+        self._core.begin()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._core.release()
+        elif not self._core.ended:
+            await self.commit()
+
+    async def commit(self) -> int:
+        return await self._run(self._core.commit())
+
+    async def rollback(self) -> None:
+        self._core.release()
+
+    async def started(self) -> int:
+        """The snapshot: the commit timestamp up to which everything is seen."""
+        return await self._run(self._core.started())
+
+    @property
+    def start_ts(self) -> int:
+        """The snapshot, once an answer has told it (any read, or the commit); ``await started()`` asks."""
+        return _known(self._core)
+
+    @property
+    def commit_ts(self) -> int | None:
+        return self._core.commit_ts
+
+    async def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        await self._write(table, writes.put(key, values))
+
+    async def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        await self._write(table, writes.delta(key, values))
+
+    async def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        await self._write(table, writes.insert(key, values))
+
+    async def delete(self, table: str, key: Sequence[Any]) -> None:
+        await self._write(table, writes.delete(key))
+
+    async def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
+        await self._write(table, writes.guard(key, column))
+
+    async def _write(self, table: str, bind: writes.Bind) -> None:
+        if await self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema)))):
+            await self._run(self._core.flush())
+
+    async def append(self, table: str, records: Any) -> None:
+        await self._run(self._core.append(await self._db._schema(table), records))
+
+    async def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
+        self._core.append_stages(await self._db._schema(table), stages)
+
+
+@documented_by(interface.Snapshot)
+class Snapshot(_Reads):
+    """A read-only view at one timestamp."""
+
+    async def __aenter__(self) -> Snapshot:
+        if self._core.shared:
+            await self._run(self._core.open_shared())
+        else:
+            self._core.begin()
+            await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._core.release()
+
+    async def close(self) -> None:
+        self._core.release()
+
+    async def started(self) -> int:
+        """The commit timestamp up to which everything is seen."""
+        return await self._run(self._core.started())
+
+    @property
+    def ts(self) -> int:
+        return _known(self._core)
+
+    @property
+    def lease(self) -> bytes:
+        """Names a shared snapshot for other processes; empty otherwise."""
+        return self._core.lease
+
+    async def renew(self, ttl_s: float | None = None) -> None:
+        await self._run(self._core.renew(ttl_s))
+
+    @takes(ScanArguments)
+    async def to_arrow(self, wanted: ScanArguments) -> pa.Table:
+        return await self._run(self._core.to_arrow(wanted))
+
+
+def _known(core: TransactionCore) -> int:
+    if core.start_ts is None:
+        raise InvalidArgument("the snapshot is not known before the first answer: await started() to ask for it")
+    return core.start_ts
+
+
+@documented_by(interface.Database)
 class Database:
     """A store behind a server: the same interface as ``kivi.open``. For the tasks of one event loop."""
 
@@ -75,119 +221,65 @@ class Database:
     def endpoint(self) -> str:
         return self._core.endpoint
 
+    async def _schema(self, table: str) -> TableSchema:
+        known = self._core.schemas.get(table)
+        return known if known is not None else await self._run(self._core.fetch(table))
+
     # -- schema ---------------------------------------------------------------------------------
 
-    async def create_table(
-        self,
-        name: str,
-        key: Mapping[str, object],
-        columns: Mapping[str, object],
-        history: str | int | dt.timedelta | None = None,
-    ) -> None:
-        """A row table; ``history`` keeps older versions for ``as_of``. Raises AlreadyExists, SchemaError."""
-        await self._run(self._core.create_table(name, key, columns, history))
+    @takes(row_table_schema)
+    async def create_table(self, schema: TableSchema) -> None:
+        await self._run(self._core.create(schema))
 
-    async def create_event_table(
-        self,
-        name: str,
-        event_time: str,
-        columns: Mapping[str, object],
-        retention: str | int | dt.timedelta | None = None,
-    ) -> None:
-        """An append-only event table. Raises AlreadyExists, SchemaError."""
-        await self._run(self._core.create_event_table(name, event_time, columns, retention))
+    @takes(event_table_schema)
+    async def create_event_table(self, schema: TableSchema) -> None:
+        await self._run(self._core.create(schema))
 
-    async def create_aggregate(
-        self,
-        name: str,
-        source: str,
-        group_by: Sequence[str | TimeSlot],
-        measures: Mapping[str, OperatorCall],
-        derived: Mapping[str, str] | None = None,
-        history: str | int | dt.timedelta | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
-        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``."""
-        await self._run(self._core.create_aggregate(name, source, group_by, measures, derived, history, progress))
+    @takes(AggregateArguments)
+    async def create_aggregate(self, wanted: AggregateArguments) -> None:
+        await self._run(self._core.create_aggregate(wanted))
 
     async def tables(self) -> list[str]:
-        """The names of all tables, in order."""
         return await self._run(self._core.tables())
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """A table's definition and what is cheap to know about its contents, as plain data."""
         return await self._run(self._core.describe(name))
 
     async def drop(self, name: str) -> None:
-        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
         await self._run(self._core.drop(name))
 
     # -- transactions ---------------------------------------------------------------------------
 
-    def transaction(
-        self,
-        token: str | None = None,
-        batch: tuple[str, int] | None = None,
-        min_snapshot: int | None = None,
-    ) -> Transaction:
-        """``with db.transaction() as tx``: commits on success, rolls back on an exception."""
-        return Transaction(self, TransactionCore(self._core, token=token, batch=batch, min_snapshot=min_snapshot))
+    @takes(TransactionArguments)
+    def transaction(self, wanted: TransactionArguments) -> Transaction:
+        """``async with db.transaction() as tx``: commits on success, rolls back on an exception."""
+        return Transaction(self, TransactionCore(self._core, wanted))
+
+    @takes(SharedSnapshotArguments)
+    def snapshot(self, wanted: SharedSnapshotArguments) -> Snapshot:
+        """``async with db.snapshot() as snap``: as ``kivi.client.Database.snapshot``."""
+        return Snapshot(self, TransactionCore(self._core, wanted))
 
     async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
-        """``await fn(tx)`` in a transaction; after a conflict again, on a new snapshot, until ``timeout`` (seconds).
-
-        The function is rerun from the start, so what it read is never written back stale. It must not
-        have effects outside the transaction. CommitUnknown is never rerun.
-        """
-        limit = timeout if timeout is not None else self._core.timeout_s
-        deadline = time.monotonic() + (limit if limit is not None else 1e9)
-        for attempt in itertools.count():
+        retries = Retries(timeout if timeout is not None else self._core.timeout_s)
+        while True:
             try:
                 async with self.transaction() as tx:
                     result = await fn(tx)
                 return result
             except (Retryable, SnapshotTooOld):
-                pause = backoff_s(attempt)
-                if time.monotonic() + pause > deadline:
+                if (pause := retries.pause_s()) is None:
                     raise
-                await asyncio.sleep(pause)
-        raise AssertionError("unreachable")
-
-    def snapshot(
-        self,
-        as_of: int | dt.datetime | None = None,
-        min_snapshot: int | None = None,
-        *,
-        ttl_s: float | None = None,
-        shared: bool = False,
-        lease: bytes | None = None,
-    ) -> Snapshot:
-        """A read-only view. ``as_of``: a commit timestamp, or a moment.
-
-        ``shared`` makes one that other processes may open by its ``lease`` and that outlives this client's
-        connection, until its maker closes it or ``ttl_s`` has passed without renewal.
-        """
-        core = TransactionCore(
-            self._core,
-            read_only=True,
-            as_of=as_of,
-            min_snapshot=min_snapshot,
-            ttl_s=ttl_s,
-            shared=shared,
-            lease=lease,
-        )
-        return Snapshot(self, core)
+            await asyncio.sleep(pause)
 
     # -- bulk -----------------------------------------------------------------------------------
 
     async def append(
         self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None
     ) -> int:
-        """Events (dicts, an Arrow table or batch) in one transaction; its commit timestamp."""
         return await self._run(self._core.append(table, records, token, batch))
 
     async def outcome(self, token: str) -> Outcome:
-        """The commit timestamp, kivi.ABORTED (final) or kivi.UNKNOWN."""
         return await self._run(self._core.outcome(token))
 
     def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000) -> Appender:
@@ -195,222 +287,24 @@ class Database:
         return Appender(self, table, linger_ms, max_events)
 
     async def stage(self, table: str, records: Any, owner: str = "") -> bytes:
-        """Events made durable and invisible, for ``tx.append_stages``; the stage's id."""
         return await self._run(self._core.stage(table, records, owner))
 
     async def discard_stages(self, ids: Iterable[bytes]) -> None:
-        """Gives stages up. Those that were committed are passed over."""
         await self._run(self._core.discard_stages(ids))
 
     async def batch_scopes(self, prefix: str = "") -> list[str]:
-        """The scopes of batch tokens that were ever committed, by prefix."""
         return await self._run(self._core.batch_scopes(prefix))
 
     # -- operation ------------------------------------------------------------------------------
 
     async def watermark(self) -> int:
-        """The snapshot a new reader gets."""
         return await self._run(self._core.watermark())
 
     async def consolidate(self) -> None:
-        """Folds everything up to the watermark into base rows now."""
         await self._run(self._core.consolidate())
 
     async def stats(self) -> dict[str, int | float]:
-        """Counters and sizes, as flat names."""
         return await self._run(self._core.stats())
 
     async def checkpoint(self, path: str) -> None:
-        """A consistent copy of the store in a new directory ``path`` of the server's machine."""
         await self._run(self._core.checkpoint(path))
-
-    async def _schema(self, table: str) -> TableSchema:
-        known = self._core.schemas.get(table)
-        return known if known is not None else await self._run(self._core.fetch(table))
-
-
-class _Reads:
-    """What transactions and snapshots have in common."""
-
-    def __init__(self, db: Database, core: TransactionCore) -> None:
-        self._db = db
-        self._core = core
-        self._run = db._run
-
-    async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
-        """The row as a dict of key, columns and derived columns, or None. Own writes included."""
-        return (await self._run(self._core.get_many(table, (key,), columns)))[0]
-
-    async def get_many(
-        self, table: str, keys: Iterable[Sequence[Any]], columns: Sequence[str] | None = None
-    ) -> list[dict[str, Any] | None]:
-        """One row or None per key, in the order of the keys."""
-        return await self._run(self._core.get_many(table, keys, columns))
-
-    async def scan(
-        self,
-        table: str,
-        prefix: Sequence[Any] = (),
-        start: Sequence[Any] | None = None,
-        end: Sequence[Any] | None = None,
-        where: Expr | None = None,
-        columns: Sequence[str] | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> AsyncIterator[dict[str, Any]]:
-        """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
-        args = {
-            "prefix": prefix,
-            "start": start,
-            "end": end,
-            "where": where,
-            "columns": columns,
-            "limit": limit,
-            "reverse": reverse,
-        }
-        _, data, scan = await self._run(self._core.scan_open(table, args))
-        try:
-            while True:
-                for batch in read_batches(data):
-                    for row in rows_from_batch(batch):
-                        yield row
-                if not scan:
-                    return
-                data, scan = await self._run(self._core.scan_next(scan))
-        finally:
-            if scan:
-                self._core.scan_close(scan)
-
-
-class Transaction(_Reads):
-    """Reads one snapshot and its own writes; commits all or nothing."""
-
-    async def __aenter__(self) -> Transaction:
-        self._core.begin()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            if not self._core.ended:
-                await self.commit()
-        else:
-            self._core.release()
-
-    async def commit(self) -> int:
-        """Commits now; the ``with`` block does it at its end otherwise."""
-        return await self._run(self._core.commit())
-
-    async def rollback(self) -> None:
-        self._core.release()
-
-    async def started(self) -> int:
-        """The snapshot: the commit timestamp up to which everything is seen."""
-        return await self._run(self._core.started())
-
-    @property
-    def start_ts(self) -> int:
-        """The snapshot, once an answer has told it (any read, or the commit); ``await started()`` asks."""
-        return _known(self._core)
-
-    @property
-    def commit_ts(self) -> int | None:
-        """The commit timestamp once committed; for a transaction that wrote nothing, its snapshot if it was read."""
-        return self._core.commit_ts
-
-    async def _write(self, table: str, fn: Callable[[TableSchema], bool]) -> None:
-        if await self._run(self._db._core.use(table, fn)):
-            await self._run(self._core.flush())
-
-    async def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        """Upsert of the named columns."""
-        await self._write(table, lambda schema: self._core.put(schema, key, values))
-
-    async def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        """Updates delta columns by their operators; never conflicts with other deltas."""
-        await self._write(table, lambda schema: self._core.delta(schema, key, values))
-
-    async def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        """A new row. Raises RowExists here if it is there, and the transaction may go on."""
-        await self._write(table, lambda schema: self._core.insert(schema, key, values))
-
-    async def delete(self, table: str, key: Sequence[Any]) -> None:
-        await self._write(table, lambda schema: self._core.delete(schema, key))
-
-    async def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
-        """Makes a read of this cell (or of the row's existence) conflict like a write."""
-        await self._write(table, lambda schema: self._core.guard(schema, key, column))
-
-    async def append(self, table: str, records: Any) -> None:
-        """Events: dicts, an Arrow table or record batch."""
-        await self._run(self._core.append(await self._db._schema(table), records))
-
-    async def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        """Events that were staged before."""
-        self._core.append_stages(await self._db._schema(table), stages)
-
-
-class Snapshot(_Reads):
-    """A read-only view at one timestamp."""
-
-    async def __aenter__(self) -> Snapshot:
-        if self._core._begin.shared:
-            await self._run(self._core.open_shared())
-        else:
-            self._core.begin()
-            await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._core.release()
-
-    async def close(self) -> None:
-        self._core.release()
-
-    async def started(self) -> int:
-        """The commit timestamp up to which everything is seen."""
-        return await self._run(self._core.started())
-
-    @property
-    def ts(self) -> int:
-        """The commit timestamp up to which everything is seen."""
-        return _known(self._core)
-
-    @property
-    def lease(self) -> bytes:
-        """Names a shared snapshot for other processes; empty otherwise."""
-        return self._core.lease
-
-    async def renew(self, ttl_s: float | None = None) -> None:
-        """Keeps the snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
-        await self._run(self._core.renew(ttl_s))
-
-    async def to_arrow(
-        self,
-        table: str,
-        prefix: Sequence[Any] = (),
-        start: Sequence[Any] | None = None,
-        end: Sequence[Any] | None = None,
-        where: Expr | None = None,
-        columns: Sequence[str] | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> pa.Table:
-        """A scan as one Arrow table."""
-        args = {
-            "prefix": prefix,
-            "start": start,
-            "end": end,
-            "where": where,
-            "columns": columns,
-            "limit": limit,
-            "reverse": reverse,
-        }
-        return await self._run(self._core.to_arrow(table, args))
-
-
-def _known(core: TransactionCore) -> int:
-    if core.start_ts is None:
-        raise InvalidArgument("the snapshot is not known before the first answer: await started() to ask for it")
-    return core.start_ts

@@ -1,0 +1,225 @@
+"""What callers write: the arguments of the public methods, once for all databases.
+
+``kivi.open``, ``kivi.connect`` and ``kivi.aio.connect`` give the same methods. Each class here is the arguments of some
+of them: names, order, defaults, and whatever can be said against them before any table is known. ``takes`` gives a
+method those arguments. What depends on the table is checked by ``bound``, against its schema, and comes out in stored
+form: a client may do that twice, when the schema that it remembers turns out to be old.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+from kivi.definitions import TimeSlot
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.expr import Expr, Scan, bind
+from kivi.schema import OperatorCall, TableSchema
+from kivi.types import ColumnType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "AggregateArguments",
+    "GetArguments",
+    "ScanArguments",
+    "SnapshotArguments",
+    "TransactionArguments",
+    "check_batch",
+    "takes",
+    "type_of",
+]
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+R = TypeVar("R")
+
+_MOMENT: Final = ColumnType("timestamp")
+_FLOAT: Final = ColumnType("float64")
+
+
+def takes(build: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
+    """``@takes(ScanArguments)``: the method is called with the arguments of ``ScanArguments``, and gets one.
+
+    They are checked where the method is called, also if it is a coroutine or a generator.
+    """
+    parameters = inspect.signature(build).parameters.values()
+
+    def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, build(*args, **kwargs))
+
+        plain = inspect.signature(method)
+        itself = next(iter(plain.parameters.values()))
+        call.__signature__ = plain.replace(parameters=[itself, *parameters])  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def type_of(schema: TableSchema, name: str) -> ColumnType:
+    """The type a read returns for a column; derived columns are float64. SchemaError if there is none."""
+    return _FLOAT if any(name == derived for derived, _ in schema.derived) else schema.column(name).type
+
+
+# -- reads --------------------------------------------------------------------------------------------
+
+
+def _columns(columns: Iterable[str] | None) -> Sequence[str] | None:
+    if columns is None or isinstance(columns, str):  # which the schema refuses, in its own words
+        return columns
+    names = tuple(columns)
+    if not names:
+        raise InvalidArgument("columns names no column: leave it out to read all of them")
+    return names
+
+
+@dataclass(slots=True)
+class GetArguments:
+    """Of ``get_many``."""
+
+    table: str
+    keys: Iterable[Sequence[Any]]
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        self.keys = tuple(self.keys)
+        self.columns = _columns(self.columns)
+
+    def bound(self, schema: TableSchema) -> tuple[list[tuple[Any, ...]], tuple[str, ...]]:
+        """The keys in stored form, and the names of what is read. Raises SchemaError, InvalidArgument."""
+        names = schema.output_columns(self.columns)
+        return [schema.stored_key(key) for key in self.keys], names
+
+
+@dataclass(slots=True)
+class ScanArguments:
+    """Of ``scan``, ``scan_batches`` and ``to_arrow``. ``end`` is exclusive."""
+
+    table: str
+    prefix: Sequence[Any] = ()
+    start: Sequence[Any] | None = None
+    end: Sequence[Any] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    limit: int | None = None
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        self.columns = _columns(self.columns)
+        limit: object = self.limit
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+            raise InvalidArgument(f"limit is a number of rows, not {limit!r}")
+
+    def bound(self, schema: TableSchema) -> Scan:
+        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        return Scan(
+            prefix=schema.stored_bound(self.prefix) if self.prefix else (),
+            start=None if self.start is None else schema.stored_bound(self.start),
+            end=None if self.end is None else schema.stored_bound(self.end),
+            where=None if self.where is None else bind(self.where, lambda name: type_of(schema, name)),
+            columns=None if self.columns is None else schema.output_columns(self.columns),
+            limit=self.limit,
+            reverse=bool(self.reverse),
+        )
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        """Of the batches that the scan gives."""
+        import pyarrow as pa
+
+        from kivi.arrow.columns import arrow_schema
+
+        whole = arrow_schema(schema)
+        return pa.schema([whole.field(name) for name in schema.output_columns(self.columns)])
+
+
+# -- transactions and snapshots -----------------------------------------------------------------------
+
+
+def _timestamp(value: object, what: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise InvalidArgument(f"{what}, not {value!r}")
+
+
+def check_batch(batch: object) -> None:
+    """Raises InvalidArgument unless it is a batch token, or None."""
+    match batch:
+        case None:
+            return
+        case (str(), int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool) and sequence >= 0:
+            return
+    raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
+
+
+@dataclass(slots=True)
+class TransactionArguments:
+    """Of ``transaction``. ``token`` and ``batch`` make its commit happen once, however often it is tried."""
+
+    token: str | None = None
+    batch: tuple[str, int] | None = None
+    min_snapshot: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is not None and (not isinstance(self.token, str) or not self.token):
+            raise InvalidArgument(f"a token is a string, not {self.token!r}")
+        check_batch(self.batch)
+        if self.min_snapshot is not None:
+            _timestamp(self.min_snapshot, "min_snapshot is a commit timestamp")
+
+
+@dataclass(slots=True)
+class SnapshotArguments:
+    """Of ``snapshot``. ``as_of``: a commit timestamp, or a moment."""
+
+    as_of: int | dt.datetime | None = None
+    min_snapshot: int | None = None
+    _: KW_ONLY
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.as_of is not None and not isinstance(self.as_of, dt.datetime):
+            _timestamp(self.as_of, "as_of is a commit timestamp or a datetime")
+        if self.min_snapshot is not None:
+            _timestamp(self.min_snapshot, "min_snapshot is a commit timestamp")
+
+    @property
+    def as_of_ts(self) -> int | None:
+        return None if isinstance(self.as_of, dt.datetime) else self.as_of
+
+    @property
+    def as_of_us(self) -> int | None:
+        """The moment, in microseconds since 1970 UTC. Raises InvalidArgument for one without a time zone."""
+        return int(_MOMENT.to_stored(self.as_of, "as_of")) if isinstance(self.as_of, dt.datetime) else None
+
+
+# -- definitions --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class AggregateArguments:
+    """Of ``create_aggregate``. The table ``source`` has the last word: ``definitions.aggregate_schema``."""
+
+    name: str
+    source: str
+    group_by: Sequence[str | TimeSlot]
+    measures: Mapping[str, OperatorCall]
+    derived: Mapping[str, str] | None = None
+    history: str | int | dt.timedelta | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        groups: Any = self.group_by
+        self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
+        for group in self.group_by:
+            if not isinstance(group, (str, TimeSlot)):
+                raise SchemaError(f"group_by takes column names and kivi.time_slot, not {group!r}")
+        for measure, call in self.measures.items():
+            if not isinstance(call, OperatorCall):
+                raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")

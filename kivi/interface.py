@@ -1,0 +1,329 @@
+"""The public interface: ``Database``, ``Transaction`` and ``Snapshot``, as they are for threads.
+
+The store in this process (``kivi.embedded``) and the client of a server (``kivi.client``) are this interface over what
+they stand on: here are the names, the arguments, the documentation, and everything that follows from the few methods
+that each of them has of its own. ``kivi.aio`` has the same methods, awaited, and takes its documentation from here.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from kivi import writes
+from kivi.arguments import (
+    AggregateArguments,
+    GetArguments,
+    ScanArguments,
+    SnapshotArguments,
+    TransactionArguments,
+    takes,
+)
+from kivi.arrow.columns import rows_from_batch
+from kivi.definitions import event_table_schema, row_table_schema
+from kivi.errors import Retryable, SnapshotTooOld
+from kivi.retrying import Retries
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.appending import Appender
+    from kivi.outcomes import Outcome
+    from kivi.schema import TableSchema
+
+__all__ = ["Database", "Snapshot", "Transaction", "documented_by"]
+
+T = TypeVar("T")
+Tx = TypeVar("Tx", bound="Transaction")
+Snap = TypeVar("Snap", bound="Snapshot")
+
+
+class Database(ABC, Generic[Tx, Snap]):
+    """A store, wherever it is. Safe to use from many threads."""
+
+    _timeout_s: float | None
+    """For how long ``run`` tries, unless it is told."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the use of it; what was committed stays. Harmless twice."""
+
+    @abstractmethod
+    def _schema(self, table: str) -> TableSchema:
+        """A table's schema. Raises NotFound."""
+
+    # -- schema ---------------------------------------------------------------------------------
+
+    @takes(row_table_schema)
+    def create_table(self, schema: TableSchema) -> None:
+        """A row table; ``history`` keeps older versions for ``as_of``. Raises AlreadyExists, SchemaError."""
+        self._create(schema)
+
+    @takes(event_table_schema)
+    def create_event_table(self, schema: TableSchema) -> None:
+        """An append-only event table. Raises AlreadyExists, SchemaError."""
+        self._create(schema)
+
+    @takes(AggregateArguments)
+    def create_aggregate(self, wanted: AggregateArguments) -> None:
+        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``."""
+        self._create_aggregate(wanted)
+
+    @abstractmethod
+    def _create(self, schema: TableSchema) -> None: ...
+
+    @abstractmethod
+    def _create_aggregate(self, wanted: AggregateArguments) -> None: ...
+
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The names of all tables, in order."""
+
+    @abstractmethod
+    def describe(self, name: str) -> dict[str, Any]:
+        """A table's definition and what is cheap to know about its contents, as plain data."""
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    @takes(TransactionArguments)
+    def transaction(self, wanted: TransactionArguments) -> Tx:
+        """``with db.transaction() as tx``: commits on success, rolls back on an exception."""
+        return self._transaction(wanted)
+
+    @abstractmethod
+    def _transaction(self, wanted: TransactionArguments) -> Tx: ...
+
+    @abstractmethod
+    @takes(SnapshotArguments)
+    def snapshot(self, wanted: SnapshotArguments) -> Snap:
+        """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it lasts unless renewed."""
+
+    def run(self, fn: Callable[[Tx], T], timeout: float | None = None) -> T:
+        """``fn(tx)`` in a transaction; after a conflict again, on a new snapshot, until ``timeout`` (seconds).
+
+        The function is rerun from the start, so what it read is never written back stale. It must not
+        have effects outside the transaction. CommitUnknown is never rerun. Without ``timeout`` it is the
+        client's; in process, 10 s.
+        """
+        retries = Retries(timeout if timeout is not None else self._timeout_s)
+        while True:
+            try:
+                with self._transaction(TransactionArguments()) as tx:
+                    result = fn(tx)
+                return result
+            except (Retryable, SnapshotTooOld):
+                if (pause := retries.pause_s()) is None:
+                    raise
+            time.sleep(pause)
+
+    # -- bulk -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
+        """Events (dicts, an Arrow table or batch) in one transaction; its commit timestamp."""
+
+    @abstractmethod
+    def outcome(self, token: str) -> Outcome:
+        """The commit timestamp, kivi.ABORTED (final) or kivi.UNKNOWN."""
+
+    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000) -> Appender:
+        """Events one at a time, committed together: see ``kivi.appending.Appender``."""
+        from kivi.appending import Appender
+
+        return Appender(self, table, linger_ms, max_events)
+
+    @abstractmethod
+    def stage(self, table: str, records: Any, owner: str = "") -> bytes:
+        """Events made durable and invisible, for ``tx.append_stages``; the stage's id."""
+
+    @abstractmethod
+    def discard_stages(self, ids: Iterable[bytes]) -> None:
+        """Gives stages up. Those that were committed are passed over."""
+
+    @abstractmethod
+    def batch_scopes(self, prefix: str = "") -> list[str]:
+        """The scopes of batch tokens that were ever committed, by prefix."""
+
+    # -- operation ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def watermark(self) -> int:
+        """The snapshot a new reader gets."""
+
+    @abstractmethod
+    def consolidate(self) -> None:
+        """Folds everything up to the watermark into base rows now."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int | float]:
+        """Counters and sizes, as flat names."""
+
+    @abstractmethod
+    def checkpoint(self, path: Any) -> None:
+        """A consistent copy of the store in a new directory ``path``, on the machine where the store is."""
+
+
+class Reads(ABC):
+    """What transactions and snapshots have in common."""
+
+    def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row as a dict of key, columns and derived columns, or None. Own writes included."""
+        return self._get(GetArguments(table, (key,), columns))[0]
+
+    @takes(GetArguments)
+    def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        """One row or None per key, in the order of the keys."""
+        return self._get(wanted)
+
+    @takes(ScanArguments)
+    def scan(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
+        """Rows in key order; ``end`` is exclusive. Events come in commit order, bounded by event time.
+
+        They are read as they are asked for, some thousands at a time.
+        """
+        return _rows(self._batches(wanted, None))
+
+    @abstractmethod
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]: ...
+
+    @abstractmethod
+    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+        """The scan, begun now, in batches of about ``rows`` at most, each read when it is asked for."""
+
+
+def _rows(batches: Generator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    with closing(batches):
+        for batch in batches:
+            yield from rows_from_batch(batch)
+
+
+class Transaction(Reads):
+    """Reads one snapshot and its own writes; commits all or nothing. Not for several threads at once."""
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.rollback()
+        elif not self._ended:
+            self.commit()
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def _ended(self) -> bool: ...
+
+    @abstractmethod
+    def commit(self) -> int:
+        """Commits now; the ``with`` block does it at its end otherwise. Returns the commit timestamp."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Gives the transaction up."""
+
+    @property
+    @abstractmethod
+    def start_ts(self) -> int:
+        """The snapshot: the commit timestamp up to which everything is seen."""
+
+    @property
+    @abstractmethod
+    def commit_ts(self) -> int | None:
+        """The commit timestamp once committed; for a transaction that wrote nothing, its snapshot if it was read."""
+
+    def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        """Upsert of the named columns."""
+        self._write(table, writes.put(key, values))
+
+    def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        """Updates delta columns by their operators; never conflicts with other deltas."""
+        self._write(table, writes.delta(key, values))
+
+    def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        """A new row. Raises RowExists here if it is there, and the transaction may go on."""
+        self._write(table, writes.insert(key, values))
+
+    def delete(self, table: str, key: Sequence[Any]) -> None:
+        """The row is gone; harmless if it is not there."""
+        self._write(table, writes.delete(key))
+
+    def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
+        """Makes a read of this cell (or of the row's existence) conflict like a write."""
+        self._write(table, writes.guard(key, column))
+
+    @abstractmethod
+    def _write(self, table: str, bind: writes.Bind) -> None: ...
+
+    @abstractmethod
+    def append(self, table: str, records: Any) -> None:
+        """Events: dicts, an Arrow table or record batch."""
+
+    @abstractmethod
+    def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
+        """Events that were staged before."""
+
+
+class Snapshot(Reads):
+    """A read-only view at one timestamp."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it."""
+
+    @property
+    @abstractmethod
+    def ts(self) -> int:
+        """The commit timestamp up to which everything is seen."""
+
+    @abstractmethod
+    def renew(self, ttl_s: float | None = None) -> None:
+        """Keeps the snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
+
+    @takes(ScanArguments)
+    def to_arrow(self, wanted: ScanArguments) -> pa.Table:
+        """A scan as one Arrow table."""
+        return self._to_arrow(wanted)
+
+    @abstractmethod
+    def _to_arrow(self, wanted: ScanArguments) -> pa.Table: ...
+
+
+C = TypeVar("C", bound=type)
+
+
+def documented_by(model: type) -> Callable[[C], C]:
+    """A class decorator: methods without documentation have that of the method of the same name of ``model``."""
+
+    def decorate(kind: C) -> C:
+        for name, member in vars(kind).items():
+            if not name.startswith("_") and not member.__doc__ and hasattr(model, name):
+                member.__doc__ = getattr(model, name).__doc__
+        return kind
+
+    return decorate

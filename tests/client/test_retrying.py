@@ -1,0 +1,21 @@
+"""Pauses between attempts: they grow, they are bounded, and they end with the time."""
+
+from __future__ import annotations
+
+from kivi.retrying import Retries, backoff_s
+
+
+def test_pauses_grow_to_a_quarter_of_a_second_and_no_further():
+    assert 0.0005 <= backoff_s(0) <= 0.001
+    assert all(0.125 <= backoff_s(attempt) <= 0.25 for attempt in (8, 100, 1024, 10**6))  # 2.0**1024 is no float
+
+
+def test_without_a_timeout_there_is_always_another():
+    retries = Retries(None)
+    assert all(retries.pause_s() for _ in range(2_000))
+
+
+def test_a_pause_that_would_end_too_late_is_not_given():
+    assert Retries(0.0).pause_s() is None
+    retries = Retries(0.2)  # attempts that take no time: the pauses alone outgrow it
+    assert any(retries.pause_s() is None for _ in range(20))
