@@ -27,13 +27,14 @@ from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, StoreIn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.format import SchemaOf
     from kivi.schema import TableSchema
 
 __all__ = ["backup", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
 _LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
-_ROWS_SHOWN: Final = 1_000
+_BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
 
 def checked(path: str) -> Path:
@@ -77,31 +78,49 @@ def copy_opened(root: Path) -> Iterator[Any]:
 
 
 def dump(args: argparse.Namespace) -> int:
-    """The marker, every record of the log, every table with its first rows."""
+    """The marker; every record of the log; every pair of the engine; every table as a reader sees it now."""
+    from kivi import format as fmt
+    from kivi.catalog import SYSTEM
+
     root = checked(args.dir)
     emit = _json_line if args.output == "json" else _text_line
     emit("store", json.loads((root / MARKER).read_text()))
     with copy_opened(root) as store:
-        names = {schema.id: schema for schema in store.tables()}
-        damaged = _dump_log(root, emit, names)
+
+        def schema_of(table: int) -> TableSchema | None:
+            found: TableSchema | None = SYSTEM.get(table) or store.catalog.schema_of(table)
+            return found
+
+        damaged = _dump_log(root, emit, schema_of)
+        for key, data in store.engine.scan(b"", None):
+            emit("stored", {"pair": fmt.entry(key, data, schema_of)})
         lease = store.begin()
         for schema in store.tables():
             emit("table", plain(schema.description()))
-            for row in _rows(store, lease, schema, _ROWS_SHOWN):
+            for row in _rows(store, lease, schema):
                 emit("row", {"table": schema.name, **plain(row)})
         store.release(lease)
     return 1 if damaged else 0
 
 
 def _text_line(kind: str, facts: dict[str, Any]) -> None:
-    print(kind, " ".join(f"{name}={value}" for name, value in facts.items() if value not in (None, "", [], {})))
+    """A line; below it, one for each row that a record touches. A stored pair is a sentence of its own."""
+    if kind == "stored":
+        print(kind, facts["pair"])
+        return
+    shown = {name: value for name, value in facts.items() if value not in (None, "", [], {})}
+    below = {name: value for name, value in shown.items() if name in _BELOW and isinstance(value, list)}
+    print(kind, " ".join(f"{name}={value}" for name, value in shown.items() if name not in below))
+    for name, lines in below.items():
+        for line in lines:
+            print(f"    {name:<8} {line}")
 
 
 def _json_line(kind: str, facts: dict[str, Any]) -> None:
     print(json.dumps({"what": kind, **facts}, ensure_ascii=False))
 
 
-def _dump_log(root: Path, emit: Any, tables: dict[int, TableSchema]) -> bool:
+def _dump_log(root: Path, emit: Any, schema_of: SchemaOf) -> bool:
     from kivi.log.inspect import Damage, inspect
 
     damaged = False
@@ -112,29 +131,33 @@ def _dump_log(root: Path, emit: Any, tables: dict[int, TableSchema]) -> bool:
             emit("damage", {**where, "reason": item.reason, "fatal": item.fatal})
             continue
         moment = dt.datetime.fromtimestamp(item.time_us / 1e6, dt.UTC)
-        facts = {"ts": item.sequence, "time": plain(moment), **where, **_record(item, tables)}
+        facts = {"ts": item.sequence, "time": plain(moment), **where, **_record(item, schema_of)}
         emit(item.kind.name.lower(), facts)
     return damaged
 
 
-def _record(record: Any, tables: dict[int, TableSchema]) -> dict[str, Any]:
+def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
     """What one log record says, by the names of the tables that are there now."""
-    from kivi.keys import decode_key
+    from kivi import format as fmt
     from kivi.log import Kind
     from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
+    from kivi.mvcc.verdict import EXISTENCE
 
     def name(table: int) -> str:
-        return tables[table].name if table in tables else f"table {table}"
+        schema = schema_of(table)
+        return f"table {table}" if schema is None else schema.name
 
     def row(table: int, key: bytes, op: Any) -> str:
-        schema = tables.get(table)
+        schema = schema_of(table)
         if schema is None:
-            return f"{name(table)} {key.hex()} {op.barrier.name}"
-        values = decode_key([column.type for column in schema.key], key)
-        puts = [f"{schema.columns[i].name}={value!r}" for i, value in op.puts.items()]
-        deltas = [f"{schema.columns[i].name}+={value!r}" for i, value in op.deltas.items()]
-        words = [] if op.barrier.name == "PATCH" else [op.barrier.name.lower()]
-        return " ".join([f"{schema.name}{values!r}", *words, *puts, *deltas])
+            return f"{name(table)} 0x{key.hex()} {op.barrier.name.lower()}"
+        return fmt.operation(schema, key, op.barrier.name, op.puts, op.deltas)
+
+    def guard(table: int, key: bytes, column: int) -> str:
+        schema = schema_of(table)
+        if schema is None:
+            return f"{name(table)} 0x{key.hex()}"
+        return fmt.key_text(schema, key) + ("" if column == EXISTENCE else f".{schema.columns[column].name}")
 
     if record.kind == Kind.COMMIT:
         commit = decode_commit(record.body)
@@ -144,7 +167,7 @@ def _record(record: Any, tables: dict[int, TableSchema]) -> dict[str, Any]:
             "batch": list(commit.batch) if commit.batch else None,
             "rows": [row(*item) for item in commit.rows],
             "derived": [row(*item) for item in commit.derived],
-            "guards": [f"{name(guard.table)} {guard.key.hex()}" for guard in commit.guards],
+            "guards": [guard(*item) for item in commit.guards],
             "appends": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.appends],
             "runs": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.runs],
         }
@@ -157,12 +180,12 @@ def _record(record: Any, tables: dict[int, TableSchema]) -> dict[str, Any]:
     return {"bytes": len(record.body)}
 
 
-def _rows(store: Any, lease: Any, schema: TableSchema, limit: int) -> Iterator[dict[str, Any]]:
+def _rows(store: Any, lease: Any, schema: TableSchema) -> Iterator[dict[str, Any]]:
     from kivi.arrow.columns import rows_from_batch
     from kivi.store import Scan
 
     if schema.state == "ready":
-        for batch in store.scan(lease, schema, Scan(limit=limit)):
+        for batch in store.scan(lease, schema, Scan()):
             yield from rows_from_batch(batch)
 
 

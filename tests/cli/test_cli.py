@@ -217,6 +217,7 @@ def test_dump_verify_backup_and_restore(cli, tmp_path):
     assert report["agg"] == "7 rows, equal to a recount of the events"
     dumped = [json.loads(line) for line in cli("dump", data, "-o", "json").splitlines()]
     assert {line["what"] for line in dumped} >= {"store", "commit", "table", "row"}
+    assert sum(line["what"] == "row" and line["table"] == "ev" for line in dumped) == 5_001
     cli("backup", data, tmp_path / "backup")
     assert state() == before
     cli("backup", data, tmp_path / "backup", code=1)
@@ -230,6 +231,32 @@ def test_dump_verify_backup_and_restore(cli, tmp_path):
     damage(segment)
     cli("verify", tmp_path / "backup", code=1)
     assert "damaged at byte" in cli.errors
+
+
+def test_dump_shows_what_is_stored_in_the_words_of_the_golden_histories(cli, tmp_path):
+    data = str(tmp_path / "data")
+    with kivi.open(data, background=False) as db:
+        columns = {"name": "string", "n": kivi.sum("int64"), "peak": kivi.max("int64"), "fee": "decimal(9,2)"}
+        db.create_table("acc", key={"id": "int64", "of": "string"}, columns=columns)
+        with db.transaction() as tx:
+            tx.put("acc", (1, "x"), name="ada", fee="1.50")
+            tx.guard("acc", (2, "x"))
+            tx.guard("acc", (1, "x"), "n")
+        first = tx.commit_ts
+        db.consolidate()
+        db.store.consolidator.flush()
+        with db.transaction(token="mine") as tx:
+            tx.delta("acc", (1, "x"), n=21, peak=7)
+            tx.delete("acc", (2, "x"))
+        db.store.crash()  # as if the process had been killed: what is in the log only stays there
+    lines = cli("dump", data).splitlines()
+    header = next(line for line in lines if line.startswith(f"commit ts={tx.commit_ts} "))
+    assert "token=mine" in header
+    after = lines[lines.index(header) + 1 :]
+    assert after[:2] == ["    rows     acc(1, 'x')  n+=21 peak max=7", "    rows     acc(2, 'x')  delete"]
+    assert {"    guards   acc(1, 'x').n", "    guards   acc(2, 'x')"} <= set(lines)
+    assert f"stored row        acc(1, 'x') @{first}  name='ada' n=0 peak=null fee=1.50" in lines
+    assert "row table=acc id=1 of=x name=ada n=21 peak=7 fee=1.50" in lines
 
 
 def damage(segment: Path) -> None:
