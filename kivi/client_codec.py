@@ -22,7 +22,6 @@ __all__ = [
     "fill_values",
     "from_expr",
     "from_table",
-    "from_value",
     "from_values",
     "new_token",
     "to_expr",
@@ -59,11 +58,6 @@ def fill_values(target: Any, values: Iterable[Any]) -> None:
                 target.add(string_value=value)
             else:
                 target.add(**{_FIELD_OF[kind]: value})
-
-
-def from_value(value: pb.Value) -> Any:
-    kind = value.WhichOneof("kind")
-    return None if kind is None else getattr(value, kind)
 
 
 def from_values(values: Iterable[pb.Value]) -> list[Any]:

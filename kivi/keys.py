@@ -38,14 +38,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import arrow_from_stored, arrow_type, flat, stored_array
+from kivi.arrow.columns import flat, stored_array
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.types import ColumnType
 
 __all__ = [
     "KEY_BYTES_MAX",
     "decode_key",
-    "decode_key_columns",
     "encode_key",
     "encode_key_columns",
     "encode_text",
@@ -125,34 +124,14 @@ def _ints_to_bytes(values: npt.NDArray[Any]) -> Bytes:
     return flipped.astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
-def _bytes_to_ints(data: Bytes) -> npt.NDArray[Any]:
-    return (_words(data) ^ np.uint64(_SIGN)).view(np.int64)
-
-
 def _floats_to_bytes(values: npt.NDArray[Any]) -> Bytes:
     bits = (values + 0.0).view(np.uint64)
     flip = np.where(bits >> np.uint64(63), np.uint64(_MASK64), np.uint64(_SIGN))
     return (bits ^ flip).astype(">u8").view(np.uint8).reshape(-1, 8)
 
 
-def _bytes_to_floats(data: Bytes) -> npt.NDArray[Any]:
-    bits = _words(data)
-    flip = np.where(bits >> np.uint64(63), np.uint64(_SIGN), np.uint64(_MASK64))
-    return (bits ^ flip).view(np.float64)
-
-
-def _words(data: Bytes) -> npt.NDArray[np.uint64]:
-    return np.ascontiguousarray(data).view(">u8").ravel().astype(np.uint64)
-
-
 def _bools_to_bytes(values: npt.NDArray[Any]) -> Bytes:
     return values.astype(np.uint8).reshape(-1, 1)
-
-
-def _bytes_to_bools(data: Bytes) -> npt.NDArray[Any]:
-    if len(data) and data.max() > 1:
-        raise ValueError(f"{data.max():#04x} is not a bool")
-    return data.ravel().astype(np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,16 +142,15 @@ class _Codec:
     decode: Callable[[bytes, int], tuple[Any, int]]
     width: int  # 0: escaped and terminated
     to_bytes: Callable[[npt.NDArray[Any]], Bytes] = _ints_to_bytes
-    from_bytes: Callable[[Bytes], npt.NDArray[Any]] = _bytes_to_ints
 
 
 _INT: Final = _Codec(_encode_int, _decode_int, 8)
 _CODECS: Final[dict[str, _Codec]] = {
-    "bool": _Codec(_encode_bool, _decode_bool, 1, _bools_to_bytes, _bytes_to_bools),
+    "bool": _Codec(_encode_bool, _decode_bool, 1, _bools_to_bytes),
     "int64": _INT,
     "decimal": _INT,
     "timestamp": _INT,
-    "float64": _Codec(_encode_float, _decode_float, 8, _floats_to_bytes, _bytes_to_floats),
+    "float64": _Codec(_encode_float, _decode_float, 8, _floats_to_bytes),
     "string": _Codec(encode_text, _decode_string, 0),
     "bytes": _Codec(_encode_bytes, _decode_bytes, 0),
 }
@@ -295,59 +273,3 @@ def _offsets(array: Any) -> Offsets:
 def _data(array: Any) -> Bytes:
     buffer = array.buffers()[2]
     return np.frombuffer(buffer, np.uint8) if buffer is not None and buffer.size else np.zeros(0, np.uint8)
-
-
-def decode_key_columns(types: Sequence[ColumnType], keys: Any) -> list[Any]:
-    """Full keys -> one Arrow array per key column. Raises DataLoss for bytes that are no keys of these types.
-
-    ``keys``: bytes objects, or a binary or large_binary array without nulls. Every row is parsed at the same
-    time, column by column: ``at`` is where each row has got to.
-    """
-    if isinstance(keys, (pa.Array, pa.ChunkedArray)):
-        array = flat(keys).cast(pa.large_binary())
-    else:
-        array = pa.array(keys, pa.large_binary())
-    if not len(array):
-        return [pa.array([], arrow_type(type_)) for type_ in types]
-    offsets, data = _offsets(array), _data(array)
-    at, ends = offsets[:-1].copy(), offsets[1:]
-    columns = []
-    try:
-        for type_ in types:
-            codec = _CODECS[type_.name]
-            if codec.width:
-                if (at + codec.width > ends).any():
-                    raise ValueError("cut short")
-                matrix = data[at[:, None] + np.arange(codec.width)]
-                columns.append(arrow_from_stored(type_, codec.from_bytes(matrix)))
-                at += codec.width
-            else:
-                stops = _terminators(data, at, ends)
-                columns.append(_unescaped(data, at, stops).cast(arrow_type(type_)))
-                at = stops + 2
-        if (at != ends).any():
-            raise ValueError("bytes are left over")
-    except (ValueError, pa.ArrowInvalid) as error:
-        raise _damaged(error) from None
-    return columns
-
-
-def _terminators(data: Bytes, at: Offsets, ends: Offsets) -> Offsets:
-    """Where the value that begins at ``at`` ends: the first 0x00 0x00 from there, which must be in the row."""
-    pairs = np.flatnonzero((data[:-1] == 0) & (data[1:] == 0)) if len(data) > 1 else np.zeros(0, np.int64)
-    found = np.searchsorted(pairs, at)
-    if not len(pairs) or found.max() >= len(pairs):
-        raise ValueError("an end mark is missing")
-    stops: Offsets = pairs[found]
-    if (stops + 2 > ends).any():
-        raise ValueError("an end mark is missing")
-    return stops
-
-
-def _unescaped(data: Bytes, starts: Offsets, stops: Offsets) -> Any:
-    lengths = stops - starts
-    offsets = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    values = data[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])]
-    array = _large_binary(offsets, values)
-    return array if values.all() else pc.replace_substring(array, _ESCAPED_ZERO, _ZERO)

@@ -66,7 +66,6 @@ class RowLayout:
         self._struct = struct.Struct(
             f"<QB{self.null_bytes}s" + "".join("Qq" if is_wide(c) else _FORMATS[c.type.name] for c in columns)
         )
-        self._tail = [i for i, c in enumerate(columns) if c.type.name in ("string", "bytes")]
         self._wide = [is_wide(c) for c in columns]
 
     @staticmethod

@@ -3,7 +3,7 @@
 ::
 
     0x01 META        name                                       what the store knows about itself
-    0x02 CATALOG     name                                       outside any table: bootstrap of the catalog
+    0x02 CATALOG     name                                       reserved; the catalog is kept in tables
     0x03 ROW         table u32 | row key                        base row (kivi.rows), stamped with its CTS
     0x04 VERSION     table u32 | row key | ~cts u64             older version of a row, newest first
     0x05 EVENT       table u32 | 0x00                           events_upto and the like
@@ -30,7 +30,6 @@ from kivi.keys import encode_text
 __all__ = [
     "Space",
     "batch_key",
-    "catalog_key",
     "event_data_key",
     "event_header_key",
     "event_meta_key",
@@ -59,7 +58,7 @@ class Space(IntEnum):
     META = 1
     """Facts about the store: format, recorded log position, operator ids."""
     CATALOG = 2
-    """What must be known before the first table can be read."""
+    """Reserved: nothing is written here, since the catalog is kept in tables."""
     ROW = 3
     """Base rows: the newest folded version of each."""
     VERSION = 4
@@ -94,10 +93,6 @@ def table_prefix(space: Space, table_id: int) -> bytes:
 
 def meta_key(name: str) -> bytes:
     return bytes([Space.META]) + name.encode()
-
-
-def catalog_key(name: str) -> bytes:
-    return bytes([Space.CATALOG]) + name.encode()
 
 
 def row_key(table_id: int, key: bytes) -> bytes:

@@ -22,7 +22,7 @@ from kivi.engine.memory import MemoryEngine
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events.compaction import mergeable
-from kivi.events.store import EventStore
+from kivi.events.store import EventStore, destroy
 from kivi.expr import bind, col, matches
 from kivi.keys import prefix_end
 from kivi.schema import TableSchema
@@ -460,7 +460,7 @@ def test_a_crash_between_any_two_batches(keep):
     settle(events)
     engine.crash(keep)
     events = EventStore(engine, TABLE)
-    events.sweep_orphans()
+    events._delete_dead()
     with events.view(99) as view:
         assert stored_ids(engine) == {block.data for block in view.blocks}
     for cts, rows in parts:
@@ -480,7 +480,7 @@ def test_data_held_by_a_view_at_the_crash_go_afterwards():
     del view
     events = EventStore(engine, TABLE)
     assert len(stored_ids(engine)) == 9
-    assert events.sweep_orphans() == 8
+    assert events._delete_dead() == 8
     assert len(stored_ids(engine)) == 1
     assert len(names_of(events.scan(8))) == 16
 
@@ -559,11 +559,9 @@ def test_blocks_below_the_floor_are_dropped_when_no_reader_needs_them(engine):
 
 def test_destroying_a_table(engine):
     events = filled(engine, [(cts, 1) for cts in range(1, 30)])
-    view = events.view(9)
-    settle(events)
-    assert list(events.destroy()) == []
-    view.close()
-    for batch in events.destroy():
+    with events.view(9):
+        settle(events)
+    for batch in destroy(engine, TABLE.id):
         engine.write(batch)
     assert list(engine.scan(b"", None)) == []
 

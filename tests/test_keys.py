@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kivi import keys, spaces
 from kivi.arrow.columns import arrow_from_stored
 from kivi.errors import DataLoss, InvalidArgument
-from kivi.keys import decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
+from kivi.keys import decode_key, encode_key, encode_key_columns, prefix_end
 from kivi.spaces import Space
 from kivi.types import ColumnType
 
@@ -137,15 +137,8 @@ def test_columns_agree_with_single_keys(
     encoded.validate(full=True)
     assert encoded.type == pa.large_binary()
     assert encoded.to_pylist() == expected
-    for given_keys in (encoded, expected, encoded.cast(pa.binary()), pa.chunked_array([encoded])):
-        decoded = decode_key_columns(types, given_keys)
-        for array, original, type_ in zip(decoded, arrays, types, strict=True):
-            array.validate(full=True)
-            assert array.type == ARROW[type_.name]
-            assert array.equals(original.combine_chunks() if chunked else original)
     if len(encoded) > 1:
         assert decode_key(types, encoded.slice(1)[0].as_py()) == rows[skip + 1]
-        assert decode_key_columns(types, encoded.slice(1))[0].equals(decoded[0].slice(1))
 
 
 @pytest.mark.parametrize("type_", sorted(VALUES))
@@ -154,8 +147,6 @@ def test_no_rows(type_: str) -> None:
     for empty in (pa.array([], ARROW[kind.name]), pa.chunked_array([], ARROW[kind.name])):
         encoded = encode_key_columns([kind], [empty])
         assert encoded.type == pa.large_binary() and len(encoded) == 0
-    (decoded,) = decode_key_columns([kind], [])
-    assert decoded.type == ARROW[kind.name] and len(decoded) == 0
 
 
 def test_dictionary_strings() -> None:
@@ -218,10 +209,6 @@ def test_bytes_that_are_no_key_are_data_loss(types: list[str], data: bytes) -> N
     parsed = [T(t) for t in types]
     with pytest.raises(DataLoss):
         decode_key(parsed, data)
-    with pytest.raises(DataLoss):
-        decode_key_columns(parsed, [data])
-    with pytest.raises(DataLoss):  # the next row's bytes do not complete this one
-        decode_key_columns(parsed, [data, b"\0\0" + data])
 
 
 @given(st.binary(max_size=4), st.binary(max_size=4))
@@ -261,7 +248,6 @@ def test_every_space_has_its_byte() -> None:
 
 def test_golden_space_keys() -> None:
     assert spaces.meta_key("format") == b"\x01format"
-    assert spaces.catalog_key("tables") == b"\x02tables"
     assert spaces.row_key(7, b"k") == b"\x03\0\0\0\x07k"
     assert spaces.version_key(7, b"k", 1) == b"\x04\0\0\0\x07k" + b"\xff" * 7 + b"\xfe"
     assert spaces.event_meta_key(7) == b"\x05\0\0\0\x07\0"

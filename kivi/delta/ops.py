@@ -43,10 +43,6 @@ class RowOp(NamedTuple):
     deltas: Mapping[int, Any]
 
     @property
-    def delta_only(self) -> bool:
-        return self.barrier is Barrier.PATCH and not self.puts
-
-    @property
     def varying_bytes(self) -> int:
         """What its strings and bytes hold: the part of its size that one operation does not share with another."""
         size = 0

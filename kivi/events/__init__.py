@@ -40,7 +40,6 @@ then on such a snapshot is refused, not answered in part.
     compaction   which neighbours to merge next
     store        ``EventStore``: seals, compacts, forgets
 
-``seal``, ``compact``, ``set_floor``, ``drop_below_floor`` and ``sweep_orphans`` read meta and write it back: their
-caller lets one at a time run, and writes the batch of one before it calls the next. Views may be taken by any thread at
-any time.
+``seal``, ``compact``, ``set_floor`` and ``drop_below_floor`` read meta and write it back: their caller lets one at a
+time run, and writes the batch of one before it calls the next. Views may be taken by any thread at any time.
 """

@@ -183,16 +183,6 @@ class EventStore:
         self._waiting = [(ticket, ids) for ticket, ids in kept if ids]
         return len(gone)
 
-    def sweep_orphans(self) -> int:
-        """Deletes what a crash left between a swap and the deletion of its inputs. Returns how many blocks.
-
-        Nobody has to call it: ``compact`` does the same, in steps.
-        """
-        total = 0
-        while count := self._delete_dead():
-            total += count
-        return total
-
     # -- retention and the end --------------------------------------------------------------------
 
     def set_floor(self, batch: WriteBatch, cts: int, time_us: int) -> None:
@@ -220,11 +210,6 @@ class EventStore:
                 batch.delete(event_header_key(self.schema.id, block.order))
             self._retire(meta, [block.data for block in gone], batch)
         return len(gone)
-
-    def destroy(self) -> Iterator[WriteBatch]:
-        """``destroy``, but nothing while a view is open."""
-        if not self.open_views:
-            yield from destroy(self._engine, self.schema.id)
 
 
 def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:

@@ -69,10 +69,6 @@ class Mark:
         )
         return bare[:4] + struct.pack("<I", zlib.crc32(bare[8:])) + bare[8:]
 
-    def same_promise(self, other: Mark) -> bool:
-        """Equal but for the generation."""
-        return replace(self, generation=other.generation) == other
-
 
 def _parse_slot(data: bytes) -> Mark | None:
     if len(data) < _SLOT.size:

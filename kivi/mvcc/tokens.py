@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, OutOfSequence
 from kivi.keys import prefix_end
-from kivi.spaces import Space, batch_key, meta_key, token_key
+from kivi.spaces import batch_key, meta_key, token_key
 
 __all__ = ["FENCED", "Remembered", "Tokens", "issued_at_us"]
 
@@ -173,8 +173,3 @@ class Tokens:
     @property
     def unsaved(self) -> int:
         return len(self._requests) + len(self._batches)
-
-
-def space() -> Space:
-    """The key space of request tokens, for dumps."""
-    return Space.TOKEN
