@@ -275,7 +275,7 @@ def test_r17_min_snapshot_waits_until_its_deadline_then_unavailable(make: Make) 
     tx = driver.db.transaction()
     tx.delta("t", (1,), n=1)
     store.committer.hold = lambda commit: True
-    store.commit(tx._txn, done=lambda outcome: None)  # type: ignore[arg-type]
+    store.commit(tx._txn, done=lambda outcome: None)
     store.log.release()  # type: ignore[attr-defined]
     store.committer.hold = None
     (cts,) = store.committer.held
