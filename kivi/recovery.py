@@ -136,6 +136,10 @@ def write_marker(path: str, content: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.rename(temporary, os.path.join(path, _MARKER))
+    sync_directory(path)
+
+
+def sync_directory(path: str) -> None:
     directory = os.open(path, os.O_RDONLY)
     try:
         os.fsync(directory)
@@ -266,23 +270,28 @@ def _batches(data: Any) -> list[pa.RecordBatch]:
 def checkpoint(store: Store, path: str) -> None:
     """A copy that opens by itself: fold and flush, copy the engine at that position, begin an empty log after it.
 
-    The copy has its own identity. Commits that arrive meanwhile are not in it.
+    The copy has its own identity. Commits that arrive meanwhile are not in it. It appears under ``path`` when it is
+    complete: an empty directory left by a crash would open as a new store, and be taken for a backup.
     """
     from kivi.log.segmented import SegmentedLog
 
+    path = os.path.abspath(path)
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise NotAStore(f"{path} is not an empty directory: a checkpoint makes a new one")
-    os.makedirs(path, exist_ok=True)
+    partial = f"{path}.partial-{secrets.token_hex(4)}"
+    os.makedirs(partial)
     try:
         with store.consolidator.paused() as position:
-            store.engine.checkpoint(os.path.join(path, "engine"))
+            store.engine.checkpoint(os.path.join(partial, "engine"))
         store_id = secrets.token_bytes(16)
         SegmentedLog.start_after(
-            os.path.join(path, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us
+            os.path.join(partial, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us
         )
-        write_marker(path, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
+        write_marker(partial, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
+        os.rename(partial, path)
+        sync_directory(os.path.dirname(path))
     except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

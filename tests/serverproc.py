@@ -32,6 +32,7 @@ class ServerProcess:
         self.data = os.fspath(data)
         self.arguments = list(arguments)
         self.host = host
+        self.command = [sys.executable, "-m", "kivi_server"]
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
@@ -51,16 +52,13 @@ class ServerProcess:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         self._lines = queue.SimpleQueue()
         self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "kivi_server",
-                "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments,
-            ],
+            [*self.command, "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
             env=environment,
-        )  # fmt: skip
+        )
         threading.Thread(target=self._read, args=(self.process, self._lines), daemon=True).start()
         while True:
             try:

@@ -24,7 +24,7 @@ from kivi.outcomes import ABORTED
 from kivi.settings import Settings
 from kivi.store import Store
 from tests.oracle import Attempt, Op, Oracle, Read
-from tests.store.test_race import TABLES, make_tables, micros
+from tests.proof.workloads import TABLES, make_tables, micros
 
 SETTINGS = Settings.of({"background": False, "consolidate_rows": 2, "block_rows": 8})
 

@@ -1,0 +1,142 @@
+"""Concurrent checkers over gRPC: clients against a real server in its own process, judged by the replay oracle.
+
+::
+
+    server process   kivi serve, consolidating every 50 ms, killed with SIGKILL now and then if asked
+    8 threads        each a client of its own, one workload each in turn (``workloads``)
+    afterwards       unknown outcomes are resolved through their tokens; every table is read once more, before and
+                     after a forced consolidation; every answer of every client must be the replay of CTS <= S
+
+A run that does not reach its stated minima proves nothing and says so: *not run*.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kivi.outcomes import ABORTED
+from tests.oracle import Oracle, Report
+from tests.proof.workloads import TABLES, WORKLOADS, Client, fund, make_tables
+from tests.serverproc import ServerProcess
+
+__all__ = ["SETTINGS", "Result", "checked"]
+
+CLIENTS = 8
+SETTINGS = (
+    "consolidate_every_s=0.05",
+    "consolidate_rows=16",
+    "block_rows=256",
+    "flush_every_s=1",
+    "segment_bytes=1048576",
+)
+
+
+@dataclass
+class Result:
+    """What a run did. ``short``: what fell below its minimum, as (found, minimum)."""
+
+    seconds: float
+    counted: Mapping[str, int]
+    short: Mapping[str, tuple[int, int]]
+    oracle: Report | None = None
+    clients: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        return "not run" if self.short else "passed"
+
+
+def checked(
+    data: Path, *, minima: Mapping[str, int], seconds_max: float, seed: int = 0, kill_every_s: float | None = None
+) -> Result:
+    """Runs until the minima are reached or the time is up, then checks. Raises Mismatch, or what a client met."""
+    arguments = [argument for setting in SETTINGS for argument in ("--set", setting)]
+    began = time.monotonic()
+    with ServerProcess(data, *arguments) as server:
+        db = server.connect()
+        oracle = Oracle(TABLES)
+        make_tables(db)
+        first = fund(db, oracle)
+        clients = [
+            WORKLOADS[i % len(WORKLOADS)](server.connect(timeout=30.0), oracle, seed * 1_000 + i, first=first)
+            for i in range(CLIENTS)
+        ]
+        counted = _drive(server, db, oracle, clients, minima, seconds_max, kill_every_s)
+        for client in clients:
+            if client.failure is not None:
+                raise client.failure
+            client.db.close()
+        oracle.resolve(lambda token: _outcome(db, token))
+        last = clients[0].__class__(db, oracle, -1)
+        last.name = "last"
+        with db.snapshot() as snap:
+            for table in TABLES:
+                last.scan(snap, table)
+            db.consolidate()
+            for table in TABLES:
+                last.scan(snap, table)
+        report = oracle.check()
+        db.close()
+        assert server.stop() == 0
+    counted["unknown"] = sum(client.unknown for client in clients)
+    short = {name: (counted[name], least) for name, least in minima.items() if counted[name] < least}
+    return Result(time.monotonic() - began, counted, short, report, [client.name for client in clients])
+
+
+def _drive(
+    server: ServerProcess,
+    db: Any,
+    oracle: Oracle,
+    clients: list[Client],
+    minima: Mapping[str, int],
+    seconds_max: float,
+    kill_every_s: float | None,
+) -> Counter[str]:
+    """Lets the clients run; returns what happened, counted."""
+    stop = threading.Event()
+    threads = [threading.Thread(target=client.run, args=(stop,), name=client.name) for client in clients]
+    counted: Counter[str] = Counter()
+    passed = 0  # consolidations of servers that were killed
+    for thread in threads:
+        thread.start()
+    try:
+        now = time.monotonic()
+        deadline, next_kill = now + seconds_max, now + (kill_every_s or seconds_max + 1)
+        while time.monotonic() < deadline and not any(client.failure for client in clients):
+            time.sleep(0.1)
+            running = int(db.stats()["consolidations"])
+            if time.monotonic() > next_kill:
+                passed += running
+                running = 0
+                server.restart()
+                counted["kills"] += 1
+                assert kill_every_s is not None
+                next_kill = time.monotonic() + kill_every_s
+            outcomes = Counter(attempt.outcome for attempt in tuple(oracle.attempts))
+            counted.update(
+                {
+                    "commits": outcomes["committed"] - counted["commits"],
+                    "aborts": outcomes["aborted"] - counted["aborts"],
+                    "reads": len(oracle.reads) - counted["reads"],
+                    "consolidations": passed + running - counted["consolidations"],
+                }
+            )
+            if all(counted[name] >= least for name, least in minima.items()):
+                break
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    return counted
+
+
+def _outcome(db: Any, token: str) -> int | None:
+    found = db.outcome(token)
+    assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
+    return found if isinstance(found, int) else None

@@ -1,0 +1,259 @@
+"""One crash of a real server at a named point, and what must be true afterwards.
+
+::
+
+    before     a store with a history (made once, copied for every crash)
+    meanwhile  three clients and an operator (consolidate, checkpoint, create and drop an aggregate, append and stage in
+               bulk) against a server that ends itself at the point; the acknowledgements are kept here
+    after      what is left is opened:
+               R13  a new timestamp is above every one and every snapshot handed out before
+               R16  each token says what became of its commit; every answer before and after is the replay of that
+               sums and counts equal a recount of the events, for the aggregate that was being built as well
+               a checkpoint is not there, or opens and is a prefix of the history
+               a second crash and recovery change nothing
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import shutil
+import sys
+import threading
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import kivi
+from kivi.errors import KiviError, NotFound
+from kivi.outcomes import ABORTED
+from tests.oracle import Attempt, Op, Oracle, Read
+from tests.proof.concurrent import SETTINGS
+from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros
+from tests.serverproc import ServerProcess
+
+__all__ = ["Crashed", "History", "crash_at", "prepare"]
+
+CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
+
+
+@dataclass
+class History:
+    """A store that is closed, and the commits that made it."""
+
+    path: Path
+    attempts: list[Attempt]
+    first: int
+
+
+@dataclass
+class Crashed:
+    """What a crash was made of."""
+
+    commits: int
+    unknown: int
+    resolved: int
+    checkpoints: int
+
+
+def prepare(path: Path) -> History:
+    """A store with events in blocks, in the log alone, and rows of every kind."""
+    oracle = Oracle(TABLES)
+    with kivi.open(path, background=False) as db:
+        make_tables(db)
+        first = fund(db, oracle)
+        for portion in range(4):
+            events = [{"a": i % 5, "b": "xyz"[i % 3], "ts": i, "x": i} for i in range(600)]
+            ops = [Op("append", "e", events=events)]
+            with db.transaction() as tx:
+                tx.append("e", events)
+                for key in range(5):
+                    op = Op("delta", "t", (key,), {"n": portion, "hi": portion})
+                    tx.delta(op.table, op.key, **op.values)
+                    ops.append(op)
+            oracle.attempt(Attempt(tx.start_ts, ops, "committed", tx.commit_ts, who="prepare"))
+            if portion == 1:
+                db.consolidate()
+        db.store.crash()
+    return History(path, oracle.attempts, first)
+
+
+class Operator:
+    """What runs beside the clients: everything that has a point of its own."""
+
+    def __init__(self, db: Any, oracle: Oracle, where: Path) -> None:
+        self.db = db
+        self.oracle = oracle
+        self.where = where
+        self.checkpoints: list[Path] = []
+        self.failure: BaseException | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        try:
+            for number in range(1_000):
+                for step in (self.bulk, self.staged, self.aggregate, self.checkpoint, self.consolidate):
+                    if stop.is_set():
+                        return
+                    step(number)
+        except KiviError:
+            return  # the server has gone
+        except BaseException as error:
+            self.failure = error
+
+    def events(self, number: int) -> list[dict[str, Any]]:
+        return [{"a": i % 5, "b": "y", "ts": number, "x": i} for i in range(300)]
+
+    def _commit(self, tx: Any, events: list[dict[str, Any]], token: str) -> None:
+        attempt = Attempt(tx.start_ts, [Op("append", "e", events=events)], "unknown", token=token, who="operator")
+        self.oracle.attempt(attempt)
+        attempt.commit_ts = tx.commit()
+        attempt.outcome = "committed"
+
+    def bulk(self, number: int) -> None:
+        token, events = f"bulk {number}", self.events(number)
+        tx = self.db.transaction(token=token)
+        tx.append("e", pa.Table.from_pylist(events))
+        self._commit(tx, events, token)
+
+    def staged(self, number: int) -> None:
+        token, events = f"staged {number}", self.events(number)
+        stages = [self.db.stage("e", events[:100]), self.db.stage("e", events[100:])]
+        tx = self.db.transaction(token=token)
+        tx.append_stages("e", stages)
+        self._commit(tx, events, token)
+
+    def aggregate(self, number: int) -> None:
+        with contextlib.suppress(NotFound):
+            self.db.drop("late")
+        measures = {"total": kivi.sum("x"), "calls": kivi.count()}
+        self.db.create_aggregate("late", source="e", group_by=["b", "a"], measures=measures)
+
+    def consolidate(self, number: int) -> None:
+        self.db.consolidate()
+
+    def checkpoint(self, number: int) -> None:
+        path = self.where / f"checkpoint {number}"
+        self.checkpoints.append(path)
+        self.db.checkpoint(str(path))
+
+
+def crash_at(
+    point: str, number: int, history: History, where: Path, *, seed: int = 0, seconds_max: float = 40
+) -> Crashed:
+    """Raises Mismatch or AssertionError; also if the point was not reached."""
+    data = where / "data"
+    shutil.copytree(history.path, data)
+    oracle = Oracle(TABLES)
+    oracle.attempts = copy.copy(history.attempts)
+    arguments = [argument for setting in SETTINGS for argument in ("--set", setting)]
+    server = ServerProcess(data, *arguments)
+    server.command = [sys.executable, "-m", "tests.proof.points", point, str(number)]
+    clients: list[Client] = []
+    stop = threading.Event()
+    threads: list[threading.Thread] = []
+    operator: Operator | None = None
+    running: list[Client | Operator] = []
+    with server, contextlib.suppress(KiviError):  # some points are reached while the clients still connect
+        clients += [
+            kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=history.first)
+            for i, kind in enumerate(CLIENTS)
+        ]
+        operator = Operator(server.connect(timeout=5.0), oracle, where)
+        running += [*clients, operator]
+        threads += [threading.Thread(target=each.run, args=(stop,)) for each in running]
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + seconds_max
+        while server.process is not None and server.process.poll() is None:
+            assert time.monotonic() < deadline, f"the point {point!r} was not reached {number} times"
+            failures = [each.failure for each in running if each.failure is not None]
+            if failures:
+                raise failures[0]
+            time.sleep(0.01)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for each in running:
+        if each.failure is not None:
+            raise each.failure
+        each.db.close()
+    assert server.process is not None
+    assert server.process.returncode == -9, "".join(server.output)
+    checkpoints = _recovered(data, oracle)
+    count = 0
+    for path in operator.checkpoints if operator is not None else []:
+        count += _checkpoint_holds(path, oracle)
+    outcomes = [attempt.outcome for attempt in oracle.attempts]
+    return Crashed(outcomes.count("committed"), sum(client.unknown for client in clients), checkpoints, count)
+
+
+def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    with db.snapshot() as snap:
+        found = {table: list(snap.scan(table)) for table in TABLES}
+        found["e"] = [{**row, "ts": micros(row["ts"])} for row in found["e"]]
+        if "late" in db.tables():
+            with contextlib.suppress(NotFound):  # it is still being built
+                found["late"] = list(snap.scan("late"))
+        return snap.ts, found
+
+
+def _recovered(data: Path, oracle: Oracle) -> int:
+    """Everything that must hold of what is left; how many unknown outcomes were resolved."""
+    seen = max(
+        [a.start_ts for a in oracle.attempts]
+        + [a.commit_ts or 0 for a in oracle.attempts]
+        + [read.ts for read in oracle.reads]
+    )
+    with kivi.open(data, background=False) as db:
+        resolved = oracle.resolve(lambda token: _outcome(db, token))
+        ts, found = _contents(db)
+        for table in TABLES:
+            oracle.read(Read(ts, table, None, found[table], who="after the crash"))
+        oracle.check()
+        if "late" in found:
+            _recounted(found["late"], found["e"])
+        op = Op("delta", "counters", (0,), {"n": 1})
+        with db.transaction() as tx:
+            tx.delta(op.table, op.key, **op.values)
+        assert (tx.commit_ts or 0) > seen, f"R13: {tx.commit_ts} after {seen} had been handed out"
+        oracle.attempt(Attempt(tx.start_ts, [op], "committed", tx.commit_ts, who="after the crash"))
+        _, found = _contents(db)
+        db.store.crash()
+    with kivi.open(data, background=False) as db:
+        _, again = _contents(db)
+        db.consolidate()
+        assert {t: again[t] for t in TABLES} == {t: found[t] for t in TABLES}, "a second recovery changed something"
+        _, folded = _contents(db)
+        assert {t: folded[t] for t in TABLES} == {t: found[t] for t in TABLES}
+    return resolved
+
+
+def _recounted(rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
+    expected: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for event in events:
+        expected[event["b"], event["a"]].append(event["x"])
+    assert {(row["b"], row["a"]): (row["total"], row["calls"]) for row in rows} == {
+        key: (sum(values), len(values)) for key, values in expected.items()
+    }
+
+
+def _checkpoint_holds(path: Path, oracle: Oracle) -> bool:
+    """Whether it is there. Then it is complete, and the replay of a prefix."""
+    if not path.exists():
+        return False
+    with kivi.open(path, background=False) as db:
+        ts, found = _contents(db)
+        replay = oracle.state(ts)
+        for table in TABLES:
+            assert found[table] == replay.answer(Read(ts, table, None, None)), f"the checkpoint's {table} at {ts}"
+    return True
+
+
+def _outcome(db: Any, token: str) -> int | None:
+    found = db.outcome(token)
+    assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
+    return found if isinstance(found, int) else None

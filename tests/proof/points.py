@@ -1,0 +1,114 @@
+"""A server that kills itself, with SIGKILL, at a named point: ``python -m tests.proof.points POINT N ARGUMENTS``.
+
+The N-th time that the point is reached is the last. Nothing of this is in the product: the points are put around its
+methods here, in the process of the test's server.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Literal
+
+from kivi_server.__main__ import main
+
+from kivi import backfill, recovery
+from kivi.engine.rocks import RocksEngine
+from kivi.log.files import Files
+from kivi.log.segmented import SegmentedLog
+from kivi.mvcc import watermark
+from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.pending import Pending
+from kivi.mvcc.verdict import Facts
+from kivi.mvcc.watermark import Watermark
+from kivi.store import Store
+
+__all__ = ["POINTS"]
+
+When = Literal["before", "after"]
+
+POINTS: Final[dict[str, tuple[Any, str, When]]] = {
+    # a commit, in the order of R18
+    "verdict": (Facts, "check", "after"),
+    "timestamp": (SegmentedLog, "append", "after"),
+    "half written": (SegmentedLog, "_put", "before"),
+    "written": (SegmentedLog, "_put", "after"),
+    "synced": (Files, "fdatasync", "after"),
+    "marked": (SegmentedLog, "_complete", "before"),
+    "applied": (Pending, "apply", "after"),
+    "watermark moved": (watermark, "call_all", "before"),
+    "acknowledged": (Watermark, "finish", "after"),
+    # the log
+    "segment rolled": (SegmentedLog, "_roll", "after"),
+    "log truncated": (SegmentedLog, "truncate", "after"),
+    # consolidation
+    "chunk folded": (Consolidator, "_write", "after"),
+    "before the position": (Consolidator, "_record_position", "before"),
+    "position recorded": (Consolidator, "_record_position", "after"),
+    "flushed": (RocksEngine, "flush", "after"),
+    "events sealed": (Pending, "drop_events", "before"),
+    "compaction": (Consolidator, "_compact", "after"),
+    "swept": (Consolidator, "_write_swept", "after"),
+    # the rest
+    "stage": (Store, "log_stage", "after"),
+    "backfill chunk": (backfill, "derive", "after"),
+    "backfill done": (Store, "redefine", "before"),
+    "checkpoint copied": (RocksEngine, "checkpoint", "after"),
+    "checkpoint begun": (recovery, "write_marker", "before"),
+}
+
+
+def arm(name: str, number: int) -> None:
+    """From now on the ``number``-th time that the point is reached ends the process."""
+    owner, attribute, when = POINTS[name]
+    real: Callable[..., Any] = getattr(owner, attribute)
+    lock = threading.Lock()
+    reached = 0
+
+    def count() -> None:
+        nonlocal reached
+        with lock:
+            reached += 1
+            if reached == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    @functools.wraps(real)
+    def pointed(*args: Any, **kwargs: Any) -> Any:
+        if when == "before":
+            count()
+            return real(*args, **kwargs)
+        out = real(*args, **kwargs)
+        count()
+        return out
+
+    setattr(owner, attribute, pointed)
+
+
+def half_write(number: int) -> None:
+    """The N-th write of a record leaves its first half, as a kernel that was stopped in the middle would."""
+    real = Files.pwritev
+    reached = 0
+
+    def pwritev(self: Files, fd: int, buffers: Any, offset: int) -> int:
+        nonlocal reached
+        reached += 1
+        if reached >= number and len(buffers) > 1:
+            whole = b"".join(bytes(part) for part in buffers)
+            real(self, fd, [whole[: len(whole) // 2]], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(self, fd, buffers, offset)
+
+    Files.pwritev = pwritev  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    point, nth = sys.argv[1], int(sys.argv[2])
+    if point == "half written":
+        half_write(nth)
+    else:
+        arm(point, nth)
+    raise SystemExit(main(sys.argv[3:]))
