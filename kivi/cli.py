@@ -227,6 +227,13 @@ def append(args: argparse.Namespace) -> int:
     return 0
 
 
+def aggregate(args: argparse.Namespace) -> int:
+    from kivi import cli_aggregate
+
+    with connect(args) as db:
+        return cli_aggregate.aggregate(db, args)
+
+
 def shell(args: argparse.Namespace) -> int:
     from kivi.cli_shell import Shell
 
@@ -316,6 +323,17 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("table")
     sub.add_argument("file")
     sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
+    sub = command("aggregate", aggregate, "create an online aggregate of an event table; shows progress")
+    sub.add_argument("name", help="of the new aggregate")
+    sub.add_argument("source", metavar="EVENTS", help="the event table")
+    sub.add_argument(
+        "measures", nargs="+", metavar="NAME=MEASURE", help="sum:COLUMN, min:, max:, count or count:COLUMN"
+    )
+    text = "a key column, or name=COLUMN/5m for a time slot; repeat it for each, in key order"
+    sub.add_argument("--by", action="append", required=True, metavar="COLUMN", help=text)
+    text = "computed when it is read: 'avg=total / calls'"
+    sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
+    sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
     command("shell", shell, "transactions by hand")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),

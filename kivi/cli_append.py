@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -175,11 +175,14 @@ def follow(path: str, description: dict[str, Any], poll_s: float = 0.2) -> Itera
 class Progress:
     """A bar on a terminal; elsewhere a plain line now and then, and one at the end."""
 
-    def __init__(self, what: str, total: int | None, unit: str = "events") -> None:
+    def __init__(
+        self, what: str, total: int | None, unit: str = "events", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
         self._what = what
         self._unit = unit
         self._total = total
-        self._began = self._said = time.monotonic()
+        self._began = self._said = clock()
         self._count = 0
         self._bar: Any = None
         if sys.stderr.isatty():
@@ -207,17 +210,18 @@ class Progress:
         if kind is None:
             self._say()
 
-    def update(self, done: int, count: int) -> None:
-        """``done`` of the total; ``count`` events so far."""
+    def update(self, done: int, count: int, total: int | None = None) -> None:
+        """``done`` of the total, which may become known (or grow) on the way; ``count`` events so far."""
         self._count = count
+        self._total = self._total if total is None else total
         if self._bar is not None:
-            self._bar.update(self._task, completed=done, count=self._rate())
-        elif time.monotonic() - self._said > 2.0:
-            self._said = time.monotonic()
+            self._bar.update(self._task, completed=done, count=self._rate(), total=self._total)
+        elif self._clock() - self._said > 2.0:
+            self._said = self._clock()
             self._say(f" ({100 * done // self._total}%)" if self._total else "")
 
     def _rate(self) -> str:
-        took = max(1e-6, time.monotonic() - self._began)
+        took = max(1e-6, self._clock() - self._began)
         return f"{self._count:,} {self._unit}, {self._count / took:,.0f}/s"
 
     def _say(self, extra: str = "") -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -17,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kivi
+from kivi.cli_append import Progress
 from tests.serverproc import ROOT, ServerProcess
 
 CSV = 'e,ts,v,s\n1,2023-11-16T18:00:00Z,10,a\n1,2023-11-16T18:01:00Z,20,\n2,2023-11-16T18:01:00Z,20,"x,y"\n'
@@ -159,6 +162,83 @@ def test_append_every_format_and_follow(cli, tmp_path):
     finally:
         following.send_signal(signal.SIGINT)
         assert following.wait(20) == 0
+
+
+def test_aggregate_sums_what_is_there_and_shows_it(cli, tmp_path):
+    with ServerProcess(tmp_path / "data", "--set", "block_rows=1000") as server:
+        with server.connect() as db:
+            db.create_event_table("ev", event_time="ts", columns={"e": "int64", "ts": "timestamp", "v": "int64"})
+            db.append("ev", [{"e": i % 7, "ts": i * 1_000_000, "v": i} for i in range(5_000)])
+            db.consolidate()
+        environment = {**os.environ, "KIVI_ENDPOINT": server.endpoint}
+        command = [sys.executable, "-m", "kivi.cli", "aggregate"]
+        wanted = [
+            "by_slot",
+            "ev",
+            "s=sum:v",
+            "n=count",
+            "m=max:v",
+            "--by",
+            "e",
+            "--by",
+            "slot=ts/1h",
+            "--derived",
+            "a=s / n",
+        ]
+        ran = subprocess.run([*command, *wanted], capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment)
+        assert (ran.returncode, ran.stderr.count("\n")) == (0, 1), ran.stderr
+        assert ran.stderr.startswith("by_slot <- ev: 5,000 events, ")  # a plain line where there is no terminal
+        assert "5000" in ran.stdout
+        with server.connect() as db, db.snapshot() as snap:
+            assert sum(row["n"] for row in snap.scan("by_slot")) == 5_000
+            assert [row["m"] for row in snap.scan("by_slot", prefix=(6,))] == [3_597, 4_997]
+            assert snap.get("by_slot", (6, 0))["a"] == sum(range(6, 3_600, 7)) / len(range(6, 3_600, 7))
+
+        shown = on_a_terminal([*command, "by_e", "ev", "n=count", "--by", "e"], environment)
+        assert "by_e <- ev" in shown
+        assert "━" in shown  # a bar
+        assert "5,000 events" in shown
+
+        for wrong in (["n=median:v"], ["n=sum"], ["n"], ["n=sum:nope"]):
+            ran = subprocess.run(
+                [*command, "bad", "ev", *wrong, "--by", "e"],
+                capture_output=True, text=True, timeout=60, cwd=ROOT, env=environment,
+            )  # fmt: skip
+            assert ran.returncode == 1
+            assert ran.stderr.startswith("kivi: ")
+            assert len(ran.stderr.splitlines()) == 1
+
+
+def on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
+    """What the command writes to standard error when that is a terminal."""
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=theirs,
+        cwd=ROOT,
+        env={**environment, "TERM": "xterm", "COLUMNS": "120"},
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says EIO when the last writer has gone
+            while data := os.read(ours, 65_536):
+                shown += data
+        os.close(ours)
+        assert process.wait(60) == 0, shown
+    return shown.decode()
+
+
+def test_progress_knows_its_total_later_and_says_how_far_it_is(capsys):
+    now = [0.0]
+    with Progress("agg <- ev", None, clock=lambda: now[0]) as progress:
+        for done in (1, 2, 3):
+            now[0] += 1.5
+            progress.update(done * 1_000, done * 1_000, 4_000)
+    assert capsys.readouterr().err.splitlines() == [
+        "agg <- ev: 2,000 events, 667/s (50%)",
+        "agg <- ev: 3,000 events, 667/s",
+    ]
 
 
 def test_two_shells_show_concurrent_transactions(cli):
