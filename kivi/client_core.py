@@ -204,7 +204,7 @@ class Core:
                     yield service_pb2.StageRequest(table=schema.name, table_id=schema.id, owner=owner, arrow=part)
 
             try:
-                reply = yield Upload("Stage", messages, None)
+                reply = yield Upload("Stage", messages, self.timeout_s)
                 return bytes(reply.stage)
             except errors.NotFound as error:
                 if not self.stale(error, table) or attempt:

@@ -178,6 +178,20 @@ def test_lost_replies_and_connections(server, db, accounts):
         assert snap.get(accounts, (1,))["balance"] == 4
 
 
+def test_a_stage_that_is_not_answered_is_unavailable_when_the_time_is_up(server):
+    with Proxy(server.port) as proxy:
+
+        async def test(through: Any) -> None:
+            await through.create_event_table("staged", event_time="ts", columns={"ts": "timestamp"})
+            assert await through.stage("staged", [{"ts": NOW}])
+            proxy.mute = True
+            async with asyncio.timeout(10):
+                with pytest.raises(kivi.Unavailable, match="no answer from localhost:[0-9]+ within 1 s"):
+                    await through.stage("staged", [{"ts": NOW}])
+
+        run(proxy.endpoint, test, timeout=1.0)
+
+
 def test_nothing_listens_there():
     async def test(db: Any) -> None:
         raise AssertionError("unreachable")
