@@ -62,9 +62,9 @@ class _Session:
 
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
-        out = self._out
-        while (first := out.get()) is not None:
-            parts, size = [first], len(first)
+        out, held = self._out, None
+        while (first := held or out.get()) is not None:
+            parts, size, held = [first], len(first), None
             while size < FRAME_BYTES:
                 try:
                     part = out.get_nowait()
@@ -72,6 +72,9 @@ class _Session:
                     break
                 if part is None:
                     out.put(None)
+                    break
+                if size + len(part) > FRAME_BYTES:  # the next frame's: together they might be too much for a message
+                    held = part
                     break
                 parts.append(part)
                 size += len(part)

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from kivi import writes
 from kivi.arguments import (
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
 
-__all__ = ["Database", "Snapshot", "Transaction", "documented_by"]
+__all__ = ["BATCH_ROWS", "Database", "Snapshot", "Transaction", "documented_by"]
 
 T = TypeVar("T")
 Tx = TypeVar("Tx", bound="Transaction")
 Snap = TypeVar("Snap", bound="Snapshot")
+BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
 
 
 class Database(ABC, Generic[Tx, Snap]):
@@ -196,6 +197,14 @@ class Reads(ABC):
         They are read as they are asked for, some thousands at a time.
         """
         return _rows(self._batches(wanted, None))
+
+    @takes(ScanArguments)
+    def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
+        """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
+
+        Each is read when it is asked for: nothing here or at the server ever holds the table.
+        """
+        return self._batches(wanted, BATCH_ROWS)
 
     @abstractmethod
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]: ...

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Scan", "get", "scan"]
 
 BATCH_ROWS: Final = 4_096
+BATCH_BYTES: Final = 4 << 20
+_WIDE: Final = frozenset({"string", "bytes"})
 
 
 def _visible(lease: Lease, schema: TableSchema) -> None:
@@ -147,8 +149,24 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
 
 def _batched(schema: TableSchema, projection: _Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     outputs = list(projection.outputs)
-    while portion := list(itertools.islice(rows, BATCH_ROWS)):
+    wide = [name for name in outputs if (c := schema.by_name.get(name)) is not None and c.type.name in _WIDE]
+    for portion in _portions(rows, wide):
         yield rows_batch(schema, outputs, portion)
+
+
+def _portions(rows: Iterator[dict[str, Any]], wide: list[str]) -> Iterator[list[dict[str, Any]]]:
+    """Some thousand rows at a time, fewer where their text and bytes are long: so much is in memory at once."""
+    portion: list[dict[str, Any]] = []
+    size = 0
+    for row in rows:
+        portion.append(row)
+        for name in wide:
+            size += len(row[name] or "")
+        if len(portion) == BATCH_ROWS or size >= BATCH_BYTES:
+            yield portion
+            portion, size = [], 0
+    if portion:
+        yield portion
 
 
 def _range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:

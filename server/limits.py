@@ -36,6 +36,7 @@ QUEUED_BYTES_MAX: Final = 64 * MIB  # of one session, in each direction
 STALL_S_MAX: Final = 60.0  # a client that accepts no byte for this long is dropped
 PAGE_ROWS: Final = 4_096
 PAGE_ROWS_MAX: Final = 65_536
+PAGE_BYTES: Final = 4 * MIB  # a page of a scan is cut at about this, unless it is one row
 
 
 def exceeded(limit: str, maximum: int, found: int, what: str) -> ResourceExhausted:

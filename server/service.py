@@ -18,6 +18,7 @@ import pyarrow as pa
 from kivi_server import limits, status
 from kivi_server.auth import Access, Tokens, require
 from kivi_server.sessions import Session, Sessions, stopping
+from kivi_server.translate import pieces
 
 from kivi import client_methods as methods
 from kivi.arrow.ipc import encode_ipc
@@ -122,7 +123,8 @@ class Service:
             )
         try:
             schema = self.translator.schema(request.spec.table, request.spec.table_id)
-            return lease, schema, self.store.scan(lease, schema, self.translator.scan(schema, request.spec))
+            batches = self.store.scan(lease, schema, self.translator.scan(schema, request.spec))
+            return lease, schema, pieces(batches, limits.PAGE_ROWS_MAX)
         except BaseException:
             if not (request.lease or request.session):
                 self.store.release(lease)

@@ -261,8 +261,9 @@ class Session:
             self._wake.clear()
             self._woken = False
             while self.out:
-                parts, size = [], 0
-                while self.out and size < _WRITE_BYTES:
+                parts: list[bytes] = []
+                size = 0
+                while self.out and (not parts or size + len(self.out[0]) <= _WRITE_BYTES):
                     part = self.out.popleft()
                     parts.append(part)
                     size += len(part)
@@ -290,6 +291,10 @@ class Session:
         if self._closed:
             return
         data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+        if len(data) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
+            large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
+            response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
+            data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
         with self._out_lock:
             self._out_bytes += len(data)
         self.out.append(data)

@@ -26,7 +26,7 @@ from kivi.store import Scan, Store, Txn
 from kivi.types import ColumnType
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
-__all__ = ["Translator"]
+__all__ = ["Translator", "pieces"]
 
 Kind = session_pb2.Operation
 _PYTHON: Final[dict[str, type]] = {
@@ -44,6 +44,19 @@ _OPERATORS: Final[dict[int, Any]] = {
     types_pb2.Column.OPERATOR_MIN: "min",
     types_pb2.Column.OPERATOR_MAX: "max",
 }
+
+
+def pieces(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows, in batches of at most ``rows``, and of about ``PAGE_BYTES`` unless one row is larger."""
+    for batch in batches:
+        left = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)][::-1]
+        while left:
+            piece = left.pop()
+            half = piece.num_rows // 2
+            if half and piece.nbytes > limits.PAGE_BYTES:
+                left += [piece.slice(half), piece.slice(0, half)]
+            else:
+                yield piece
 
 
 class Translator:
@@ -225,11 +238,10 @@ class Translator:
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[tuple[bytes, bool]]:
         """Encoded pages of at most ``rows`` rows, and for each whether another follows."""
         ahead = None
-        for batch in batches:
-            for start in range(0, batch.num_rows, rows):
-                if ahead is not None:
-                    yield bytes(encode_ipc(ahead)), True
-                ahead = batch.slice(start, rows)
+        for page in pieces(batches, rows):
+            if ahead is not None:
+                yield bytes(encode_ipc(ahead)), True
+            ahead = page
         yield (bytes(encode_ipc(ahead)) if ahead is not None else b""), False
 
     # -- definitions ----------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from kivi.client_methods import Tls
 from kivi.client_transaction import SharedSnapshotArguments, TransactionCore
 from kivi.definitions import event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
-from kivi.interface import documented_by
+from kivi.interface import BATCH_ROWS, documented_by
 from kivi.retrying import Retries
 
 if TYPE_CHECKING:
@@ -75,6 +75,14 @@ class _Reads:
             async for batch in batches:
                 for row in rows_from_batch(batch):
                     yield row
+
+    @takes(ScanArguments)
+    def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
+        """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
+
+        Each is read when it is asked for: nothing here or at the server ever holds the table.
+        """
+        return self._batches(wanted, BATCH_ROWS)
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
         _, data, scan = await self._run(self._core.scan_open(wanted, rows))

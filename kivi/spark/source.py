@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["KiviDataSource", "Reader", "SharedSnapshot"]
 
-_BATCH_ROWS = 65_536
-
 
 class KiviDataSource(DataSource):
     """``spark.dataSource.register(kivi.spark.KiviDataSource)``; ``kivi.spark.session`` has done it."""
@@ -113,13 +111,12 @@ class Reader(DataSourceReader):
         return [patiently(begin, options.timeout_s)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Runs in a task."""
+        """Runs in a task, which holds one batch at a time however large the table is."""
         assert isinstance(partition, SharedSnapshot)
         names = self._schema.fieldNames()
         wanted = arrow_schema(self._schema)
         with self._open(partition) as snapshot:
-            rows = snapshot.to_arrow(self._options.table, columns=names)
-            for batch in rows.select(names).to_batches(max_chunksize=_BATCH_ROWS):
+            for batch in snapshot.scan_batches(self._options.table, columns=names):
                 yield batch.cast(wanted)
 
     @contextmanager

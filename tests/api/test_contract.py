@@ -111,6 +111,50 @@ def test_scans_in_key_order_with_bounds_predicates_columns_and_limit(db):
         assert snap.to_arrow("points", prefix=(7,)).num_rows == 0
 
 
+def test_batches_of_a_scan_are_its_rows_and_take_its_arguments(invocations):
+    db = invocations
+    db.create_table("points", key={"a": "int64", "b": "string"}, columns={"v": "int64"})
+    with db.transaction() as tx:
+        for i in range(9_000):
+            tx.put("points", (i // 3, "xyz"[i % 3]), v=i)
+        own = list(tx.scan_batches("points", prefix=(7,)))
+        assert pa.Table.from_batches(own)["v"].to_pylist() == [21, 22, 23]  # own writes included
+    for i in range(3):
+        db.append("invocations", [event(us=i) for _ in range(40_000)])
+    for _ in range(2):
+        with db.snapshot() as snap:
+            for table, count in (("points", 9_000), ("invocations", 120_000)):
+                batches = list(snap.scan_batches(table))
+                assert len(batches) > 1
+                assert all(isinstance(b, pa.RecordBatch) and 0 < b.num_rows <= 65_536 for b in batches)
+                whole = pa.Table.from_batches(batches)
+                assert whole.num_rows == count
+                assert whole == snap.to_arrow(table)
+            for arguments in (
+                {"prefix": (5,), "columns": ["v", "a"]},
+                {"start": (5, "y"), "end": (9,), "reverse": True},
+                {"where": kivi.col("v") >= 8_000, "limit": 600},
+            ):
+                batches = snap.scan_batches("points", **arguments)
+                assert [row for batch in batches for row in batch.to_pylist()] == list(snap.scan("points", **arguments))
+            assert list(snap.scan_batches("points", prefix=(10_000,))) == []
+            assert list(snap.scan_batches("points", limit=0)) == []
+            with pytest.raises(kivi.SchemaError):
+                list(snap.scan_batches("points", columns=["nope"]))
+        db.consolidate()
+
+
+def test_a_scan_given_up_in_the_middle_leaves_its_snapshot_whole(invocations):
+    db = invocations
+    db.append("invocations", [event(us=i) for i in range(100_000)])
+    with db.snapshot() as snap:
+        for _ in range(3):
+            batches = snap.scan_batches("invocations", columns=["resp_time_us"])
+            assert next(batches)["resp_time_us"][0].as_py() == 0
+            batches.close()
+        assert sum(batch.num_rows for batch in snap.scan_batches("invocations")) == 100_000
+
+
 def test_every_type_comes_back_as_it_was_put(db):
     db.create_table(
         "types",

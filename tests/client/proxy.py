@@ -17,6 +17,7 @@ class Proxy:
         self.target = port
         self.mute = False
         self.refuse = False
+        self.replied = 0  # bytes of replies that went through
         self._listener = socket.create_server(("localhost", 0))
         self.endpoint = f"localhost:{self._listener.getsockname()[1]}"
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
@@ -50,6 +51,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
                 if not (replies and self.mute):
+                    self.replied += len(data) if replies else 0
                     sink.sendall(data)
         for end in (source, sink):
             with contextlib.suppress(OSError):

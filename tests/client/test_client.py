@@ -6,6 +6,7 @@ import datetime as dt
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 
 import kivi
@@ -195,6 +196,37 @@ def events(db):
 NOW = dt.datetime(2023, 11, 16, 17, 52, tzinfo=dt.UTC)
 
 
+def test_batches_travel_when_they_are_asked_for(server, db, events):
+    numbers = pa.array(range(200_000))
+    stamps = pa.array([NOW] * len(numbers), pa.timestamp("us", "UTC"))
+    for _ in range(4):
+        db.append("ev", pa.table({"e": numbers, "ts": stamps, "v": numbers}))
+    with Proxy(server.port) as proxy, proxy.connect() as through, through.snapshot() as snap:
+        batches = snap.scan_batches("ev", columns=["v"])
+        rows = next(batches).num_rows
+        time.sleep(0.3)
+        assert rows * 8 <= proxy.replied < 2 * rows * 8  # nothing is sent ahead
+        assert rows + sum(batch.num_rows for batch in batches) == 800_000
+        assert proxy.replied >= 800_000 * 8
+
+
+def test_wide_rows_are_scanned_in_more_and_smaller_messages(server, db):
+    """80 MiB in rows of 1 MiB: one page of rows would be more than a message may hold."""
+    db.create_table("wide", key={"id": "int64"}, columns={"x": "bytes"})
+    for i in range(80):
+        with db.transaction() as tx:
+            tx.put("wide", (i,), x=bytes([i]) * (1 << 20))
+    with db.snapshot() as snap:
+        assert [row["x"][:1] for row in snap.scan("wide")] == [bytes([i]) for i in range(80)]
+        assert max(batch.nbytes for batch in snap.scan_batches("wide")) < 8 << 20
+        assert snap.to_arrow("wide", columns=["id"])["id"].to_pylist() == list(range(80))
+        assert snap.to_arrow("wide").nbytes > 80 << 20
+        with pytest.raises(kivi.ResourceExhausted, match="message_bytes_max"):
+            snap.get_many("wide", [(i,) for i in range(80)])
+        assert snap.get("wide", (5,))["x"][:1] == b"\x05"  # the session, and what else is in it, goes on
+    db.drop("wide")
+
+
 def test_describe_tells_everything(db, events):
     found = db.describe("by_e")
     assert found["source"] == "ev"
@@ -339,6 +371,16 @@ def test_a_reply_that_never_comes_is_commit_unknown(server, db, accounts):
             proxy.mute = True
         assert db.outcome(caught.value.token) == db.watermark()  # it did commit, and the token tells
     assert balance(db) == 1
+
+
+def test_a_stage_that_is_not_answered_is_unavailable_when_the_time_is_up(server, events):
+    with Proxy(server.port) as proxy, proxy.connect(timeout=1.0) as through:
+        assert through.stage("ev", [{"e": 1, "ts": NOW, "v": 1}])
+        proxy.mute = True
+        began = time.monotonic()
+        with pytest.raises(kivi.Unavailable, match="no answer from localhost:[0-9]+ within 1 s"):
+            through.stage("ev", [{"e": 1, "ts": NOW, "v": 1}])
+        assert 0.9 < time.monotonic() - began < 5
 
 
 def test_a_snapshot_lost_with_its_connection(server, db, accounts):
