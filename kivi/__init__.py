@@ -1,8 +1,8 @@
 """kivi: an online-aggregates transactional key-value store.
 
-``kivi.open`` is the store in this process, ``kivi.connect`` and ``kivi.aio.connect`` are clients of a server, and
-``kivi.spark`` is the Spark side. Names load when they are first used, so that a client never loads the storage
-engine and ``import kivi`` costs nothing.
+``kivi.open`` is the store in this process, ``kivi.connect`` and ``kivi.aio.connect`` are clients of a server
+(``kivi.client.Tls`` says how to reach one over TLS), ``kivi.spark`` is the Spark side. Names load when they are first
+used, so that a client never loads the storage engine and ``import kivi`` costs nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from kivi.errors import (
     OutOfSequence,
     PermissionDenied,
     ResourceExhausted,
+    Retryable,
     RowExists,
     SchemaError,
     SnapshotTooOld,
@@ -35,6 +36,7 @@ from kivi.errors import (
 
 if TYPE_CHECKING:
     from kivi import aio as aio
+    from kivi import client as client
     from kivi import spark as spark
     from kivi.client import connect
     from kivi.definitions import time_slot
@@ -61,6 +63,7 @@ __all__ = [
     "OutOfSequence",
     "PermissionDenied",
     "ResourceExhausted",
+    "Retryable",
     "RowExists",
     "SchemaError",
     "SnapshotTooOld",
@@ -68,6 +71,7 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "aio",
+    "client",
     "col",
     "connect",
     "count",
@@ -94,7 +98,7 @@ _LAZY = {
     "time_slot": "kivi.definitions",
     "transactional": "kivi.surface",
 }
-_MODULES = ("aio", "spark")
+_MODULES = ("aio", "client", "spark")
 _RENAMED = {"open": "open_database"}
 
 

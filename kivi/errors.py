@@ -67,7 +67,10 @@ class KiviError(Exception):
 
 
 class Retryable(KiviError):
-    """The transaction did nothing; its function may be run again on a new snapshot."""
+    """The transaction did nothing; its function may be run again on a new snapshot.
+
+    ``run`` does so. By itself it is what a client raises when the connection was lost and the transaction with it.
+    """
 
 
 class Conflict(Retryable):
