@@ -200,6 +200,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         group_by=to_groups(schema.group_by),
         measures=to_measures(schema.measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
+        complete_since_us=schema.complete_since_us,
     )
 
 
@@ -222,4 +223,5 @@ def from_table(table: pb.Table) -> TableSchema:
         group_by=tuple(GroupKey(g.name, g.source, g.slot_us) for g in table.group_by),
         measures=from_measures(table.measures),
         derived=tuple((d.name, d.expression) for d in table.derived),
+        complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import decimal
 from typing import Any
@@ -82,8 +83,14 @@ def test_definitions():
         history="1h",
     )
     rows = definitions.row_table_schema("t", {"id": "int64"}, {"v": kivi.min("float64"), "b": "bytes"}, history="1h")
-    for definition in (events, aggregate, rows):
-        assert from_table(types_pb2.Table.FromString(to_table(definition).SerializeToString())) == definition
+    stored: dict[str, Any] = {"id": 7, "created_ts": 3, "state": "building", "source_id": 6, "complete_since_us": -1}
+    tables = [events, aggregate, rows, dataclasses.replace(aggregate, **stored)]
+    for table in tables:
+        back = from_table(types_pb2.Table.FromString(to_table(table).SerializeToString()))
+        assert back == table
+        assert back.description() == table.description()
+    for field in dataclasses.fields(aggregate):  # whoever adds one is told here that it does not cross the wire yet
+        assert any(getattr(table, field.name) != field.default for table in tables), field.name
 
 
 KEYS: list[tuple[Any, ...]] = [
