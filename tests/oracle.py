@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 __all__ = [
@@ -158,6 +158,13 @@ class Oracle:
     def read(self, read: Read) -> None:
         with self._mutex:
             self.reads.append(read)
+
+    def copied(self) -> Oracle:
+        """Another one that knows the same so far, for a history that branches."""
+        other = Oracle(self.tables)
+        other.attempts = [replace(attempt) for attempt in self.attempts]
+        other.reads = list(self.reads)
+        return other
 
     def resolve(self, outcome: Callable[[str], int | None]) -> int:
         """Asks for every unknown outcome by its token: ``outcome(token)`` is its commit timestamp or None (aborted)."""

@@ -33,6 +33,7 @@ class ServerProcess:
         self.arguments = list(arguments)
         self.host = host
         self.command = [sys.executable, "-m", "kivi_server"]
+        self.environment: dict[str, str] = {}
         self.port = 0
         self.process: subprocess.Popen[str] | None = None
         self.output: list[str] = []
@@ -49,7 +50,7 @@ class ServerProcess:
 
     def start(self, timeout_s: float = 30.0) -> ServerProcess:
         """Starts it and waits until it listens. Raises RuntimeError with its output if it does not."""
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
         self._lines = queue.SimpleQueue()
         self.process = subprocess.Popen(
             [*self.command, "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments],

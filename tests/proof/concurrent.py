@@ -25,7 +25,7 @@ from tests.oracle import Oracle, Report
 from tests.proof.workloads import TABLES, WORKLOADS, Client, fund, make_tables
 from tests.serverproc import ServerProcess
 
-__all__ = ["SETTINGS", "Result", "checked"]
+__all__ = ["ARGUMENTS", "Result", "checked"]
 
 CLIENTS = 8
 SETTINGS = (
@@ -35,6 +35,8 @@ SETTINGS = (
     "flush_every_s=1",
     "segment_bytes=1048576",
 )
+ARGUMENTS = tuple(argument for setting in SETTINGS for argument in ("--set", setting))
+"""Of the server: small units, so that everything happens often."""
 
 
 @dataclass
@@ -56,9 +58,8 @@ def checked(
     data: Path, *, minima: Mapping[str, int], seconds_max: float, seed: int = 0, kill_every_s: float | None = None
 ) -> Result:
     """Runs until the minima are reached or the time is up, then checks. Raises Mismatch, or what a client met."""
-    arguments = [argument for setting in SETTINGS for argument in ("--set", setting)]
     began = time.monotonic()
-    with ServerProcess(data, *arguments) as server:
+    with ServerProcess(data, *ARGUMENTS) as server:
         db = server.connect()
         oracle = Oracle(TABLES)
         make_tables(db)

@@ -16,12 +16,14 @@
 from __future__ import annotations
 
 import contextlib
-import copy
+import filecmp
+import random
 import shutil
 import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,12 @@ import kivi
 from kivi.errors import KiviError, NotFound
 from kivi.outcomes import ABORTED
 from tests.oracle import Attempt, Op, Oracle, Read
-from tests.proof.concurrent import SETTINGS
+from tests.proof.concurrent import ARGUMENTS
+from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros
 from tests.serverproc import ServerProcess
 
-__all__ = ["Crashed", "History", "crash_at", "prepare"]
+__all__ = ["Crashed", "History", "crash_at", "power_lost", "prepare"]
 
 CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
 
@@ -56,7 +59,6 @@ class Crashed:
 
     commits: int
     unknown: int
-    resolved: int
     checkpoints: int
 
 
@@ -144,36 +146,113 @@ class Operator:
 def crash_at(
     point: str, number: int, history: History, where: Path, *, seed: int = 0, seconds_max: float = 40
 ) -> Crashed:
-    """Raises Mismatch or AssertionError; also if the point was not reached."""
+    """A server that ends itself. Raises Mismatch or AssertionError; also if the point was not reached."""
     data = where / "data"
     shutil.copytree(history.path, data)
-    oracle = Oracle(TABLES)
-    oracle.attempts = copy.copy(history.attempts)
-    arguments = [argument for setting in SETTINGS for argument in ("--set", setting)]
-    server = ServerProcess(data, *arguments)
+    server = ServerProcess(data, *ARGUMENTS)
     server.command = [sys.executable, "-m", "tests.proof.points", point, str(number)]
-    clients: list[Client] = []
+    oracle = Oracle(TABLES)
+    oracle.attempts = list(history.attempts)
+
+    def wait(failed: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds_max
+        while server.process is not None and server.process.poll() is None and not failed():
+            assert time.monotonic() < deadline, f"the point {point!r} was not reached {number} times"
+            time.sleep(0.01)
+
+    operator = ran(server, oracle, where, history.first, seed, wait)
+    assert server.process is not None
+    assert server.process.returncode == -9, "".join(server.output)
+    unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
+    recovered(data, oracle)
+    checkpoints = sum(_checkpoint_holds(path, oracle) for path in (operator.checkpoints if operator else ()))
+    return Crashed(len(oracle.committed()), unknown, checkpoints)
+
+
+def power_lost(
+    library: Path,
+    history: History,
+    where: Path,
+    *,
+    seed: int,
+    commits: int,
+    states: int,
+    seconds_max: float = 60,
+    planted: str | None = None,
+) -> list[Crashed]:
+    """A server is killed after about so many commits; then as many states of its disk as asked for are recovered.
+
+    ``planted``: a bug of ``points`` that the server has.
+    """
+    data, journal = where / "data", where / "journal"
+    shutil.copytree(history.path, data)
+    disk = Disk(data)
+    server = ServerProcess(data, *ARGUMENTS)
+    server.environment = environment(library, data, journal)
+    if planted is not None:
+        server.command = [sys.executable, "-m", "tests.proof.points", planted, "0"]
+    oracle = Oracle(TABLES)
+    oracle.attempts = list(history.attempts)
+
+    def wait(failed: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds_max
+        while sum(a.outcome == "committed" for a in tuple(oracle.attempts)) < commits and not failed():
+            assert time.monotonic() < deadline, f"{commits} commits took too long"
+            time.sleep(0.01)
+        server.kill()
+
+    ran(server, oracle, where, history.first, seed, wait)
+    disk.read(journal)
+    assert disk.unsynced, "nothing was left to lose"
+    disk.restore(where / "all", None)
+    differences = _differences(data, where / "all")
+    assert not differences, f"the journal missed something: {differences}"
+    out = []
+    for state in range(states):
+        again = oracle.copied()
+        unknown = sum(attempt.outcome == "unknown" for attempt in again.attempts)
+        place = where / f"state {state}"
+        disk.restore(place, random.Random(seed * 1_000 + state))
+        recovered(place, again)
+        shutil.rmtree(place)
+        out.append(Crashed(len(again.committed()), unknown, 0))
+    return out
+
+
+def _differences(left: Path, right: Path) -> list[str]:
+    """Files that are in one tree only, or differ; but for the text log of RocksDB, which stdio writes unseen."""
+    names = {str(path.relative_to(root)) for root in (left, right) for path in root.rglob("*") if path.is_file()}
+    return [
+        name
+        for name in sorted(names)
+        if not Path(name).name.startswith("LOG")
+        and not ((left / name).exists() and (right / name).exists() and filecmp.cmp(left / name, right / name, False))
+    ]
+
+
+def ran(
+    server: ServerProcess,
+    oracle: Oracle,
+    where: Path,
+    first: int,
+    seed: int,
+    wait: Callable[[Callable[[], bool]], None],
+) -> Operator | None:
+    """Clients and an operator against the server, until ``wait`` returns. Raises what one of them met."""
     stop = threading.Event()
     threads: list[threading.Thread] = []
     operator: Operator | None = None
     running: list[Client | Operator] = []
     with server, contextlib.suppress(KiviError):  # some points are reached while the clients still connect
-        clients += [
-            kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=history.first)
-            for i, kind in enumerate(CLIENTS)
+        clients: list[Client] = [
+            kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=first) for i, kind in enumerate(CLIENTS)
         ]
         operator = Operator(server.connect(timeout=5.0), oracle, where)
         running += [*clients, operator]
         threads += [threading.Thread(target=each.run, args=(stop,)) for each in running]
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + seconds_max
-        while server.process is not None and server.process.poll() is None:
-            assert time.monotonic() < deadline, f"the point {point!r} was not reached {number} times"
-            failures = [each.failure for each in running if each.failure is not None]
-            if failures:
-                raise failures[0]
-            time.sleep(0.01)
+        wait(lambda: any(each.failure is not None for each in running))
     stop.set()
     for thread in threads:
         thread.join()
@@ -181,14 +260,7 @@ def crash_at(
         if each.failure is not None:
             raise each.failure
         each.db.close()
-    assert server.process is not None
-    assert server.process.returncode == -9, "".join(server.output)
-    checkpoints = _recovered(data, oracle)
-    count = 0
-    for path in operator.checkpoints if operator is not None else []:
-        count += _checkpoint_holds(path, oracle)
-    outcomes = [attempt.outcome for attempt in oracle.attempts]
-    return Crashed(outcomes.count("committed"), sum(client.unknown for client in clients), checkpoints, count)
+    return operator
 
 
 def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -201,7 +273,7 @@ def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
         return snap.ts, found
 
 
-def _recovered(data: Path, oracle: Oracle) -> int:
+def recovered(data: Path, oracle: Oracle) -> int:
     """Everything that must hold of what is left; how many unknown outcomes were resolved."""
     seen = max(
         [a.start_ts for a in oracle.attempts]

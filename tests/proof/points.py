@@ -105,9 +105,16 @@ def half_write(number: int) -> None:
     Files.pwritev = pwritev  # type: ignore[method-assign]
 
 
+def no_sync() -> None:
+    """A planted bug: what is acknowledged was never synced. Only a power loss shows it."""
+    Files.fdatasync = lambda self, fd: None  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     point, nth = sys.argv[1], int(sys.argv[2])
-    if point == "half written":
+    if point == "no sync":
+        no_sync()
+    elif point == "half written":
         half_write(nth)
     else:
         arm(point, nth)
