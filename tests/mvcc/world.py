@@ -1,14 +1,20 @@
-"""One store in memory, everything that may happen to it, and what must be true after each step.
+"""One store, in memory or on disk, everything that may happen to it, and what must be true after each step.
 
 The expectation is a dictionary of versions: the replay of what was committed (``tests.oracle``). Whether a commit
 conflicts is predicted, not observed, so a transaction that could have committed and was refused is a failure too. Every
 choice is drawn from a ``random.Random``: a seed gives the same history again, and hypothesis can hand in its own.
+
+In memory a crash takes any records that were on their way, and any of the engine's last batches. On disk (RocksDB and
+the segmented log) what was on its way at a crash is there or not, and the tokens say so; but never a later one without
+an earlier one.
 """
 
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +24,7 @@ from kivi.embedded import Database, Snapshot, Transaction
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import Conflict, RowExists, SnapshotTooOld
 from kivi.log.memory import MemoryLog
+from kivi.log.segmented import SegmentedLog
 from kivi.mvcc.commit import Aborted, Outcome
 from kivi.outcomes import ABORTED
 from kivi.settings import Settings
@@ -61,9 +68,10 @@ class Open:
 class World:
     """Each public method but ``check`` and ``close`` is one step; a step that has nothing to act on does nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
         self.engine = MemoryEngine()
-        self.log = MemoryLog()
+        self.memory = MemoryLog()
         self.oracle = Oracle(TABLES)
         self.entered: list[Attempt] = []  # since the last restart, in log order: what the verdict knows
         self.held: dict[int, Open] = {}
@@ -83,12 +91,26 @@ class World:
 
     def _open(self) -> None:
         chosen = Settings.of({"background": False, "consolidate_rows": 2, "block_rows": 4, "commit_timeout_s": 10.0})
-        self.store = Store.open(None, settings=chosen, engine=self.engine, log=self.log)
+        if self.path is None:
+            self.store = Store.open(None, settings=chosen, engine=self.engine, log=self.memory)
+        else:
+            self.store = Store.open(str(self.path), settings=chosen)
+        self.log = self.store.log
         self.db = Database(self.store)
 
     def close(self) -> None:
         self.store.crash()
-        self.log.close()
+        self.memory.close()
+
+    def _arrive(self) -> None:
+        """What entered the log becomes durable, and is finished or held."""
+        if self.path is None:
+            self.memory.release()
+            return
+        committer, deadline = self.store.committer, time.monotonic() + 20
+        while self.log.durable < self.log.last or len(committer._in_flight) > len(committer.held):
+            assert time.monotonic() < deadline, "a commit does not become durable"
+            time.sleep(0.0001)
 
     # -- what is expected -----------------------------------------------------------------------
 
@@ -206,14 +228,14 @@ class World:
 
     # -- commits --------------------------------------------------------------------------------
 
-    def _submit(self, opened: Open) -> None:
+    def _submit(self, opened: Open, *, arrives: bool = True) -> None:
         """Enters the log or is refused, as predicted."""
         expected = self._conflicts(opened)
         raw, before = opened.tx._txn, self.log.last
         assert raw is not None
         self.store.commit(raw, token=opened.token, done=opened.outcomes.append)
-        if not self.log.hold:
-            self.log.release()
+        if arrives:
+            self._arrive()
         if not opened.ops:
             return
         assert opened.refused == expected, (opened.ops, opened.outcomes)
@@ -265,7 +287,7 @@ class World:
         aborts = rng.random() < 0.25
         if aborts:
             self.store.committer.abort_held(cts)
-            self.log.release()
+            self._arrive()
         else:
             self._committed(opened, cts)
             self.store.committer.finish_held(cts)
@@ -347,25 +369,32 @@ class World:
     def reopen(self, rng: random.Random) -> None:
         if not self.held:
             self.store.close()
+            self._open()
             self._restarted()
 
     def crash(self, rng: random.Random) -> None:
         """Records were on their way to the disk: a prefix of them arrived, and a prefix of the batches of base."""
-        self.log.hold = True
+        self.memory.hold = True
         flying: list[tuple[int, Open]] = []
         for one in self.transactions:
             if one.ops and one.token:
-                self._submit(one)
+                self._submit(one, arrives=False)
                 if not one.refused:
                     flying.append((self.log.last, one))
         keep = rng.randint(0, len(flying))
+        if isinstance(self.log, SegmentedLog):
+            self.log.abandon()
         self.store.crash()
         self.engine.crash(rng.randint(0, 8))
-        self.log.hold = False
-        self.log.crash(keep)
+        self.memory.hold = False
+        self.memory.crash(keep)
+        last = max([self.last, *(cts for cts, _ in flying)])
+        self._open()
+        if self.path is not None:
+            found = [self.db.outcome(one.token or "") for _, one in flying]
+            keep = sum(outcome is not ABORTED for outcome in found)
         for cts, one in flying[:keep]:
             self._committed(one, cts)
-        last = max([self.last, *(cts for cts, _ in flying)])
         self._restarted()
         for i, (cts, one) in enumerate(flying):
             assert one.token is not None
@@ -391,6 +420,5 @@ class World:
         self.entered.clear()
         self.transactions.clear()
         self.snapshots.clear()
-        self._open()
         assert self.db.watermark() >= self.last, "R13: a snapshot handed out before lies above the watermark"
         self._all_agree()
