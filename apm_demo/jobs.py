@@ -30,6 +30,8 @@ def session(name: str, work: Path) -> SparkSession:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.warehouse.dir": str(work / "warehouse"),
+        # Java deletes its temporary files when it ends, unless it is killed.
+        "spark.driver.extraJavaOptions": f'-Djava.io.tmpdir="{work}"',
         # A few thousand events at a time on one machine: more partitions and larger heaps only cost time to start.
         "spark.sql.shuffle.partitions": 1,
         "spark.driver.memory": "512m",
@@ -46,7 +48,6 @@ def main() -> int:
     for folder in ("landing", "checkpoint", "work"):
         parser.add_argument(f"--{folder}", type=Path, required=True)
     parser.add_argument("--width", choices=WIDTHS, default="5s", help="live: of the rule's slots; default %(default)s")
-    parser.add_argument("--once", action="store_true", help="live: end when all that has landed is in")
     args = parser.parse_args()
 
     stop = threading.Event()
@@ -54,9 +55,8 @@ def main() -> int:
     end_with_parent()
     spark = session(f"apm_demo-{args.job}", args.work)
     if args.job == "live":
-        trigger: dict[str, Any] = {"availableNow": True} if args.once else {"processingTime": "1 second"}
         detector = Detector.of(args.width)
-        query = live_job.start(spark, args.endpoint, args.landing, args.checkpoint, detector, **trigger)
+        query = live_job.start(spark, args.endpoint, args.landing, args.checkpoint, detector, processingTime="1 second")
     else:
         query = trace_job.start(spark, args.endpoint, args.landing, args.checkpoint, availableNow=True)
     print("ready", flush=True)

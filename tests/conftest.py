@@ -1,13 +1,21 @@
-"""What every test may use: ``require``, for tests that drive a program from outside this repository."""
+"""What tests of several folders use.
+
+``require``, for tests that drive a program from outside this repository; ``spark``, one session for all of them, as
+each takes many seconds to start.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # A program's name here -> the names it goes by on different systems.
 PROGRAMS = {
@@ -36,3 +44,17 @@ def require(program: str) -> str:
 def _require() -> Callable[[str], str]:
     """``require`` as a fixture, for tests that would import nothing else from here."""
     return require
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Two tasks at once; a task may fail three times."""
+    import kivi.spark
+    from tests.spark import helpers
+
+    settings = {**helpers.settings(tmp_path_factory.mktemp("spark")), "spark.log.level": "OFF"}
+    running = kivi.spark.session("tests", master="local[2,4]", **settings)
+    for source in (helpers.Flaky, helpers.Doomed, helpers.Spy):
+        running.dataSource.register(source)
+    yield running
+    running.stop()

@@ -86,15 +86,30 @@ class Stand:
         raise AssertionError(f"{path} was answered")
 
 
-@pytest.fixture
-def stand(tmp_path: Path) -> Iterator[Stand]:
-    with ServerProcess(tmp_path / "store") as server, kivi.connect(server.endpoint) as db:
+@contextlib.contextmanager
+def standing(folder: Path) -> Iterator[Stand]:
+    with ServerProcess(folder / "store") as server, kivi.connect(server.endpoint) as db:
         create(db)
-        dashboard = Child("dashboard", tmp_path / "log", "apm_demo.dashboard", "--endpoint", server.endpoint)
+        dashboard = Child("dashboard", folder / "log", "apm_demo.dashboard", "--endpoint", server.endpoint)
         try:
             yield Stand(server, db, dashboard, dashboard.wait_for("ready", 60))
         finally:
             dashboard.stop(5)
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    """An empty one of the test's own, to fill or to kill."""
+    with standing(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """One for all tests that only read."""
+    with standing(tmp_path_factory.mktemp("filled")) as made:
+        made.fill()
+        yield made
 
 
 def sums(view: dict[str, Any]) -> dict[str, tuple[int, int]]:
@@ -109,32 +124,29 @@ def recount(column: str, where: Callable[[dict[str, Any]], bool] = lambda event:
     return found
 
 
-def test_every_level_and_width_agrees_with_the_events(stand: Stand) -> None:
-    stand.fill()
+def test_every_level_and_width_agrees_with_the_events(filled: Stand) -> None:
     for width in WIDTHS:
-        assert sums(stand.get(f"/api/view?width={width}")) == recount("customer")
-        view = stand.get(f"/api/view?width={width}&customer=acme")
+        assert sums(filled.get(f"/api/view?width={width}")) == recount("customer")
+        view = filled.get(f"/api/view?width={width}&customer=acme")
         assert sums(view) == recount("application", lambda e: e["customer"] == "acme")
-        view = stand.get(f"/api/view?width={width}&customer=acme&application=shop")
+        view = filled.get(f"/api/view?width={width}&customer=acme&application=shop")
         assert sums(view) == recount("server", lambda e: e["application"] == "shop")
         path = f"/api/view?width={width}&customer=acme&application=search&server=search-1"
-        assert sums(stand.get(path)) == recount("endpoint_id", lambda e: e["server"] == "search-1")
-        assert sums(stand.get(f"{path}&endpoint_id=255")) == recount("endpoint_id", lambda e: e["endpoint_id"] == 255)
+        assert sums(filled.get(path)) == recount("endpoint_id", lambda e: e["server"] == "search-1")
+        assert sums(filled.get(f"{path}&endpoint_id=255")) == recount("endpoint_id", lambda e: e["endpoint_id"] == 255)
 
 
-def test_a_view_is_of_one_snapshot_and_names_it(stand: Stand) -> None:
-    stand.fill()
-    view = stand.get("/api/view")
-    assert view["snapshot_ts"] == stand.db.watermark()
+def test_a_view_is_of_one_snapshot_and_names_it(filled: Stand) -> None:
+    view = filled.get("/api/view")
+    assert view["snapshot_ts"] == filled.db.watermark()
     assert view["anomalies_total"] == 1
     (anomaly,) = view["anomalies"]
     assert (anomaly["endpoint_id"], anomaly["resp_time_us"], anomaly["previous_sum_us"]) == (255, 121_000, 30_000)
 
 
-def test_the_traces_panel(stand: Stand) -> None:
-    stand.fill()
+def test_the_traces_panel(filled: Stand) -> None:
     for width, width_us in {"5m": 300_000_000, "1h": 3_600_000_000}.items():
-        found = stand.get(f"/api/llm?width={width}")["services"]
+        found = filled.get(f"/api/llm?width={width}")["services"]
         expected = trace.recount(trace.requests(), width_us)
         assert {(name, r[0]): trace.Row(*r[1:]) for name, rows in found.items() for r in rows} == expected
 
@@ -154,8 +166,8 @@ def test_an_empty_store_is_not_an_error(stand: Stand) -> None:
         ("/api/view?customer=acme&application=shop&server=shop-1&endpoint_id=x", "endpoint_id is one of"),
     ],
 )
-def test_a_bad_question_is_refused_with_its_reason(stand: Stand, path: str, says: str) -> None:
-    code, text = stand.refusal(path)
+def test_a_bad_question_is_refused_with_its_reason(filled: Stand, path: str, says: str) -> None:
+    code, text = filled.refusal(path)
     assert code == 400
     assert says in text
 
@@ -247,11 +259,10 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
 
 
 @pytest.mark.browser
-def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(stand: Stand, browser: Any) -> None:
+def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(filled: Stand, browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    stand.fill()
-    browser.get(stand.address)
+    browser.get(filled.address)
     for key in ("acme", "search", "search-1", "255"):
         selector = f"#children button[data-key='{key}']"
         until(browser, functools.partial(shown, browser, selector))
@@ -269,11 +280,10 @@ def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(stand: Stand, brow
 
 @pytest.mark.browser
 @pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_sticks_out(stand: Stand, browser: Any, width: int) -> None:
-    stand.fill()
+def test_nothing_sticks_out(filled: Stand, browser: Any, width: int) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.get(stand.address)
+    browser.get(filled.address)
     until(browser, lambda: shown(browser, "#services tbody"))
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
 

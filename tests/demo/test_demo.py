@@ -51,7 +51,7 @@ def home(tmp_path: Path) -> Path:
 @pytest.mark.timeout(500)
 def test_the_demonstration_proves_its_sums(tmp_path: Path, home: Path) -> None:
     data = tmp_path / "data"
-    process = demo(data, "--seconds", "20", home=home)
+    process = demo(data, "--seconds", "15", home=home)
     assert process.stdout is not None
     with process.stdout:
         said = process.stdout.read()

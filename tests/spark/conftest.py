@@ -1,4 +1,4 @@
-"""One Spark session and one server for all tests of this folder: both take seconds to start."""
+"""One server for all tests of this folder; the Spark session is that of tests/conftest.py."""
 
 from __future__ import annotations
 
@@ -27,24 +27,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
         assert running.process is not None
         assert running.process.poll() is None, f"the server ended on the way: {''.join(running.output)}"
-
-
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """Two tasks at once; a task may fail three times. Started before any gRPC thread exists in this process."""
-    import kivi.spark
-
-    warehouse = tmp_path_factory.mktemp("warehouse")
-    settings = {
-        "spark.sql.warehouse.dir": str(warehouse),
-        "spark.log.level": "OFF",
-        "spark.driver.extraJavaOptions": helpers.JAVA_FLAGS,
-    }
-    running = kivi.spark.session("tests", master="local[2,4]", **settings)
-    for source in (helpers.Flaky, helpers.Doomed, helpers.Spy):
-        running.dataSource.register(source)
-    yield running
-    running.stop()
 
 
 @pytest.fixture(scope="session")

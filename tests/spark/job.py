@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import kivi.spark
-from tests.spark.helpers import JAVA_FLAGS, SPARK_COLUMNS
+from tests.spark.helpers import SPARK_COLUMNS, settings
 
 
-def main(endpoint: str, table: str, input: str, checkpoint: str) -> None:
-    spark = kivi.spark.session("job", **{"spark.driver.extraJavaOptions": JAVA_FLAGS})
+def main(endpoint: str, table: str, input: str, checkpoint: str, scratch: str) -> None:
+    spark = kivi.spark.session("job", **settings(Path(scratch)))
     rows = spark.readStream.schema(SPARK_COLUMNS).option("maxFilesPerTrigger", 1).parquet(input)
     sink = rows.writeStream.format("kivi").options(endpoint=endpoint, table=table, checkpointLocation=checkpoint)
     sink.trigger(availableNow=True).start().awaitTermination()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kivi.spark.java import JavaNotFound, find_java, private_file
+from tests.spark.helpers import JAVA_FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
 FLAG = "--add-modules=jdk.incubator.vector"
@@ -181,7 +182,13 @@ def test_a_spark_job_runs_where_no_java_is_installed(tmp_path: Path) -> None:
                 (tools / program.name).symlink_to(program)
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={"PATH": str(tools), "HOME": "", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
+        env={
+            "PATH": str(tools),
+            "HOME": "",
+            "TMPDIR": str(tmp_path),
+            "PYTHONPATH": str(ROOT),
+            "JDK_JAVA_OPTIONS": f'{JAVA_FLAGS} -Djava.io.tmpdir="{tmp_path}"',
+        },
         capture_output=True,
         text=True,
         cwd=tmp_path,

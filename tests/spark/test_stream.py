@@ -117,6 +117,7 @@ def start_job(server: Any, table: str, source: helpers.Input, tmp_path: Path) ->
         "table": table,
         "input": str(source.folder),
         "checkpoint": str(tmp_path / "checkpoint"),
+        "scratch": str(tmp_path),
     }
     return subprocess.Popen(
         [sys.executable, "-m", "tests.spark.job", json.dumps(arguments)],
@@ -128,7 +129,8 @@ def start_job(server: Any, table: str, source: helpers.Input, tmp_path: Path) ->
     )
 
 
-def test_the_driver_is_killed_twice(source, server, db, table, tmp_path) -> None:
+def test_the_driver_is_killed_twice(run, source, server, db, table, tmp_path, capfd) -> None:
+    """Each time on the way; the third, which goes on from the checkpoint to the end, is this process."""
     source.add(14, rows=100)
     checkpoint = tmp_path / "checkpoint"
     for goal in (2, 6):
@@ -139,10 +141,9 @@ def test_the_driver_is_killed_twice(source, server, db, table, tmp_path) -> None
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
         assert len(committed(checkpoint)) < 14
-    job = start_job(server, table, source, tmp_path)
-    output, _ = job.communicate(timeout=120)
-    assert job.returncode == 0, output
-    assert "SecondApplication" not in output
+    capfd.readouterr()
+    run()
+    assert "SecondApplication" not in capfd.readouterr().err
     check(db, table, source.rows)
     assert committed(checkpoint) == list(range(14))
 
