@@ -2,10 +2,10 @@
 
 Made of tasks, not threads: one task sends and one receives on the session's stream. While a frame is
 on its way to gRPC, what other tasks ask gathers, and leaves as the next frame. What the calls *do* is
-in ``kivi.client_core``, shared with the client for threads.
+in ``kivi.client_core``, shared with the client for threads; what they take and mean is in ``kivi.interface``.
 
 Differences that asyncio makes: ``transaction``, ``snapshot`` and ``appender`` are ``async with``,
-``scan`` is ``async for``, and ``start_ts`` is a property only once an answer has told it
+``scan`` and ``scan_batches`` are ``async for``, and ``start_ts`` is a property only once an answer has told it
 (``await tx.started()`` asks).
 """
 

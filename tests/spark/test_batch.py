@@ -9,6 +9,10 @@ import pyarrow as pa
 import pytest
 
 import kivi
+from kivi.spark.options import Options
+from kivi.spark.schemas import Target, spark_schema
+from kivi.spark.source import Reader
+from tests.client.proxy import Proxy
 from tests.spark.helpers import check
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -108,6 +112,26 @@ def test_rows_and_aggregates_are_read_as_the_client_reads_them(load, save, sourc
         tx.delta("accounts", (1,), balance=21)
     assert load("accounts").toArrow().to_pylist() == [{"id": 1, "name": "ada", "balance": 21}]
     assert load("accounts", columns="balance").toArrow().to_pylist() == [{"balance": 21}]
+
+
+def test_a_task_reads_a_batch_when_spark_asks_for_it(spark, server, db, table) -> None:
+    """What a task does, in this process: of a large table it never holds more than a part."""
+    numbers = pa.array(range(200_000))
+    stamps = pa.array([1_750_000_000_000_000] * len(numbers), pa.int64())
+    for _ in range(2):
+        db.append(table, pa.table({"seq": numbers, "endpoint_id": numbers, "ts": stamps, "resp_time_us": numbers}))
+    with Proxy(server.port) as proxy:
+        options = Options(table=table, endpoint=proxy.endpoint)
+        try:
+            target = Target.of(options.client(), table)
+            reader = Reader(options, spark_schema(target, ("resp_time_us",)))
+            batches = reader.read(reader.partitions()[0])
+            rows = next(batches).num_rows
+            assert proxy.replied < 8 * 200_000
+            assert rows + sum(batch.num_rows for batch in batches) == 400_000
+            assert proxy.replied > 8 * 400_000
+        finally:
+            options.client().close()
 
 
 def test_one_job_reads_one_snapshot_while_writers_go_on(load, save, source, db, table) -> None:
