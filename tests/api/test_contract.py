@@ -144,6 +144,20 @@ def test_batches_of_a_scan_are_its_rows_and_take_its_arguments(invocations):
         db.consolidate()
 
 
+def test_batches_of_wide_rows_have_fewer_rows(db):
+    """What is in memory at once is bounded by bytes too, in process as at a server."""
+    db.create_table("wide", key={"id": "int64"}, columns={"x": "bytes", "s": "string"})
+    with db.transaction() as tx:
+        for i in range(24):
+            tx.put("wide", (i,), x=bytes(1 << 20))
+        tx.put("wide", (24,), s="short")
+    with db.snapshot() as snap:
+        batches = list(snap.scan_batches("wide"))
+        assert max(batch.nbytes for batch in batches) < 6 << 20
+        assert [i for batch in batches for i in batch["id"].to_pylist()] == list(range(25))
+        assert len(list(snap.scan_batches("wide", columns=["id", "s"]))) == 1
+
+
 def test_a_scan_given_up_in_the_middle_leaves_its_snapshot_whole(invocations):
     db = invocations
     db.append("invocations", [event(us=i) for i in range(100_000)])
