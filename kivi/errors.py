@@ -69,7 +69,8 @@ class KiviError(Exception):
 class Retryable(KiviError):
     """The transaction did nothing; its function may be run again on a new snapshot.
 
-    ``run`` does so. By itself it is what a client raises when the connection was lost and the transaction with it.
+    ``run`` does so. By itself it says that the commit cannot happen any more: ``outcome`` has answered "aborted", or a
+    client lost its connection before the commit was sent.
     """
 
 
