@@ -18,9 +18,9 @@ from tests.golden.driver import EmbeddedDriver
 class Simulated:
     """Leases on a watermark at 10, and a clock that only the test moves."""
 
-    def __init__(self, max_leases: int = 100) -> None:
+    def __init__(self, max_leases: int = 100, lock: Any = None) -> None:
         self.now = 0.0
-        lock = threading.RLock()
+        lock = lock or threading.RLock()
         self.watermark = Watermark(10, lock)
         self.leases = Leases(
             self.watermark, lock, clock=lambda: self.now, ttl_s=60, ttl_max_s=3600, max_leases=max_leases
@@ -115,6 +115,45 @@ def test_r14_registering_is_atomic_with_reading_the_watermark() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+class Interrupted:
+    """A lock; before it is taken ``meanwhile`` happens, once: the worst moment that a thread can be stopped at."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.meanwhile: Callable[[], object] | None = None
+
+    def acquire(self, *args: Any) -> bool:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return self._lock.acquire(*args)
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def __getattr__(self, name: str) -> Any:  # what a Condition asks of its lock
+        return getattr(self._lock, name)
+
+    def __enter__(self) -> bool:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def test_r14_whoever_begins_while_consolidation_takes_its_boundary_is_at_or_above_it() -> None:
+    lock = Interrupted()
+    world = Simulated(lock=lock)
+
+    def meanwhile() -> None:
+        world.advance(20)
+        assert world.leases.boundaries() == (20, [])
+
+    lock.meanwhile = meanwhile
+    lease = world.leases.open()
+    assert (lease.ts, lease.historical) == (20, False)
 
 
 def test_a_past_timestamp_is_historical_unless_somebody_holds_it() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.log import Kind
+from kivi.log.files import Files
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.timeline import STEP_US, Timeline
 from kivi.settings import Settings
@@ -32,6 +35,36 @@ def add(driver: EmbeddedDriver) -> int:
         tx.delta("t", (1,), n=1)
     assert tx.commit_ts is not None
     return int(tx.commit_ts)
+
+
+def test_r13_a_timestamp_that_was_in_flight_at_a_crash_is_not_handed_out_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of it is on the disk: the largest number there is not enough."""
+    driver = EmbeddedDriver(str(tmp_path / "store"))
+    table(driver)
+    add(driver)
+    writes = threading.Event()
+    real = Files.pwritev
+
+    def pwritev(self: Files, *args: Any) -> int:
+        assert writes.wait(20)
+        return real(self, *args)
+
+    monkeypatch.setattr(Files, "pwritev", pwritev)
+    tx = driver.db.transaction()
+    tx.delta("t", (1,), n=1)
+    assert tx._txn is not None
+    driver.store.commit(tx._txn, done=lambda outcome: None)
+    in_flight = driver.store.log.last
+    shutil.copytree(tmp_path / "store", tmp_path / "crashed")
+    writes.set()
+    driver.close()
+    crashed = EmbeddedDriver(str(tmp_path / "crashed"))
+    with crashed.db.snapshot() as snap:
+        assert snap.get("t", (1,)) == {"id": 1, "n": 1, "v": None}
+    assert add(crashed) > in_flight
+    crashed.close()
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
