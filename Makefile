@@ -1,13 +1,14 @@
 # kivi: every task of the project. Needs Python 3.11 or newer and make; the rest is installed into .venv.
 
 PYTHON ?= python3
+MINUTES ?= 30
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check demo proto format clean
+.PHONY: help venv test check soak mutants demo proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +34,12 @@ check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	$(say) 'check: generated code is current (make proto mends it)'
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	    $(BIN)/python proto/generate.py "$$fresh" && diff -r -x __pycache__ kivi/wire "$$fresh"
+
+soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md
+	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES)
+
+mutants: $(INSTALLED) ## Plant the bugs that the rules list, one by one: their checkers must turn red
+	@$(BIN)/python -m tests.proof.mutate
 
 demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard
 	@$(BIN)/python -m apm_demo

@@ -39,9 +39,13 @@ from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros
 from tests.serverproc import ServerProcess
 
-__all__ = ["Crashed", "History", "crash_at", "power_lost", "prepare"]
+__all__ = ["Crashed", "History", "NotReachedError", "crash_at", "power_lost", "prepare"]
 
 CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
+
+
+class NotReachedError(AssertionError):
+    """The server went on: the crash was not made, and nothing was proved."""
 
 
 @dataclass
@@ -157,7 +161,9 @@ def crash_at(
     def wait(failed: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds_max
         while server.process is not None and server.process.poll() is None and not failed():
-            assert time.monotonic() < deadline, f"the point {point!r} was not reached {number} times"
+            if time.monotonic() > deadline:
+                server.kill()
+                raise NotReachedError(f"the point {point!r} was not reached {number} times")
             time.sleep(0.01)
 
     operator = ran(server, oracle, where, history.first, seed, wait)
