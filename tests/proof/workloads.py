@@ -331,8 +331,8 @@ class LongFork(Client):
         if self.random.random() < 0.5:
             with self.db.snapshot() as snap:
                 rows = snap.get_many("fork", [(0,), (1,), (2,)])
-                for key, row in enumerate(rows):
-                    self.oracle.read(Read(snap.ts, "fork", (key,), row, who=self.name))
+                for i, row in enumerate(rows):
+                    self.oracle.read(Read(snap.ts, "fork", (i,), row, who=self.name))
             return
         tx, token = self.begin()
         key = (self.random.randrange(3),)

@@ -1,0 +1,27 @@
+"""Storage faults at every seventh call of a short history; ``make soak`` takes every one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.proof.faults import ERRORS, calls_in_all, faulty
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("lasts", [False, True], ids=["once", "for good"])
+def test_no_fault_makes_a_wrong_number_or_loses_what_was_acknowledged(tmp_path: Path, error: str, lasts: bool) -> None:
+    """R12, R16."""
+    total = calls_in_all(tmp_path / "whole")
+    counted: Counter[str] = Counter()
+    for number in range(1 + (3 * lasts + len(error)) % 7, total + 1, 7):
+        try:
+            counted += faulty(tmp_path / f"fault {number}", number, error, lasts=lasts)
+        except BaseException as failure:
+            failure.add_note(f"{error} at call {number} of {total}")
+            raise
+    assert counted["committed"] > 40
+    assert counted["unknown"] > 1
