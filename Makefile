@@ -16,9 +16,10 @@ help: ## Show this list
 venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
 	$(say) '$(VENV) is ready'
 
+# In two processes, by file: much of a test's time is waiting for another process (Spark, a browser, a server) to start.
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
-	@$(BIN)/python -m pytest -q
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	$(say) 'check: formatting (make format mends it)'

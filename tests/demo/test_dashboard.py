@@ -260,6 +260,7 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
 
 @pytest.mark.browser
 def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(filled: Stand, browser: Any) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
     from selenium.webdriver.common.keys import Keys
 
     browser.get(filled.address)
@@ -269,12 +270,12 @@ def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(filled: Stand, bro
         browser.execute_script("document.querySelector(arguments[0]).focus()", selector)
         time.sleep(1.2)  # a refresh of the page does not take the focus away
         assert browser.execute_script("return document.activeElement.dataset.key") == key
-        browser.switch_to.active_element.send_keys(Keys.ENTER)
+        ActionChains(browser).send_keys(Keys.ENTER).perform()  # to whatever has the focus, as a person would
     expected = recount("endpoint_id", lambda e: e["endpoint_id"] == 255)["255"]
     until(browser, lambda: shown(browser, "[aria-current]") == "GET /find")
     assert shown(browser, "#total-count") == f"{expected[1]:,}"
     assert "endpoint_id=255" in browser.current_url
-    browser.find_element("css selector", "#path button[data-key='step-0']").click()
+    browser.execute_script("""document.querySelector("#path button[data-key='step-0']").click()""")
     until(browser, lambda: shown(browser, "#total-count") == f"{len(events()):,}")
 
 
