@@ -137,7 +137,7 @@ class Core:
         return UNKNOWN
 
     def resolve(self, token: str) -> Steps[int]:
-        """The commit timestamp of a commit whose reply was lost. Raises Retryable if it did not happen."""
+        """The commit timestamp of a commit whose reply was lost. Raises Disconnected if it did not happen."""
         deadline, attempt = self.deadline(), 0
         while time.monotonic() < deadline:
             try:
@@ -145,7 +145,7 @@ class Core:
             except errors.Unavailable:
                 break
             if outcome is ABORTED:
-                raise errors.Retryable(
+                raise errors.Disconnected(
                     "the connection was lost before the commit was logged; "
                     "nothing was applied: run the transaction again"
                 )

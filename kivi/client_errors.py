@@ -42,6 +42,7 @@ TABLE: Final[dict[type[errors.KiviError], grpc.StatusCode]] = {
     errors.SnapshotTooOld: grpc.StatusCode.FAILED_PRECONDITION,
     errors.OutOfSequence: grpc.StatusCode.FAILED_PRECONDITION,
     errors.CommitUnknown: grpc.StatusCode.UNKNOWN,
+    errors.Disconnected: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,

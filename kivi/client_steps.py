@@ -11,7 +11,7 @@ What a lost connection means
 * A request that belongs to no transaction is sent again; a commit among them under its token, so that
   the server applies it once.
 * A transaction's commit that was sent and not answered: ask ``outcome(token)`` until the deadline, then
-  CommitUnknown. "Aborted" is final (the server fences the attempt), and becomes Retryable.
+  CommitUnknown. "Aborted" is final (the server fences the attempt), and becomes Disconnected.
 * Anything else of a transaction: its state died with the session. A snapshot that has been read is
   opened again at the same timestamp if the server still keeps it, a transaction that has neither read
   nor sent anything begins again, all else is SnapshotTooOld.

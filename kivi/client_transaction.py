@@ -191,7 +191,7 @@ class TransactionCore:
                     if not restarted and self._again():
                         restarted, request.txn = True, self.number
                         continue
-                    raise errors.Retryable(
+                    raise errors.Disconnected(
                         "the connection was lost before the commit was sent; "
                         "nothing was applied: run the transaction again"
                     ) from None

@@ -4,7 +4,8 @@
 
     KiviError
     |-- Retryable                 run the function again on a new snapshot
-    |   `-- Conflict              another transaction wrote what this one wrote or guarded
+    |   |-- Conflict              another transaction wrote what this one wrote or guarded
+    |   `-- Disconnected          the server went away before the commit was logged (also Unavailable)
     |-- SnapshotTooOld            begin again: the lease ended, or the history is no longer kept
     |-- CommitUnknown             ask outcome(token): the commit may or may not be there
     |-- Unavailable               wait and try again: the server is away, stopping or behind
@@ -38,6 +39,7 @@ __all__ = [
     "CommitUnknown",
     "Conflict",
     "DataLoss",
+    "Disconnected",
     "FormatTooNew",
     "InvalidArgument",
     "KiviError",
@@ -69,8 +71,7 @@ class KiviError(Exception):
 class Retryable(KiviError):
     """The transaction did nothing; its function may be run again on a new snapshot.
 
-    ``run`` does so. By itself it says that the commit cannot happen any more: ``outcome`` has answered "aborted", or a
-    client lost its connection before the commit was sent.
+    ``run`` does so. By itself it says that the commit cannot happen any more: ``outcome`` has answered "aborted".
     """
 
 
@@ -123,6 +124,10 @@ class CommitUnknown(KiviError):
 
 class Unavailable(KiviError):
     """The store cannot answer now; the same call may succeed later."""
+
+
+class Disconnected(Retryable, Unavailable):
+    """The connection was lost before the commit was logged, and it never will be: nothing was applied."""
 
 
 class ResourceExhausted(Unavailable):

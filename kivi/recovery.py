@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kivi.arrow.ipc import own_batches
 from kivi.catalog import TABLES, changes
 from kivi.delta import operators
 from kivi.delta.ops import Barrier, RowOp
@@ -242,7 +243,7 @@ def _replay_commit(store: Store, record: Record) -> None:
     for bulk in commit.appends:
         if known(bulk.table) is not None:
             data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
-            appended += [(bulk.table, batch) for batch in _batches(data)]
+            appended += [(bulk.table, batch) for batch in own_batches(data)]
     runs: list[tuple[int, DeltaRun]] = []
     for bulk in commit.runs:
         schema = known(bulk.table)
@@ -257,11 +258,6 @@ def _replay_commit(store: Store, record: Record) -> None:
         store.tokens.remember(commit.request[0], cts, commit.request[1])
     if commit.batch:
         store.tokens.remember_batch(*commit.batch, cts)
-
-
-def _batches(data: Any) -> list[pa.RecordBatch]:
-    table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-    return table.combine_chunks().to_batches() if table.num_rows else []
 
 
 # -- checkpoint ---------------------------------------------------------------------------------------------

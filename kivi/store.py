@@ -27,7 +27,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from kivi import backfill, recovery, scan
-from kivi.arrow.ipc import encode_ipc
+from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.arrow.records import event_batch
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
 from kivi.engine import Engine
@@ -421,7 +421,7 @@ class Store:
             batches: list[pa.RecordBatch] = []
             if sequence in live:
                 with contextlib.suppress(NotFound):  # it expired meanwhile, and the log was truncated behind it
-                    batches = stage_batches(decode_stage(self.log.read(sequence).body))
+                    batches = own_batches(decode_stage(self.log.read(sequence).body).data[0])
             loaded += [Staged(sequence, batch) for batch in batches or [event_batch(schema, [])]]
         return loaded
 
@@ -703,12 +703,6 @@ class Store:
             **{f"log_{name}": value for name, value in self.log.stats().items()},
             **{f"engine_{name}": value for name, value in self.engine.stats().items()},
         }
-
-
-def stage_batches(stage: Stage) -> list[pa.RecordBatch]:
-    """The events in a STAGE record: one batch (zero copy), or none."""
-    table = pa.ipc.open_stream(pa.py_buffer(stage.data[0])).read_all()
-    return table.combine_chunks().to_batches() if table.num_rows else []
 
 
 def waited(call: Callable[[Callable[[BaseException | None, bytes | None], None]], None]) -> bytes:

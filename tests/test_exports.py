@@ -26,6 +26,7 @@ ERRORS = {
     "CommitUnknown",
     "Conflict",
     "DataLoss",
+    "Disconnected",
     "FormatTooNew",
     "InvalidArgument",
     "KiviError",

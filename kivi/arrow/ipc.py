@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import FAILURES, is_sane, reason
 from kivi.errors import InvalidArgument, KiviError, ResourceExhausted
 
-__all__ = ["decode_ipc", "encode_ipc"]
+__all__ = ["decode_ipc", "encode_ipc", "own_batches"]
 
 _is = pa.types
 
@@ -30,6 +30,17 @@ def encode_ipc(batch: Any, compression: str | None = None) -> Any:
     with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
         writer.write(batch)
     return sink.getvalue()
+
+
+def own_batches(data: Any) -> list[Any]:
+    """The events in a stream that the store itself wrote: one RecordBatch, or none. Not for a stranger's bytes.
+
+    Refers to ``data``; a buffer that lies there at an odd address is copied, since Arrow's kernels may crash on it.
+    """
+    options = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.DataTypeSpecific)
+    with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
+        table = reader.read_all()
+    return table.combine_chunks().to_batches() if table.num_rows else []
 
 
 def decode_ipc(data: Any, *, max_bytes: int, max_rows: int) -> Any:

@@ -392,7 +392,7 @@ def test_a_snapshot_lost_with_its_connection(server, db, accounts):
             proxy.cut()
             time.sleep(0.2)
             assert snap.get(accounts, (1,)) == first  # nothing has changed: opened again at the same timestamp
-        with pytest.raises((kivi.SnapshotTooOld, kivi.errors.Retryable)), through.transaction() as tx:
+        with pytest.raises((kivi.SnapshotTooOld, kivi.Unavailable)), through.transaction() as tx:
             tx.get(accounts, (1,))
             proxy.cut()
             time.sleep(0.2)

@@ -16,7 +16,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import kivi
 import kivi.client
-from kivi import errors
 from tests.serverproc import ROOT, ServerProcess
 
 
@@ -132,7 +131,7 @@ def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
         for thread in threads:
             thread.join()
     assert acknowledged
-    expected = (kivi.Unavailable, kivi.CommitUnknown, errors.Retryable, kivi.SnapshotTooOld)
+    expected = (kivi.Unavailable, kivi.CommitUnknown, kivi.SnapshotTooOld)
     assert all(isinstance(error, expected) for error in refused), refused
     unknown = sum(isinstance(error, kivi.CommitUnknown) for error in refused)
     server.start()
