@@ -118,9 +118,14 @@ class MarkFile:
         chain: int = 0,
         start: int | None = None,
         first: int | None = None,
+        begins: int = 0,
         in_use: bool | None = None,
     ) -> None:
-        """Write a slot with the given fields changed. Raises ``OSError``."""
+        """Write a slot with the given fields changed. Raises ``OSError``.
+
+        ``begins`` is ``first`` for a log that has no segment yet, and nothing for another: a roll must not bring back a
+        segment that a truncation at the same moment has just given up.
+        """
         with self._lock:
             old = self.current
             acknowledged = sequence is not None
@@ -131,7 +136,7 @@ class MarkFile:
                 time_us if acknowledged else old.time_us,
                 chain if acknowledged else old.chain,
                 old.start if start is None else start,
-                old.first if first is None else first,
+                first if first is not None else old.first or begins,
                 old.in_use if in_use is None else in_use,
             )
             data = new.pack()

@@ -358,8 +358,7 @@ class SegmentedLog(CommitLog):
             self._segments[:] = [s for s in self._segments if s is new or s.path != path]
             if old is not None:
                 self._room.retire(old, lambda: self._completing >= turn)
-        current = self._mark.current
-        self._mark.put(in_use=True, first=current.first or group.first)
+        self._mark.put(in_use=True, begins=group.first)
         self._mark.sync()
         self._writing = new
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kivi.errors import DataLoss, FormatTooNew, InvalidArgument, StoreInUse
 from kivi.log import Ticket
 from kivi.log.files import Files
-from kivi.log.mark import MARK_NAME
+from kivi.log.mark import MARK_NAME, MarkFile
 from kivi.log.records import BLOCK_BYTES, HEADER_BYTES, SegmentHeader
 from kivi.log.recovery import Cut
 from tests.log.faults import STORE, append, body, contents, image, open_log, restore
@@ -211,6 +213,33 @@ def test_the_mark(tmp_path: Path) -> None:
     for slot in (0, 4096):
         for offset in range(72):
             check_cut(tmp_path / "log", flipped(made, MARK_NAME, slot + offset), COUNT)
+
+
+def test_a_truncation_in_the_middle_of_a_roll_is_not_undone_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The roll's mark named the first segment that it had seen a moment before; after a kill the log did not open."""
+    log = open_log(tmp_path / "log")
+    real = MarkFile.put
+    truncated: list[int] = []
+
+    def put(self: MarkFile, **fields: Any) -> None:
+        if fields.get("in_use") and log.durable > 50:  # a roll
+            thread = threading.Thread(target=log.truncate, args=(log.durable,))
+            thread.start()
+            thread.join()
+            truncated.append(log.first)
+        real(self, **fields)
+
+    monkeypatch.setattr(MarkFile, "put", put)
+    for i in range(200):
+        append(log, body(i) * 20)
+    assert len(set(truncated)) > 3
+    last = log.last
+    log.abandon()
+    again = open_log(tmp_path / "log")
+    assert again.last == last
+    again.close()
 
 
 def test_a_log_that_has_been_used_for_another_store(tmp_path: Path) -> None:
