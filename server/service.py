@@ -23,7 +23,7 @@ from kivi_server.translate import pieces
 from kivi import client_methods as methods
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import to_table
-from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld
+from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld, Unavailable
 from kivi.schema import TableSchema
 from kivi.store import Lease
 from kivi.wire.v1 import service_pb2 as pb
@@ -57,6 +57,7 @@ class Service:
         self.translator = sessions.translator
         self.tokens = tokens
         self._stats = stats
+        self._scans = asyncio.Semaphore(limits.SCAN_STREAMS_MAX)
 
     async def blocking(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.slow, fn, *args)
@@ -79,17 +80,28 @@ class Service:
         session = Session(self.sessions, access, asyncio.get_running_loop())
         await session.serve(context)
 
-    async def Scan(self, request: pb.ScanRequest, context: Context) -> AsyncIterator[pb.ScanResponse]:
+    async def Scan(self, request: pb.ScanRequest, context: Context) -> None:
+        """Written with ``context.write``, which knows for how long the client takes no byte.
+
+        A scan holds a block in memory while it waits for its reader, so only so many may run at a time.
+        """
+        taken = False
         lease: Lease | None = None
         try:
             self.access("Scan", context)
+            try:
+                taken = await asyncio.wait_for(self._scans.acquire(), limits.SCAN_WAIT_S_MAX)
+            except TimeoutError:
+                raise limits.exceeded(
+                    "scan_streams_max", limits.SCAN_STREAMS_MAX, limits.SCAN_STREAMS_MAX + 1, "scans at a time"
+                ) from None
             lease, schema, batches = await self.blocking(self._scan, request, context.time_remaining())
             start_ts, sent = lease.ts, False
             ahead = asyncio.ensure_future(self.blocking(self._next, batches))
             try:
                 while (data := await ahead) is not None:
                     ahead = asyncio.ensure_future(self.blocking(self._next, batches))
-                    yield pb.ScanResponse(start_ts=0 if sent else start_ts, arrow=data)
+                    await _write(context, pb.ScanResponse(start_ts=0 if sent else start_ts, arrow=data))
                     sent = True
             finally:
                 if not ahead.done():  # a batch is still being read: the snapshot must outlive that
@@ -97,12 +109,14 @@ class Service:
                         await asyncio.shield(ahead)
             if not sent:
                 empty = bytes(encode_ipc(self.translator.empty(schema, request.spec)))
-                yield pb.ScanResponse(start_ts=start_ts, arrow=empty)
+                await _write(context, pb.ScanResponse(start_ts=start_ts, arrow=empty))
         except asyncio.CancelledError:
             raise
         except Exception as error:
             await status.abort(context, error)
         finally:
+            if taken:
+                self._scans.release()
             if lease is not None and not (request.lease or request.session):
                 self.store.release(lease)
 
@@ -267,6 +281,13 @@ class Service:
             raise InvalidArgument("a checkpoint needs the path of a directory that does not exist yet")
         self.store.checkpoint(request.path)
         return pb.CheckpointResponse()
+
+
+async def _write(context: Context, message: pb.ScanResponse) -> None:
+    try:
+        await asyncio.wait_for(context.write(message), limits.STALL_S_MAX)
+    except TimeoutError:
+        raise Unavailable(f"the client took no byte of this scan for {limits.STALL_S_MAX:.0f} s") from None
 
 
 def _stream(batches: list[pa.RecordBatch]) -> bytes:

@@ -39,7 +39,7 @@ class EventStore:
         schema: TableSchema,
         *,
         block_rows: int = 131_072,
-        block_bytes: int = 32 << 20,
+        block_bytes: int = 8 << 20,
         compression: str | None = "lz4",
     ) -> None:
         self._engine = engine

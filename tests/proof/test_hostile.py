@@ -1,0 +1,44 @@
+"""Hostile input and overload, in small; ``make soak`` does it at full scale."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.proof.hostile import ASSAULTS, Bystander, make_tables, watched
+from tests.serverproc import ServerProcess
+
+SCALE = 0.01
+SLOWER_MAX = 30
+"""Other tests run beside this one; the long form, which has the machine to itself, asks for 10."""
+
+
+@pytest.fixture(scope="module")
+def besieged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[ServerProcess, Bystander, float]]:
+    """A server, the well-behaved client that goes on all the time, and its quiet 99th percentile."""
+    with ServerProcess(tmp_path_factory.mktemp("besieged") / "data") as server:
+        with server.connect() as db:
+            make_tables(db)
+        bystander = Bystander(server.endpoint)
+        time.sleep(4)
+        quiet_ms = bystander.p99_ms(50)
+        try:
+            yield server, bystander, quiet_ms
+        finally:
+            code = bystander.stop()
+        assert code == 0
+        assert server.stop() == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("assault", ASSAULTS)
+def test_an_assault_is_answered_by_name_and_others_are_served(
+    assault: str, besieged: tuple[ServerProcess, Bystander, float]
+) -> None:
+    server, bystander, quiet_ms = besieged
+    with watched(server, bystander, quiet_ms, SLOWER_MAX):
+        answers = ASSAULTS[assault](server, SCALE)
+    print(f"{assault}: {dict(answers)}; quiet {quiet_ms:.1f} ms")
+    assert answers
