@@ -1,8 +1,8 @@
 """The long form: every checker again and again until the time is up, and a report. ``make soak MINUTES=10``.
 
-The time is shared: a tenth for the model's seeded histories (in memory and on disk), three tenths for each of the
-concurrent checkers (one run, steady, then one with kills), the rest for crashes at points and power losses in turn.
-A checker that was not run often enough to mean anything is reported as *not run*, which fails the soak like a failure.
+The time is shared: the model's seeded histories (in memory and on disk) 8 %, concurrent clients 40 % (a steady run,
+then one with kills), crashes at named points and power losses 27 %, storage faults and damage 10 %, hostile input the
+rest. A checker that was not run often enough to mean anything is reported as *not run*, which fails the soak.
 
 What it proves: with no failure in N independent cycles, the rate of failures is below 3/N with 95 % confidence.
 """
@@ -10,6 +10,8 @@ What it proves: with no failure in N independent cycles, the rate of failures is
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import random
 import tempfile
 import time
@@ -17,19 +19,25 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.mvcc.test_model import scheduled
 from tests.proof.concurrent import checked
 from tests.proof.crash import NotReachedError, crash_at, power_lost, prepare
+from tests.proof.damage import contents, cut, damaged, files_of, flip
+from tests.proof.faults import ERRORS, calls_in_all, faulty
+from tests.proof.hostile import ASSAULTS, Bystander, make_tables, watched
 from tests.proof.points import POINTS
 from tests.proof.powerloss import library
+from tests.serverproc import ServerProcess
 
-__all__ = ["soak"]
+__all__ = ["Soak", "soak"]
 
 MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200}
 """Of a concurrent run; a shorter soak than about 15 minutes will not reach them, and says so."""
 
+STATES = 20  # of the disk after each power loss
 RARE = {"segment rolled", "log truncated", "flushed", "swept", "backfill done", "checkpoint copied", "checkpoint begun"}
 
 
@@ -56,97 +64,155 @@ class Part:
         return f"| {self.name} | {self.verdict} | {self.cycles} | {bound} | {self.seconds:.0f} | {counts} |"
 
 
-def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = print) -> tuple[str, bool]:
-    """The report in Markdown, and whether everything passed."""
-    rng = random.Random(seed)
-    began = time.monotonic()
-    budget = minutes * 60
-    parts: list[Part] = []
+class Soak:
+    """One long run. Its methods are the checkers, each with its share of the time in seconds."""
 
-    def cycle(part: Part, run: Callable[[], Counter[str]], what: str) -> None:
+    def __init__(self, seed: int, where: Path, say: Callable[[str], None] = print) -> None:
+        self.rng = random.Random(seed)
+        self.where = where
+        self.say = say
+        self.parts: list[Part] = []
+
+    def part(self, name: str, least: int = 1) -> Part:
+        self.parts.append(Part(name, least=least))
+        return self.parts[-1]
+
+    def cycle(self, part: Part, what: str, run: Callable[[], Counter[str]], cycles: int = 1) -> None:
+        """Runs a checker once; ``cycles``: how many independent trials that is."""
         started = time.monotonic()
         try:
             part.counted += run()
+            part.cycles += cycles
         except NotReachedError as error:
-            say(str(error))
-            return
+            self.say(str(error))
         except Exception:
+            part.cycles += 1
             part.failures.append(f"{what}\n{traceback.format_exc()}")
-            say(f"FAILED  {part.name}: {what}")
-        part.cycles += 1
+            self.say(f"FAILED  {part.name}: {what}")
         part.seconds += time.monotonic() - started
 
-    for kind in ("memory", "disk"):
-        part = Part(f"model, {kind}", least=20)
-        parts.append(part)
-        until = time.monotonic() + budget * 0.05
+    def place(self, name: str) -> Path:
+        """A new directory."""
+        path = self.where / f"{name} {self.rng.randrange(10**12)}"
+        path.mkdir()
+        return path
+
+    def models(self, seconds: float) -> None:
+        for kind in ("memory", "disk"):
+            part, until = self.part(f"model, {kind}", least=20), time.monotonic() + seconds / 2
+            while time.monotonic() < until:
+                seed = self.rng.randrange(10**9)
+                path = self.place("model") / "store" if kind == "disk" else None
+                self.cycle(part, f"seed {seed}", partial(scheduled, seed, path=path))
+            self.say(part.line())
+
+    def concurrent(self, seconds: float) -> None:
+        for kill_every_s in (None, 5.0):
+            part = self.part("concurrent, " + ("steady" if kill_every_s is None else "killed every 5 s"))
+            seed = self.rng.randrange(10**6)
+            self.cycle(part, f"seed {seed}", partial(self._checked, part, seed, seconds / 2, kill_every_s))
+            self.say(part.line())
+
+    def _checked(self, part: Part, seed: int, seconds: float, kill_every_s: float | None) -> Counter[str]:
+        place = self.place("concurrent") / "data"
+        result = checked(place, minima=MINIMA, seconds_max=seconds, seed=seed, kill_every_s=kill_every_s)
+        if result.short:
+            part.least = 2
+            self.say(f"not run: {part.name}: {dict(result.short)}")
+        return Counter(result.counted)
+
+    def crashes(self, seconds: float) -> None:
+        """Named points in random order, all of them before one comes again; after every fourth a power loss."""
+        history, shim = prepare(self.where / "history"), library(self.where)
+        crashes = self.part("crash at a named point", least=2 * len(POINTS))
+        losses = self.part("power loss", least=100)
+        points: list[str] = []
+        until = time.monotonic() + seconds
         while time.monotonic() < until:
-            number = rng.randrange(10**9)
-            path = where / f"model {number}" if kind == "disk" else None
-            cycle(part, lambda n=number, p=path: scheduled(n, path=p), f"seed {number}")  # type: ignore[misc]
-        say(part.line())
+            points = points or self.rng.sample(sorted(POINTS), len(POINTS))
+            point, seed = points.pop(), self.rng.randrange(10**6)
+            nth = self.rng.randint(1, 3 if point in RARE else 60)
 
-    for kill_every_s in (None, 5.0):
-        part = Part("concurrent, " + ("steady" if kill_every_s is None else "killed every 5 s"))
-        parts.append(part)
-        number = rng.randrange(10**6)
+            def crash(point: str = point, nth: int = nth, seed: int = seed) -> Counter[str]:
+                made = crash_at(point, nth, history, self.place("crash"), seed=seed)
+                return Counter({"commits": made.commits, "unknown": made.unknown, "checkpoints": made.checkpoints})
 
-        def concurrent(
-            part: Part = part, number: int = number, kill_every_s: float | None = kill_every_s
-        ) -> Counter[str]:
-            result = checked(
-                where / f"concurrent {number}",
-                minima=MINIMA,
-                seconds_max=budget * 0.3,
-                seed=number,
-                kill_every_s=kill_every_s,
-            )
-            if result.short:
-                part.least = 2
-                say(f"not run: {part.name}: {dict(result.short)}")
-            return Counter(result.counted)
+            def lose(seed: int = seed) -> Counter[str]:
+                assert shim is not None
+                commits = self.rng.randint(10, 500)
+                made = power_lost(shim, history, self.place("power"), seed=seed, commits=commits, states=STATES)
+                return Counter({"commits": sum(each.commits for each in made)})
 
-        cycle(part, concurrent, f"seed {number}")
-        say(part.line())
+            self.cycle(crashes, f"{point} {nth}, seed {seed}", crash)
+            if crashes.cycles % 4 == 0 and shim is not None:
+                self.cycle(losses, f"seed {seed}", lose, STATES)
+        for part in (crashes, losses):
+            self.say(part.line())
 
-    history = prepare(where / "history")
-    shim = library(where)
-    crashes, losses = Part("crash at a named point", least=2 * len(POINTS)), Part("power loss", least=100)
-    parts += [crashes, losses]
-    points: list[str] = []
-    while time.monotonic() < began + budget:
-        points = points or rng.sample(sorted(POINTS), len(POINTS))
-        point, number = points.pop(), rng.randrange(10**6)
-        nth = rng.randint(1, 3 if point in RARE else 60)
-        place = where / f"crash {number}"
+    def storage(self, seconds: float) -> None:
+        """Calls that fail, every one in turn as far as the time goes; then damage to files that nobody has open."""
+        total = calls_in_all(self.place("calls") / "store")
+        failing, damage = self.part("storage faults", least=50), self.part("damage", least=50)
+        cases = [(n, error, lasts) for n in range(1, total + 1) for error in ERRORS for lasts in (False, True)]
+        self.rng.shuffle(cases)
+        until = time.monotonic() + seconds / 2
+        for number, error, lasts in cases:
+            if time.monotonic() > until:
+                break
+            run = partial(faulty, self.place("fault") / "store", number, error, lasts=lasts)
+            self.cycle(failing, f"{error} at call {number}, lasts={lasts}", run)
+        whole = prepare(self.where / "whole").path
+        expected, names = contents(whole), files_of(whole)
+        until = time.monotonic() + seconds / 2
+        while time.monotonic() < until:
+            seed, name, how = self.rng.randrange(10**9), self.rng.choice(names), self.rng.choice((flip, cut))
 
-        def crash(point: str = point, nth: int = nth, place: Path = place, number: int = number) -> Counter[str]:
-            crashed = crash_at(point, nth, history, place, seed=number)
-            return Counter({"commits": crashed.commits, "unknown": crashed.unknown, "checkpoints": crashed.checkpoints})
+            def harm(seed: int = seed, name: Path = name, how: Callable[..., str] = how) -> Counter[str]:
+                with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                    place = self.place("damage") / "store"
+                    return Counter({damaged(whole, expected, name, how, place, random.Random(seed)): 1})
 
-        place.mkdir()
-        cycle(crashes, crash, f"{point} {nth}, seed {number}")
-        if crashes.cycles % 4 == 0 and shim is not None:
-            place = where / f"power {number}"
-            place.mkdir()
-            started = time.monotonic()
-            try:
-                for crashed in power_lost(shim, history, place, seed=number, commits=rng.randint(10, 500), states=20):
-                    losses.cycles += 1
-                    losses.counted += Counter({"commits": crashed.commits})
-            except Exception:
-                losses.failures.append(f"seed {number}\n{traceback.format_exc()}")
-                say(f"FAILED  power loss: seed {number}")
-            losses.seconds += time.monotonic() - started
-    for part in (crashes, losses):
-        say(part.line())
+            self.cycle(damage, f"{how.__name__} {name}, seed {seed}", harm)
+        for part in (failing, damage):
+            self.say(part.line())
 
-    head = "| checker | verdict | cycles | failures at most, 95 % | s | counted |\n|---|---|---|---|---|---|"
-    failures = "\n".join(f"\n## {part.name}\n\n```\n{text}```" for part in parts for text in part.failures)
-    report = (
-        f"# Soak of {minutes:g} minutes, seed {seed}\n\n{head}\n" + "\n".join(p.line() for p in parts) + failures + "\n"
-    )
-    return report, all(part.verdict == "passed" for part in parts)
+    def hostile(self, scale: float) -> None:
+        part = self.part("hostile input and overload", least=len(ASSAULTS))
+        with ServerProcess(self.place("besieged") / "data") as server:
+            with server.connect() as db:
+                make_tables(db)
+            bystander = Bystander(server.endpoint)
+            time.sleep(10)
+            quiet_ms = bystander.p99_ms(100)
+
+            def attack(name: str) -> Counter[str]:
+                with watched(server, bystander, quiet_ms):
+                    ASSAULTS[name](server, scale)
+                return Counter({name: 1})
+
+            for name in ASSAULTS:
+                self.cycle(part, name, partial(attack, name))
+            if bystander.stop() != 0:
+                part.failures.append("the well-behaved client got a wrong answer")
+        self.say(part.line())
+
+    def report(self, head: str) -> str:
+        """In Markdown."""
+        titles = "| checker | verdict | cycles | failures at most, 95 % | s | counted |\n|---|---|---|---|---|---|"
+        lines = "\n".join(part.line() for part in self.parts)
+        told = "\n".join(f"\n## {part.name}\n\n```\n{text}```" for part in self.parts for text in part.failures)
+        return f"# {head}\n\n{titles}\n{lines}\n{told}\n"
+
+
+def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = print) -> tuple[str, bool]:
+    """The report, and whether everything passed."""
+    run, seconds = Soak(seed, where, say), minutes * 60
+    run.models(0.08 * seconds)
+    run.concurrent(0.4 * seconds)
+    run.crashes(0.27 * seconds)
+    run.storage(0.1 * seconds)
+    run.hostile(min(1.0, minutes / 30))
+    return run.report(f"Soak of {minutes:g} minutes, seed {seed}"), all(p.verdict == "passed" for p in run.parts)
 
 
 def main() -> int:
