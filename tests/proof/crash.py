@@ -39,7 +39,7 @@ from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros
 from tests.serverproc import ServerProcess
 
-__all__ = ["Crashed", "History", "NotReachedError", "crash_at", "power_lost", "prepare"]
+__all__ = ["Crashed", "History", "NotReachedError", "call_failed", "crash_at", "power_lost", "prepare"]
 
 CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
 
@@ -234,6 +234,40 @@ def _differences(left: Path, right: Path) -> list[str]:
         if not Path(name).name.startswith("LOG")
         and not ((left / name).exists() and (right / name).exists() and filecmp.cmp(left / name, right / name, False))
     ]
+
+
+def call_failed(
+    library: Path,
+    history: History,
+    where: Path,
+    *,
+    number: int,
+    error: int,
+    lasts: bool,
+    seed: int,
+    seconds: float = 2.5,
+) -> Crashed:
+    """A server some call of which fails, RocksDB's own included; it runs on for a while, or ends by itself."""
+    data = where / "data"
+    shutil.copytree(history.path, data)
+    server = ServerProcess(data, *ARGUMENTS)
+    server.environment = environment(library, data, where / "journal", (number, error, lasts))
+    oracle = Oracle(TABLES)
+    oracle.attempts = list(history.attempts)
+
+    def wait(failed: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and server.process is not None and server.process.poll() is None:
+            if failed():
+                return
+            time.sleep(0.01)
+        server.kill()
+
+    with contextlib.suppress(RuntimeError):  # it may refuse to start
+        ran(server, oracle, where, history.first, seed, wait)
+    unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
+    recovered(data, oracle)
+    return Crashed(len(oracle.committed()), unknown, 0)
 
 
 def ran(

@@ -2,6 +2,7 @@
  *
  *     KIVI_JOURNAL_ROOT   the directory
  *     KIVI_JOURNAL        the journal: records of a fixed header and up to two byte strings (tests/proof/powerloss.py)
+ *     KIVI_FAIL           "NUMBER ERRNO LASTS": the call of that number fails, and all after it too if LASTS is 1
  *
  * Calls that change a file or a directory run under one mutex together with their record, so the journal's order is the
  * order in which they took effect. A sync has two records: it covers what was recorded before its first one, and only if
@@ -34,18 +35,31 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
 static size_t root_length;
 static int journal = -1;
-static uint64_t numbers;
+static uint64_t numbers, calls, fail_at;
+static int fail_errno, fail_lasts;
 
 __attribute__((constructor)) static void start(void) {
     const char *directory = getenv("KIVI_JOURNAL_ROOT"), *path = getenv("KIVI_JOURNAL");
     if (directory == NULL || path == NULL || realpath(directory, root) == NULL)
         return;
     root_length = strlen(root);
+    const char *fail = getenv("KIVI_FAIL");
+    if (fail != NULL && sscanf(fail, "%lu %d %d", &fail_at, &fail_errno, &fail_lasts) != 3)
+        abort();
     journal = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
 }
 
 static void lock(void) { pthread_mutex_lock(&mutex); }
 static void unlock(void) { int kept = errno; pthread_mutex_unlock(&mutex); errno = kept; }
+
+/* Whether this call is to fail; under the mutex. */
+static int fails(void) {
+    calls++;
+    if (!fail_at || calls < fail_at || (calls > fail_at && !fail_lasts))
+        return 0;
+    errno = fail_errno;
+    return 1;
+}
 
 static int below_root(const char *path) {
     return journal >= 0 && strncmp(path, root, root_length) == 0 && (path[root_length] == '/' || path[root_length] == 0);
@@ -137,7 +151,7 @@ static int opened(int directory, const char *path, int flags, mode_t mode) {
         return syscall(SYS_openat, directory, path, flags, mode);
     lock();
     int existed = inode_of(absolute) != 0;
-    int fd = syscall(SYS_openat, directory, path, flags, mode);
+    int fd = fails() ? -1 : syscall(SYS_openat, directory, path, flags, mode);
     if (fd >= 0) {
         uint64_t inode = inode_of(absolute);
         if (!existed)
@@ -177,7 +191,7 @@ static ssize_t written(int fd, const struct iovec *parts, int count, off_t at, s
     if (at < 0) {
         offset = fcntl(fd, F_GETFL) & O_APPEND ? (fstat(fd, &st) == 0 ? st.st_size : 0) : lseek(fd, 0, SEEK_CUR);
     }
-    ssize_t n = call(fd, parts, count, at);
+    ssize_t n = fails() ? -1 : call(fd, parts, count, at);
     if (n > 0) {
         char *data = malloc(n), *end = data;
         size_t left = n;
@@ -225,7 +239,7 @@ int ftruncate(int fd, off_t size) {
     if (!inode)
         return syscall(SYS_ftruncate, fd, size);
     lock();
-    int out = syscall(SYS_ftruncate, fd, size);
+    int out = fails() ? -1 : syscall(SYS_ftruncate, fd, size);
     if (out == 0)
         note(TRUNCATE, inode, size, 0, NULL, 0, NULL, 0);
     unlock();
@@ -238,7 +252,7 @@ static int allocated(int fd, int mode, off_t at, off_t size) {
     if (!inode)
         return syscall(SYS_fallocate, fd, mode, at, size);
     lock();
-    int out = syscall(SYS_fallocate, fd, mode, at, size);
+    int out = fails() ? -1 : syscall(SYS_fallocate, fd, mode, at, size);
     if (out == 0 && !(mode & FALLOC_FL_KEEP_SIZE))
         note(ALLOCATE, inode, at + size, 0, NULL, 0, NULL, 0);
     unlock();
@@ -253,13 +267,15 @@ int posix_fallocate64(int fd, off_t at, off_t size) { return posix_fallocate(fd,
 
 static int synced(int fd, long call) {
     uint64_t inode = watched(fd), number = 0;
+    int failed = 0;
     if (inode) {
         lock();
         number = ++numbers;
         note(SYNC_BEGIN, inode, 0, number, NULL, 0, NULL, 0);
+        failed = fails();
         unlock();
     }
-    int out = syscall(call, fd);
+    int out = failed ? -1 : syscall(call, fd);
     if (inode && out == 0) {
         lock();
         note(SYNC_END, inode, 0, number, NULL, 0, NULL, 0);
@@ -279,7 +295,7 @@ static int renamed(int from, const char *old, int to, const char *new, unsigned 
         return syscall(SYS_renameat2, from, old, to, new, flags);
     lock();
     uint64_t inode = inode_of(a);
-    int out = syscall(SYS_renameat2, from, old, to, new, flags);
+    int out = fails() ? -1 : syscall(SYS_renameat2, from, old, to, new, flags);
     if (out == 0)
         note(RENAME, inode, 0, 0, a, strlen(a), b, strlen(b));
     unlock();
@@ -295,7 +311,7 @@ static int removed(int at, const char *path, int flags) {
         return syscall(SYS_unlinkat, at, path, flags);
     lock();
     uint64_t inode = inode_of(absolute);
-    int out = syscall(SYS_unlinkat, at, path, flags);
+    int out = fails() ? -1 : syscall(SYS_unlinkat, at, path, flags);
     if (out == 0)
         note(flags & AT_REMOVEDIR ? RMDIR : UNLINK, inode, 0, 0, absolute, strlen(absolute), NULL, 0);
     unlock();
@@ -314,7 +330,7 @@ static int made(int at, const char *path, mode_t mode) {
     if (!resolved(at, path, absolute))
         return syscall(SYS_mkdirat, at, path, mode);
     lock();
-    int out = syscall(SYS_mkdirat, at, path, mode);
+    int out = fails() ? -1 : syscall(SYS_mkdirat, at, path, mode);
     if (out == 0)
         note(MKDIR, inode_of(absolute), 0, 0, absolute, strlen(absolute), NULL, 0);
     unlock();
@@ -328,7 +344,7 @@ static int linked(int from, const char *old, int to, const char *new, int flags)
     if (!resolved(from, old, a) || !resolved(to, new, b))
         return syscall(SYS_linkat, from, old, to, new, flags);
     lock();
-    int out = syscall(SYS_linkat, from, old, to, new, flags);
+    int out = fails() ? -1 : syscall(SYS_linkat, from, old, to, new, flags);
     if (out == 0)
         note(LINK, inode_of(b), 0, 0, a, strlen(a), b, strlen(b));
     unlock();

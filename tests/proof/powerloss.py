@@ -60,9 +60,10 @@ def library(directory: Path) -> Path | None:
     return out
 
 
-def environment(library: Path, root: Path, journal: Path) -> dict[str, str]:
-    """What a process needs in its environment to be journaled."""
-    return {"LD_PRELOAD": str(library), "KIVI_JOURNAL_ROOT": str(root), "KIVI_JOURNAL": str(journal)}
+def environment(library: Path, root: Path, journal: Path, fail: tuple[int, int, bool] | None = None) -> dict[str, str]:
+    """What a process needs to be journaled. ``fail``: (number, errno, whether it lasts) of a call that fails."""
+    out = {"LD_PRELOAD": str(library), "KIVI_JOURNAL_ROOT": str(root), "KIVI_JOURNAL": str(journal)}
+    return out if fail is None else {**out, "KIVI_FAIL": f"{fail[0]} {fail[1]} {int(fail[2])}"}
 
 
 @dataclass

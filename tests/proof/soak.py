@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import io
 import random
 import tempfile
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from tests.mvcc.test_model import scheduled
 from tests.proof.concurrent import checked
-from tests.proof.crash import NotReachedError, crash_at, power_lost, prepare
+from tests.proof.crash import NotReachedError, call_failed, crash_at, power_lost, prepare
 from tests.proof.damage import contents, cut, damaged, files_of, flip
 from tests.proof.faults import ERRORS, calls_in_all, faulty
 from tests.proof.hostile import ASSAULTS, Bystander, make_tables, watched
@@ -125,6 +126,7 @@ class Soak:
         """Named points in random order, all of them before one comes again; after every fourth a power loss."""
         history, shim = prepare(self.where / "history"), library(self.where)
         crashes = self.part("crash at a named point", least=2 * len(POINTS))
+        calls = self.part("a failing call of log or engine", least=len(POINTS))
         losses = self.part("power loss", least=100)
         points: list[str] = []
         until = time.monotonic() + seconds
@@ -143,10 +145,19 @@ class Soak:
                 made = power_lost(shim, history, self.place("power"), seed=seed, commits=commits, states=STATES)
                 return Counter({"commits": sum(each.commits for each in made)})
 
+            def fail(seed: int = seed) -> Counter[str]:
+                assert shim is not None
+                number, error = int(10 ** self.rng.uniform(0.5, 3.7)), self.rng.choice((errno.EIO, errno.ENOSPC))
+                lasts, place = self.rng.random() < 0.5, self.place("call")
+                made = call_failed(shim, history, place, number=number, error=error, lasts=lasts, seed=seed)
+                return Counter({"commits": made.commits, "unknown": made.unknown})
+
             self.cycle(crashes, f"{point} {nth}, seed {seed}", crash)
+            if shim is not None:
+                self.cycle(calls, f"seed {seed}", fail)
             if crashes.cycles % 4 == 0 and shim is not None:
                 self.cycle(losses, f"seed {seed}", lose, STATES)
-        for part in (crashes, losses):
+        for part in (crashes, calls, losses):
             self.say(part.line())
 
     def storage(self, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from kivi.errors import KiviError
 from tests.oracle import Mismatch
-from tests.proof.crash import History, power_lost, prepare
+from tests.proof.crash import History, call_failed, power_lost, prepare
 from tests.proof.powerloss import library
 
 
@@ -40,3 +41,13 @@ def test_the_checker_goes_red_when_nothing_is_synced(shim: Path, history: Histor
     with pytest.raises((Mismatch, AssertionError, KiviError)) as caught:
         power_lost(shim, history, tmp_path, seed=1, commits=100, states=6, planted="no sync")
     assert not str(caught.value).startswith("the journal missed"), caught.value
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("number", "error", "lasts"), [(420, errno.EIO, False), (240, errno.ENOSPC, True)])
+def test_a_failing_call_of_log_or_engine_makes_no_wrong_number(
+    number: int, error: int, lasts: bool, shim: Path, history: History, tmp_path: Path
+) -> None:
+    """Any call that changes a file, RocksDB's own included; ``make soak`` takes others."""
+    crashed = call_failed(shim, history, tmp_path, number=number, error=error, lasts=lasts, seed=2)
+    assert crashed.commits > len(history.attempts)
