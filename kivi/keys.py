@@ -39,7 +39,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import flat, stored_array
-from kivi.errors import DataLoss, InvalidArgument
+from kivi.errors import DataLoss, InvalidArgument, ResourceExhausted
 from kivi.types import ColumnType
 
 __all__ = [
@@ -162,7 +162,7 @@ _CODECS: Final[dict[str, _Codec]] = {
 def encode_key(types: Sequence[ColumnType], values: Sequence[Any]) -> bytes:
     """Stored-form values -> bytes. Fewer values than types give the prefix of all keys that begin with them.
 
-    Raises InvalidArgument for a null, for too many values and for a key longer than ``KEY_BYTES_MAX``.
+    Raises InvalidArgument for a null and for too many values, ResourceExhausted beyond ``KEY_BYTES_MAX``.
     """
     if len(values) > len(types):
         raise InvalidArgument(f"a key of {len(types)} columns cannot have {len(values)} values")
@@ -198,8 +198,12 @@ def prefix_end(prefix: bytes) -> bytes | None:
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
-def _too_long(length: int) -> InvalidArgument:
-    return InvalidArgument(f"a key of {length} bytes is too long: at most {KEY_BYTES_MAX} when encoded")
+def _too_long(length: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a key of {length} bytes is beyond the limit key_bytes_max = {KEY_BYTES_MAX} when encoded: use a shorter one",
+        limit="key_bytes_max",
+        maximum=KEY_BYTES_MAX,
+    )
 
 
 def _damaged(error: object) -> DataLoss:

@@ -42,7 +42,6 @@ class Settings:
     stage_bytes: int = 4096 * MIB
     stage_ttl_s: float = 24 * 3600.0
     # -- published limits
-    max_key_bytes: int = 64 * 1024
     max_value_bytes: int = 16 * MIB
     max_transaction_operations: int = 1_000_000
     max_transaction_bytes: int = 64 * MIB

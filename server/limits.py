@@ -10,6 +10,7 @@ from typing import Final
 
 from kivi.client_methods import MESSAGE_BYTES_MAX
 from kivi.errors import ResourceExhausted
+from kivi.keys import KEY_BYTES_MAX
 from kivi.settings import MIB, Settings
 from kivi.wire.v1 import types_pb2
 
@@ -52,7 +53,7 @@ def exceeded(limit: str, maximum: int, found: int, what: str) -> ResourceExhaust
 def message(settings: Settings) -> types_pb2.Limits:
     return types_pb2.Limits(
         message_bytes_max=MESSAGE_BYTES_MAX,
-        key_bytes_max=settings.max_key_bytes,
+        key_bytes_max=KEY_BYTES_MAX,
         value_bytes_max=settings.max_value_bytes,
         transaction_operations_max=settings.max_transaction_operations,
         batch_rows_max=settings.max_append_rows,

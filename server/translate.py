@@ -64,7 +64,6 @@ class Translator:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._key_bytes_max = store.settings.max_key_bytes
         self._value_bytes_max = store.settings.max_value_bytes
         self._rows_max = store.settings.max_append_rows
 
@@ -109,15 +108,10 @@ class Translator:
         found = from_values(values)
         if len(found) != len(schema.key) and not (partial and len(found) <= len(schema.key)):
             raise SchemaError(f"a key of {schema.name!r} has {len(schema.key)} columns, not {len(found)}")
-        size = 0
         for i, (column, value) in enumerate(zip(schema.key, found, strict=False)):
             if value is None:
                 raise InvalidArgument(f"key column {column.name!r} of {schema.name!r} must not be null")
-            found[i] = value = self._value(column.type, value, f"key column {column.name!r}")
-            if type(value) in (str, bytes):
-                size += len(value.encode()) if type(value) is str else len(value)
-        if size > self._key_bytes_max:
-            raise limits.exceeded("key_bytes_max", self._key_bytes_max, size, f"a key of {schema.name!r}")
+            found[i] = self._value(column.type, value, f"key column {column.name!r}")
         return tuple(found)
 
     def _values(self, schema: TableSchema, operation: session_pb2.Operation, delta: bool) -> dict[str, Any]:

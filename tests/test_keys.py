@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from kivi import keys, spaces
 from kivi.arrow.columns import arrow_from_stored
-from kivi.errors import DataLoss, InvalidArgument
+from kivi.errors import DataLoss, InvalidArgument, ResourceExhausted
 from kivi.keys import decode_key, encode_key, encode_key_columns, prefix_end
 from kivi.spaces import Space
 from kivi.types import ColumnType
@@ -179,9 +179,9 @@ def test_a_key_has_at_most_64_kib() -> None:
     longest = "x" * (keys.KEY_BYTES_MAX - 2)
     assert len(encode_key([T("string")], [longest])) == keys.KEY_BYTES_MAX
     assert len(encode_key_columns([T("string")], [pa.array([longest])])[0].as_py()) == keys.KEY_BYTES_MAX
-    with pytest.raises(InvalidArgument, match="too long"):
+    with pytest.raises(ResourceExhausted, match="key_bytes_max"):
         encode_key([T("string")], [longest + "x"])
-    with pytest.raises(InvalidArgument, match="too long"):
+    with pytest.raises(ResourceExhausted, match="key_bytes_max"):
         encode_key_columns([T("string")], [pa.array(["a", longest + "x"])])
 
 

@@ -171,7 +171,7 @@ def over_each_limit(server: ServerProcess, scale: float) -> Answers:
         out["key of zero bytes " + one_key(bytes(1_000))] += 1
         out["key of no bytes " + one_key(b"")] += 1
         out["key 64 KiB " + one_key(b"k" * (65_536 - 2))] += 1
-        out["key 64 KiB + " + one_key(b"k" * 65_537)] += 1
+        out["key 64 KiB + 1 " + one_key(b"k" * 65_537)] += 1
         rows = pa.table(
             {"ts": pa.array(np.zeros(1_000_001, "i8"), pa.timestamp("us", "UTC")), "a": np.zeros(1_000_001, "i8")}
         )

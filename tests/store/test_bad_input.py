@@ -121,7 +121,7 @@ WRITES: dict[str, tuple[Call, type[KiviError]]] = {
     "a key that is no tuple": (lambda tx: tx.put(T, 1, v=1), SchemaError),
     "null in a key": (lambda tx: tx.put(T, (1, None), v=1), InvalidArgument),
     "a key of another type": (lambda tx: tx.put(T, ("1", "a"), v=1), SchemaError),
-    "a key over 64 KiB": (lambda tx: tx.put(T, (1, "x" * 70_000), v=1), InvalidArgument),
+    "a key over 64 KiB": (lambda tx: tx.put(T, (1, "x" * 70_000), v=1), ResourceExhausted),
     "a value over the limit": (put(s="x" * 1001), ResourceExhausted),
     "a guard on an unknown column": (lambda tx: tx.guard(T, (1, "a"), "nothing"), SchemaError),
     "a guard on events": (lambda tx: tx.guard(E, (1,)), InvalidArgument),
