@@ -60,7 +60,8 @@ class TransactionCore:
         self.lease = b""
         self.ended = False
         self.wrote = False
-        self.sent = False  # operations are at the server
+        self.sent = False  # operations are at the server, or it has answered with an error: not to be begun again
+        self.broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
         self._epoch = -1
         self._next = session_pb2.Request(txn=self.number)
         self._begin = session_pb2.Begin(min_snapshot=max(core.seen_ts, wanted.min_snapshot or 0))
@@ -110,6 +111,8 @@ class TransactionCore:
         return True
 
     def _take(self) -> session_pb2.Request:
+        if self.broken is not None:
+            raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
         request, self._next = self._next, session_pb2.Request(txn=self.number)
@@ -131,12 +134,20 @@ class TransactionCore:
                     ) from None
                 request.txn = self.number
                 continue
-            except errors.NotFound:
-                self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+            except errors.KiviError as error:
+                self._refused(request, error)
                 raise
             self._learn(reply)
             self.sent = self.sent or len(request.operations) > 0
             return reply
+
+    def _refused(self, request: session_pb2.Request, error: errors.KiviError) -> None:
+        """The request failed. What travelled in it may be at the server all the same; what never left is lost."""
+        self.sent = self.sent or not self.read_only or self.start_ts is None
+        if isinstance(error, errors.NotFound):
+            self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+        if error.details.get("limit") == "message_bytes_max" and request.operations:
+            self.broken = error
 
     def _learn(self, reply: session_pb2.Response) -> None:
         if self.start_ts is None and reply.start_ts:
@@ -172,6 +183,9 @@ class TransactionCore:
         yield from self._ask(request)
 
     def commit(self) -> Steps[int]:
+        if self.broken is not None:
+            self.release()
+            raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
         if not self.wrote and self.batch is None and self.token is None:

@@ -54,7 +54,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.retention import Retention, earliest_times
+from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.stages import LiveStage, Stages, sequences_of
@@ -325,6 +325,11 @@ class Store:
 
     # -- snapshots ------------------------------------------------------------------------------------
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a commit would wait for consolidation to make room."""
+        return self.pending.nbytes > self.settings.pending_hard_bytes
+
     def watermark(self) -> int:
         """The snapshot that a reader gets now."""
         return self._watermark.value
@@ -345,7 +350,7 @@ class Store:
         self.check_open()
         if min_snapshot is not None and self._watermark.value < min_snapshot:
             waited = 10.0 if timeout_s is None else timeout_s
-            if min_snapshot > self.log.last or not self._watermark.wait_for(min_snapshot, waited):
+            if not self._watermark.wait_for(min_snapshot, waited):
                 raise Unavailable(
                     f"the snapshot {min_snapshot} is not readable yet; the watermark is {self._watermark.value}"
                 )
@@ -664,9 +669,11 @@ class Store:
         waiting = self.pending.events(schema.id, upto)
         summary = events.view(upto)
         with summary:
-            recent = sum(item.batch.num_rows for item in waiting if item.cts > summary.events_upto)
-            floor = self.retention.floor_at(schema.id, self.watermark(), summary.floor_us)
-            return {"rows": summary.rows + recent} | ({} if floor is None else {"complete_since_us": floor})
+            floor = summary.floor_us = self.retention.floor_at(schema.id, upto, summary.floor_us)
+            recent = [item.batch for item in waiting if item.cts > summary.events_upto]
+            rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
+            rows += summary.rows if floor is None else summary.summary().rows
+            return {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})
 
     def stats(self) -> dict[str, int | float]:
         """Flat numbers for metrics and ``kivi status``."""

@@ -384,6 +384,8 @@ class Session:
             if len(operation.arrow) > _SLOW_BYTES or operation.stages:
                 return True
         match body:
+            case "commit":
+                return self.store.is_full  # it will wait for room, and nobody may wait behind it
             case "begin":
                 return request.begin.min_snapshot > self.store.watermark()
             case "get":
@@ -429,6 +431,9 @@ class Session:
             if self._closed and body != "release":
                 return
             if transaction is not None and transaction.failed is not None and body != "release":
+                if body == "commit":  # its last request: a client sends no release after it
+                    self.txns.pop(transaction.number, None)
+                    self._end(transaction)
                 raise transaction.failed
             getattr(self, f"_do_{body}", self._do_nothing)(request, transaction)
         except BaseException as error:
@@ -565,6 +570,8 @@ class Session:
         if request.commit.HasField("batch"):
             batch = (request.commit.batch.scope, request.commit.batch.sequence)
         try:
+            if token is not None or batch is not None:  # a token is kept, and answers whoever comes with it later
+                require(self.access, Access.WRITE, "committing under a token")
             self._apply(request, transaction)
             if transaction.txn is None:
                 if transaction.shared:
@@ -615,6 +622,7 @@ class Session:
         self._succeed(request, transaction)
 
     def _do_outcome(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
+        require(self.access, Access.WRITE, "asking for an outcome, which ends the attempt")
         state, commit_ts = self.store.outcome(request.outcome.token)
         reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
         self._succeed(request, transaction, outcome=reply)

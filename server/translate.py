@@ -143,7 +143,7 @@ class Translator:
             else:
                 txn.append_stages(schema, list(operation.stages))
             return
-        if schema.kind != "row":
+        if schema.kind != "row" and kind != Kind.KIND_GUARD:
             raise InvalidArgument(f"{schema.name!r} is an {schema.kind} table: its rows are not written one by one")
         key = self.key(schema, operation.key)
         match kind:

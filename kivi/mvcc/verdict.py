@@ -137,7 +137,7 @@ class Facts:
 
     def note(self, footprint: Footprint, cts: int, time_us: int) -> None:
         """The transaction entered the log at ``cts``."""
-        if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us // 2:
+        if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us:
             self._rotate(time_us)
         self._last = cts
         for table, key, op in footprint.rows:

@@ -426,3 +426,54 @@ def test_a_restart_is_ridden_out(tmp_path):
         with db.transaction() as tx:
             tx.delta("t", (1,), v=1)
         assert tx.commit_ts > seen  # R13
+
+
+@pytest.mark.parametrize("seen", ["a row that is there", "a sum that does not fit"])
+def test_writes_before_an_error_are_not_lost_with_the_connection(server, db, accounts, seen):
+    """The server has them, and the client has heard an error: it may not begin again without them."""
+    with db.transaction() as tx:
+        tx.put(accounts, (1,), name="there", balance=2**63 - 1)
+    with db.transaction() as tx:
+        tx.delta(accounts, (1,), balance=1)
+    with Proxy(server.port) as proxy, proxy.connect() as through:
+        tx = through.transaction()
+        tx.put(accounts, (2,), name="must not vanish")
+        if seen == "a row that is there":
+            with pytest.raises(kivi.RowExists):
+                tx.insert(accounts, (1,), name="again")
+        else:
+            with pytest.raises(kivi.OutOfRange):
+                tx.get(accounts, (1,))
+        proxy.cut()
+        time.sleep(0.2)
+        tx.put(accounts, (3,), name="alone")
+        with pytest.raises(kivi.Disconnected):
+            tx.commit()
+    with db.snapshot() as snap:
+        assert snap.get_many(accounts, [(2,), (3,)], ["name"]) == [None, None]
+
+
+def test_a_request_that_no_message_can_hold_takes_its_transaction_along(db, accounts):
+    """What was buffered with it is gone, so nothing of the transaction may commit."""
+    tx = db.transaction()
+    tx.put(accounts, (7,), name="small")
+    with pytest.raises(kivi.ResourceExhausted, match="message_bytes_max"):
+        for key in range(8, 14):
+            tx.put(accounts, (key,), name="x" * (15 << 20))
+        tx.get(accounts, (7,))
+    with pytest.raises(kivi.ResourceExhausted, match="message_bytes_max"):
+        tx.commit()
+    with db.snapshot() as snap:
+        assert snap.get(accounts, (7,)) is None
+
+
+def test_a_guard_on_an_aggregate_row(db):
+    db.create_event_table("guarded", event_time="ts", columns={"ts": "timestamp", "a": "int64"})
+    db.create_aggregate("guarded_by_a", source="guarded", group_by=["a"], measures={"calls": kivi.count()})
+    tx = db.transaction()
+    assert tx.get("guarded_by_a", (1,)) is None
+    tx.guard("guarded_by_a", (1,), "calls")
+    db.append("guarded", [{"ts": 1, "a": 1}])
+    with pytest.raises(kivi.Conflict) as caught:
+        tx.commit()
+    assert (caught.value.table, caught.value.key) == ("guarded_by_a", (1,))

@@ -321,6 +321,6 @@ def test_r17_min_snapshot_waits_until_its_deadline_then_unavailable(make: Make) 
     with pytest.raises(Unavailable):
         store.begin(min_snapshot=cts, timeout_s=0.02)
     with pytest.raises(Unavailable):
-        store.begin(min_snapshot=cts + 1000, timeout_s=30)  # nothing of that number is on its way
+        store.begin(min_snapshot=cts + 1000, timeout_s=0.02)  # nothing of that number is on its way yet
     threading.Timer(0.02, store.committer.finish_held, [cts]).start()
     assert store.begin(min_snapshot=cts, timeout_s=10).ts >= cts

@@ -66,6 +66,17 @@ def test_access_tokens(tmp_path):
                 assert snap.get("t", (1,)) == {"id": 1, "v": 1}
             with pytest.raises(kivi.PermissionDenied), reader.transaction() as tx:
                 tx.delta("t", (1,), v=1)
+            for token in ({"batch": ("scope", 0)}, {"token": "mine"}):  # it would answer for a writer's later commit
+                with pytest.raises(kivi.PermissionDenied), reader.transaction(**token):
+                    pass
+            with pytest.raises(kivi.PermissionDenied):
+                reader.outcome("mine")
+        with server.connect(access_token="writer") as writer:
+            for token in ({"batch": ("scope", 0)}, {"token": "mine"}):
+                with writer.transaction(**token) as tx:
+                    tx.delta("t", (1,), v=1)
+            with writer.snapshot() as snap:
+                assert snap.get("t", (1,)) == {"id": 1, "v": 3}
 
 
 def test_tls_and_client_certificates(tmp_path, require):

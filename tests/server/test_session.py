@@ -229,3 +229,14 @@ def test_scan_as_a_call_of_its_own(server, db, accounts):
     assert replies[0].start_ts == tx.commit_ts
     rows = [v for reply in replies for b in read_batches(reply.arrow) for v in b["id"].to_pylist()]
     assert rows == list(range(10_000))
+
+
+def test_refused_transactions_are_forgotten_by_the_server(raw, table_id, db):
+    before = db.stats()["server_open_transactions"]
+    for number in range(1, 21):  # begun in the future: refused when the time is up, and the commit with it
+        raw.send(
+            pb.Request(txn=number, begin=pb.Begin(as_of_ts=10**15)),
+            pb.Request(id=number, txn=number, operations=[operation(table_id, 1, balance=1)], commit=pb.Commit()),
+        )
+        assert raw.reply(number).error.reason == "InvalidArgument"
+    assert db.stats()["server_open_transactions"] == before

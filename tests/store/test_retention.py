@@ -69,6 +69,15 @@ def test_the_floor_follows_the_newest_event_and_keeps_what_the_retention_promise
     assert seen(driver) == sorted([*range(19, 30), *range(20, 31)])
 
 
+def test_statistics_count_what_is_remembered(driver: EmbeddedDriver) -> None:
+    append(driver, range(30))
+    floor(driver, 20)
+    for step in steps(driver):
+        step()
+        statistics = driver.db.describe("e")["statistics"]
+        assert (statistics["rows"], statistics["complete_since_us"]) == (10, 20 * MINUTE)
+
+
 def test_a_snapshot_from_before_the_floor_reads_on(driver: EmbeddedDriver) -> None:
     append(driver, range(30))
     driver.db.consolidate()
