@@ -101,12 +101,13 @@ def _lines(file: io.TextIOBase, kind: str, description: dict[str, Any], path: st
             if len(rows) >= _LINE_ROWS:
                 yield rows, done
                 rows = []
+    parse.end()
     if rows:
         yield rows, done
 
 
 class Rows:
-    """Lines to rows, one at a time. A CSV file's first line names the columns."""
+    """Lines to rows, one at a time. A CSV file's first line names the columns; a quoted cell may have several lines."""
 
     def __init__(self, kind: str, description: dict[str, Any], path: str) -> None:
         self.kind = kind
@@ -114,14 +115,25 @@ class Rows:
         self.number = 0
         self.types = type_names(description)
         self.names: list[str] | None = None
+        self._open = ""  # a CSV record whose last quote is not closed yet
+
+    def end(self) -> None:
+        """There are no more lines. Raises InvalidArgument in the middle of a quoted cell."""
+        if self._open:
+            raise InvalidArgument(f"{self.path} ends at line {self.number} inside a quoted cell")
 
     def __call__(self, line: str) -> dict[str, Any] | None:
         self.number += 1
-        if not line.strip():
+        if not self._open and not line.strip():
             return None
         where = f"{self.path}, line {self.number}"
         if self.kind == "csv":
-            (cells,) = csv.reader([line.rstrip("\r\n")])
+            line = self._open + line
+            if line.count('"') % 2:  # a quote inside a cell is written twice, so an odd one is open
+                self._open = line
+                return None
+            self._open = ""
+            (cells,) = csv.reader(io.StringIO(line.rstrip("\r\n"), newline=""))
             if self.names is None:
                 self.names = [cell.strip() for cell in cells]
                 return None

@@ -16,7 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -258,14 +258,14 @@ def _compare(store: Any, lease: Any, schema: TableSchema, path: str) -> str:
     source = store.table(schema.source or "")
     if source.retention_us is not None:
         return "not compared with its events, of which old ones are dropped"
-    expected = recount(schema, _batches(store, lease, source))
+    expected, bounds = recount(schema, _batches(store, lease, source))
     found = {}
     names, measures = schema.key_names, [column.name for column in schema.columns]
     for batch in _batches(store, lease, schema):
         for row in batch.select([*names, *measures]).to_pylist():
             found[tuple(row[name] for name in names)] = [row[name] for name in measures]
     for key in expected.keys() | found.keys():
-        if not _same(expected.get(key), found.get(key)):
+        if not _same(expected.get(key), found.get(key), bounds.get(key, ())):
             raise DataLoss(
                 f"aggregate {schema.name!r} has {found.get(key)} at {key}, its events give {expected.get(key)}: "
                 "drop the aggregate and create it again",
@@ -274,25 +274,34 @@ def _compare(store: Any, lease: Any, schema: TableSchema, path: str) -> str:
     return "equal to a recount of the events"
 
 
-def _same(left: list[Any] | None, right: list[Any] | None) -> bool:
+def _same(left: list[Any] | None, right: list[Any] | None, bounds: Sequence[float]) -> bool:
+    """``bounds``: how far two orders of addition may lie apart, per measure."""
     if left is None or right is None:
         return left is right
-    for a, b in zip(left, right, strict=True):
+    for a, b, bound in zip(left, right, bounds, strict=True):
         if isinstance(a, float) and isinstance(b, float):
-            if abs(a - b) > 1e-9 * max(1.0, abs(a), abs(b)):  # the order of float additions differs
+            if abs(a - b) > bound:
                 return False
         elif a != b:
             return False
     return True
 
 
-def recount(schema: TableSchema, events: Iterator[pa.RecordBatch]) -> dict[tuple[Any, ...], list[Any]]:
-    """The aggregate's rows from the events themselves, by Arrow kernels and exact sums."""
+def recount(
+    schema: TableSchema, events: Iterator[pa.RecordBatch]
+) -> tuple[dict[tuple[Any, ...], list[Any]], dict[tuple[Any, ...], list[float]]]:
+    """The aggregate's rows from the events themselves, by Arrow kernels and exact sums; and a bound for each float sum.
+
+    Floats are added in another order here. n additions in any order stay within n * 2**-53 * sum(|v|) of the exact sum.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
     total: dict[tuple[Any, ...], list[Any]] = {}
+    bounds: dict[tuple[Any, ...], list[float]] = {}
+    rows = 0
     for batch in events:
+        rows += batch.num_rows
         columns: dict[str, Any] = {}
         for group in schema.group_by:
             column = batch[group.source]
@@ -315,10 +324,17 @@ def recount(schema: TableSchema, events: Iterator[pa.RecordBatch]) -> dict[tuple
             options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
             calls.append((name, operator, options))
         keys = [name for name in columns if name.startswith("key ")]
-        grouped = pa.table(columns).group_by(keys).aggregate(calls)
+        measured = [f"{name}_{operator}" for name, operator, _ in calls]
+        for name, _, _ in tuple(calls):
+            is_float = pa.types.is_floating(columns[name].type)
+            columns[f"size {name}"] = pc.abs(columns[name]) if is_float else pa.repeat(pa.scalar(0.0), batch.num_rows)
+            calls.append((f"size {name}", "sum", pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)))
         outputs = [*keys, *(f"{name}_{operator}" for name, operator, _ in calls)]
+        grouped = pa.table(columns).group_by(keys).aggregate(calls)
         for row in zip(*(grouped[name].to_pylist() for name in outputs), strict=True):
-            key, values = row[: len(keys)], row[len(keys) :]
+            key, values = row[: len(keys)], row[len(keys) : len(keys) + len(measured)]
+            sizes = [float(size or 0) for size in row[len(keys) + len(measured) :]]
+            bounds[key] = [a + b for a, b in zip(bounds.get(key, [0.0] * len(sizes)), sizes, strict=True)]
             held = total.get(key)
             total[key] = (
                 list(values)
@@ -331,7 +347,7 @@ def recount(schema: TableSchema, events: Iterator[pa.RecordBatch]) -> dict[tuple
         for i, column in enumerate(schema.columns):
             if column.type.name == "int64" and held[i] is not None:
                 held[i] = int(held[i])
-    return total
+    return total, {key: [2 * rows * 2.0**-53 * size for size in sizes] for key, sizes in bounds.items()}
 
 
 def _fold(operator: str, a: Any, b: Any) -> Any:

@@ -11,6 +11,8 @@ import pytest
 
 import kivi
 from kivi import cli_text
+from kivi.cli_append import Rows
+from kivi.definitions import event_table_schema
 from kivi.expr import Expr
 
 TYPES = {"id": "int64", "slot": "timestamp", "name": "string", "price": "decimal(9,2)", "b": "bytes", "f": "float64"}
@@ -92,3 +94,17 @@ def test_tables_csv_and_json() -> None:
     ]
     assert printed["csv"] == ["id,name,at", '1,"a,b",2023-11-16T18:00:00Z', "20,,"]
     assert printed["json"][0] == '{"id": 1, "name": "a,b", "at": "2023-11-16T18:00:00Z"}'
+
+
+def test_a_quoted_cell_of_csv_may_have_several_lines():
+    schema = event_table_schema("ev", event_time="ts", columns={"ts": "timestamp", "a": "int64", "s": "string"})
+    parse = Rows("csv", schema.description(), "f.csv")
+    lines = ["a,s\n", '1,"x\n', '2,""y"""\n', "3,z\n"]
+    assert [row for line in lines if (row := parse(line)) is not None] == [
+        {"a": 1, "s": 'x\n2,"y"'},
+        {"a": 3, "s": "z"},
+    ]
+    parse.end()
+    parse('4,"open\n')
+    with pytest.raises(kivi.InvalidArgument, match="line 5 inside a quoted cell"):
+        parse.end()
