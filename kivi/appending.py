@@ -11,6 +11,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from kivi.arguments import check_batching
 from kivi.client_appender import EVENTS_BUFFERED_MAX, AppendFuture, Columns, Pending, closed
 from kivi.errors import InvalidArgument
 
@@ -36,8 +37,7 @@ class Appender:
     """
 
     def __init__(self, db: Appendable, table: str, linger_ms: float, max_events: int) -> None:
-        if not max_events >= 1 or not linger_ms >= 0:
-            raise InvalidArgument("max_events is at least 1 and linger_ms at least 0")
+        check_batching(linger_ms, max_events)
         self._db = db
         self._schema = db._schema(table)
         if self._schema.kind != "event":

@@ -11,6 +11,8 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import inspect
+import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
@@ -31,6 +33,11 @@ __all__ = [
     "SnapshotArguments",
     "TransactionArguments",
     "check_batch",
+    "check_batching",
+    "check_token",
+    "directory",
+    "stage_ids",
+    "table_name",
     "takes",
     "type_of",
 ]
@@ -148,6 +155,45 @@ def _timestamp(value: object, what: str) -> None:
         raise InvalidArgument(f"{what}, not {value!r}")
 
 
+def check_token(token: object) -> str:
+    """A request token. Raises InvalidArgument."""
+    if not isinstance(token, str) or not token:
+        raise InvalidArgument(f"a token is a string, not {token!r}")
+    return token
+
+
+def table_name(name: object) -> str:
+    """Raises InvalidArgument for what cannot be one."""
+    if not isinstance(name, str):
+        raise InvalidArgument(f"a table is named by a string, not {name!r}")
+    return name
+
+
+def stage_ids(ids: object) -> list[bytes]:
+    """What ``stage`` returned, several of them. Raises InvalidArgument."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise InvalidArgument(f"stages are given as a list of what stage() returned, not {ids!r}")
+    listed = list(ids)
+    for one in listed:
+        if not isinstance(one, bytes):
+            raise InvalidArgument(f"a stage is named by the bytes that stage() returned, not {one!r}")
+    return listed
+
+
+def directory(path: object) -> str:
+    """A path as text. Raises InvalidArgument."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise InvalidArgument(f"a directory is named by a path, not {path!r}")
+    return os.fsdecode(path)
+
+
+def check_batching(linger_ms: object, max_events: object) -> None:
+    """Of an appender. Raises InvalidArgument."""
+    for name, value, least in (("linger_ms", linger_ms, 0), ("max_events", max_events, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+            raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
+
+
 def check_batch(batch: object) -> None:
     """Raises InvalidArgument unless it is a batch token, or None."""
     match batch:
@@ -167,8 +213,8 @@ class TransactionArguments:
     min_snapshot: int | None = None
 
     def __post_init__(self) -> None:
-        if self.token is not None and (not isinstance(self.token, str) or not self.token):
-            raise InvalidArgument(f"a token is a string, not {self.token!r}")
+        if self.token is not None:
+            check_token(self.token)
         check_batch(self.batch)
         if self.min_snapshot is not None:
             _timestamp(self.min_snapshot, "min_snapshot is a commit timestamp")
@@ -188,6 +234,9 @@ class SnapshotArguments:
             _timestamp(self.as_of, "as_of is a commit timestamp or a datetime")
         if self.min_snapshot is not None:
             _timestamp(self.min_snapshot, "min_snapshot is a commit timestamp")
+        ttl: object = self.ttl_s
+        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < math.inf):
+            raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl!r}")
 
     @property
     def as_of_ts(self) -> int | None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from kivi import errors
-from kivi.arguments import AggregateArguments, TransactionArguments
+from kivi.arguments import (
+    AggregateArguments,
+    TransactionArguments,
+    check_token,
+    directory,
+    stage_ids,
+    table_name,
+)
 from kivi.client_codec import from_table, to_table
 from kivi.client_messages import append_parts, new_aggregate, number, request_token
 from kivi.client_messages import commit as commit_message
@@ -126,6 +133,7 @@ class Core:
             yield Sleep(min(backoff_s(attempt + 4), max(0.0, deadline - time.monotonic())))
 
     def outcome(self, token: str) -> Steps[Outcome]:
+        check_token(token)
         request = session_pb2.Request(outcome=session_pb2.Outcome(token=token), timeout_ms=timeout_ms(self.timeout_s))
         reply = yield from self.repeat(request, lambda: Timeout(f"the server did not say what became of {token!r}"))
         match reply.outcome.state:
@@ -159,8 +167,8 @@ class Core:
 
     def append(self, table: str, records: Any, token: str | None, batch: tuple[str, int] | None) -> Steps[int]:
         """One transaction; the schema is fetched again, once, if the table turns out to be another."""
-        if token is not None and not isinstance(token, str):
-            raise InvalidArgument(f"a token is a string, not {token!r}")
+        if token is not None:
+            check_token(token)
         for attempt in (0, 1):
             schema = self.schemas.get(table) or (yield from self.fetch(table))
             try:
@@ -212,7 +220,7 @@ class Core:
         raise AssertionError("unreachable")
 
     def discard_stages(self, ids: Iterable[bytes]) -> Steps[None]:
-        yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=list(ids)))
+        yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=stage_ids(ids)))
 
     def batch_scopes(self, prefix: str) -> Steps[list[str]]:
         reply = yield from self.call("ListBatchScopes", service_pb2.ListBatchScopesRequest(prefix=prefix))
@@ -240,13 +248,13 @@ class Core:
         return [table.name for table in reply.tables]
 
     def describe(self, name: str) -> Steps[dict[str, Any]]:
-        reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=name))
+        reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
         schema = self.schemas[name] = from_table(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
         return {**schema.description(), "statistics": statistics}
 
     def drop(self, name: str) -> Steps[None]:
-        self.schemas.pop(name, None)
+        self.schemas.pop(table_name(name), None)
         yield from self.call("DropTable", service_pb2.DropTableRequest(name=name))
 
     def watermark(self) -> Steps[int]:
@@ -261,4 +269,4 @@ class Core:
         return {name: number(value) for name, value in reply.values.items()}
 
     def checkpoint(self, path: str) -> Steps[None]:
-        yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=str(path)), None)
+        yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)

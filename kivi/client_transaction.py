@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi import errors
-from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments
+from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, stage_ids
 from kivi.client_codec import fill_values, from_values
 from kivi.client_messages import append_parts, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
@@ -269,7 +269,7 @@ class TransactionCore:
                 yield from self.flush()
 
     def append_stages(self, schema: TableSchema, stages: Iterable[bytes]) -> None:
-        self.operation(Kind.KIND_APPEND_STAGES, schema).stages.extend(stages)
+        self.operation(Kind.KIND_APPEND_STAGES, schema).stages.extend(stage_ids(stages))
 
     # -- reads ----------------------------------------------------------------------------------
 

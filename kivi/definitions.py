@@ -99,6 +99,9 @@ def row_table_schema(
     name: str, key: Mapping[str, object], columns: Mapping[str, object], history: str | int | dt.timedelta | None = None
 ) -> TableSchema:
     """The schema of a row table. Raises SchemaError, InvalidArgument."""
+    for part, given in (("key", key), ("columns", columns)):
+        if not isinstance(given, Mapping):
+            raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
     built = []

@@ -17,6 +17,11 @@ from kivi.arguments import (
     ScanArguments,
     SnapshotArguments,
     TransactionArguments,
+    check_batch,
+    check_token,
+    directory,
+    stage_ids,
+    table_name,
     takes,
 )
 from kivi.arrow.records import event_batch
@@ -105,7 +110,7 @@ class Transaction(interface.Transaction):
         self._open().append(schema, event_batch(schema, records))
 
     def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        self._open().append_stages(self._db._schema(table), list(stages))
+        self._open().append_stages(self._db._schema(table), stage_ids(stages))
 
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
         schema = self._db._schema(wanted.table)
@@ -184,11 +189,11 @@ class Database(interface.Database[Transaction, Snapshot]):
         return [schema.name for schema in self.store.tables()]
 
     def describe(self, name: str) -> dict[str, Any]:
-        schema = self.store.table(name)
+        schema = self.store.table(table_name(name))
         return {**schema.description(), "statistics": self.store.statistics(schema)}
 
     def drop(self, name: str) -> None:
-        self.store.drop(name)
+        self.store.drop(table_name(name))
 
     def _transaction(self, wanted: TransactionArguments) -> Transaction:
         return Transaction(self, wanted)
@@ -204,6 +209,8 @@ class Database(interface.Database[Transaction, Snapshot]):
         return Snapshot(self, lease)
 
     def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
+        check_batch(batch)
+        token = None if token is None else check_token(token)
         schema = self._schema(table)
         events = event_batch(schema, records)
         txn = self.store.transaction()
@@ -214,7 +221,7 @@ class Database(interface.Database[Transaction, Snapshot]):
             txn.rollback()
 
     def outcome(self, token: str) -> Outcome:
-        state, commit_ts = self.store.outcome(token)
+        state, commit_ts = self.store.outcome(check_token(token))
         if commit_ts is not None:
             return commit_ts
         return ABORTED if state == "aborted" else UNKNOWN
@@ -224,7 +231,7 @@ class Database(interface.Database[Transaction, Snapshot]):
         return self.store.stage_wait(schema, event_batch(schema, records), owner=owner)
 
     def discard_stages(self, ids: Iterable[bytes]) -> None:
-        self.store.discard_stages(list(ids))
+        self.store.discard_stages(stage_ids(ids))
 
     def batch_scopes(self, prefix: str = "") -> list[str]:
         return self.store.batch_scopes(prefix)
@@ -239,4 +246,4 @@ class Database(interface.Database[Transaction, Snapshot]):
         return self.store.stats()
 
     def checkpoint(self, path: Any) -> None:
-        self.store.checkpoint(os.fspath(path))
+        self.store.checkpoint(directory(path))

@@ -111,6 +111,8 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
         os.makedirs(path, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise NotAStore(f"{path} is a file, not a directory: name a directory for the store") from None
+    except OSError as error:
+        raise NotAStore(f"{path} cannot be made ({error.strerror}): name a directory that can") from None
     entries = set(os.listdir(path)) - {"LOCK"}
     if entries and _MARKER not in entries:
         raise NotAStore(

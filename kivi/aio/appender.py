@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from kivi.arguments import check_batching
 from kivi.client_appender import EVENTS_BUFFERED_MAX, Columns, closed
 from kivi.errors import InvalidArgument, ResourceExhausted
 from kivi.schema import TableSchema
@@ -27,8 +28,7 @@ class Appender:
     """
 
     def __init__(self, db: Database, table: str, linger_ms: float, max_events: int) -> None:
-        if not max_events >= 1 or not linger_ms >= 0:
-            raise InvalidArgument("max_events is at least 1 and linger_ms at least 0")
+        check_batching(linger_ms, max_events)
         self._db = db
         self._table = table
         self._linger_s = linger_ms / 1000

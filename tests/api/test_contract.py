@@ -598,3 +598,32 @@ def test_the_decorator_joins_a_transaction_or_begins_one(db):
             add(tx, 3)
         with db.snapshot() as snap:
             assert snap.get("t", (1,))["n"] == 5
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda db: db.describe(5),
+        lambda db: db.drop(5),
+        lambda db: db.outcome(None),
+        lambda db: db.outcome(""),
+        lambda db: db.append("invocations", [event()], token=5),
+        lambda db: db.append("invocations", [event()], batch=["scope", 1]),
+        lambda db: db.snapshot(ttl_s="5"),
+        lambda db: db.snapshot(ttl_s=float("nan")),
+        lambda db: db.snapshot(ttl_s=0),
+        lambda db: db.checkpoint(None),
+        lambda db: db.checkpoint(""),
+        lambda db: db.create_table("t", key={"id": "int64"}, columns=None),
+        lambda db: db.discard_stages("a stage"),
+        lambda db: db.discard_stages(["a stage"]),
+        lambda db: db.appender("invocations", max_events="x"),
+        lambda db: db.appender("invocations", linger_ms=None),
+    ],
+)
+def test_an_argument_of_the_wrong_kind_is_refused_by_name(invocations, call):
+    """Never as Python's own error, and never taken for something else."""
+    before = invocations.tables()
+    with pytest.raises(kivi.InvalidArgument):
+        call(invocations)
+    assert invocations.tables() == before
