@@ -359,3 +359,22 @@ def test_verify_believes_float_sums_in_any_order(cli, tmp_path):
         with db.snapshot() as snap:
             assert snap.get("sums", (1,)) == {"g": 1, "f": 8.0, "n": 10}
     assert "equal to a recount of the events" in cli("verify", data, "-o", "json")
+
+
+def test_verify_and_backup_of_a_sum_that_does_not_fit_now_and_of_an_early_moment(cli, tmp_path):
+    data = tmp_path / "odd"
+    with kivi.open(data) as db:
+        db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "v": "int64"}, history=None)
+        with db.transaction() as tx:
+            tx.put("t", (1,), n=2**63 - 1, v=5)
+        with db.transaction() as tx:
+            tx.delta("t", (1,), n=1)
+        db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+        slot = kivi.time_slot("ts", "5m", name="slot")
+        db.create_aggregate(
+            "by_slot", source="ev", group_by=[slot], measures={"x": kivi.sum("x"), "last": kivi.max("ts")}
+        )
+        db.append("ev", [{"ts": 300_000_000_000_000_000, "x": 2**62}, {"ts": 300_000_000_000_000_000, "x": 2**62}])
+    report = json.loads(cli("verify", data, "-o", "json"))
+    assert report["t"] == "1 rows, n not read: a sum does not fit its type right now"
+    assert "equal to a recount" in report["by_slot"]
