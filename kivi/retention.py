@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from kivi.schema import TableSchema
     from kivi.store import Store
 
-__all__ = ["Retention"]
+__all__ = ["Retention", "earliest_times", "remembered"]
 
 _BODY: Final = struct.Struct("<BIq")
 _VERSION: Final = 1

@@ -232,12 +232,7 @@ def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:
         if value.utcoffset() is None:
             raise InvalidArgument(f"{what} is a datetime without a time zone: use an aware one, in UTC")
         return (value - _EPOCH) // dt.timedelta(microseconds=1)
-    number = _as_int(value)
-    if number is None:
-        raise _bad(what, value, type_)
-    if not INT64_MIN <= number <= INT64_MAX:
-        raise InvalidArgument(f"{what} is {shown(number)}, which does not fit in 64 bits")
-    return number
+    return _to_int64(type_, value, what)
 
 
 _TO_STORED: Final = {

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kivi.outcomes import ABORTED
 from tests.oracle import Oracle, Report
-from tests.proof.workloads import TABLES, WORKLOADS, Client, fund, make_tables
+from tests.proof.workloads import TABLES, WORKLOADS, Client, fund, make_tables, settled
 from tests.serverproc import ServerProcess
 
 __all__ = ["ARGUMENTS", "Result", "checked"]
@@ -73,7 +72,7 @@ def checked(
             if client.failure is not None:
                 raise client.failure
             client.db.close()
-        oracle.resolve(lambda token: _outcome(db, token))
+        oracle.resolve(lambda token: settled(db, token))
         last = clients[0].__class__(db, oracle, -1)
         last.name = "last"
         with db.snapshot() as snap:
@@ -135,9 +134,3 @@ def _drive(
         for thread in threads:
             thread.join()
     return counted
-
-
-def _outcome(db: Any, token: str) -> int | None:
-    found = db.outcome(token)
-    assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
-    return found if isinstance(found, int) else None

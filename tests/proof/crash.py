@@ -32,11 +32,10 @@ import pyarrow as pa
 
 import kivi
 from kivi.errors import KiviError, NotFound
-from kivi.outcomes import ABORTED
 from tests.oracle import Attempt, Op, Oracle, Read
 from tests.proof.concurrent import ARGUMENTS
 from tests.proof.powerloss import Disk, environment
-from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros
+from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
 from tests.serverproc import ServerProcess
 
 __all__ = ["Crashed", "History", "NotReachedError", "call_failed", "crash_at", "power_lost", "prepare"]
@@ -321,7 +320,7 @@ def recovered(data: Path, oracle: Oracle) -> int:
         + [read.ts for read in oracle.reads]
     )
     with kivi.open(data, background=False) as db:
-        resolved = oracle.resolve(lambda token: _outcome(db, token))
+        resolved = oracle.resolve(lambda token: settled(db, token))
         ts, found = _contents(db)
         for table in TABLES:
             oracle.read(Read(ts, table, None, found[table], who="after the crash"))
@@ -363,9 +362,3 @@ def _checkpoint_holds(path: Path, oracle: Oracle) -> bool:
         for table in TABLES:
             assert found[table] == replay.answer(Read(ts, table, None, None)), f"the checkpoint's {table} at {ts}"
     return True
-
-
-def _outcome(db: Any, token: str) -> int | None:
-    found = db.outcome(token)
-    assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
-    return found if isinstance(found, int) else None

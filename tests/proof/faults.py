@@ -20,7 +20,7 @@ from kivi.log import segmented
 from kivi.outcomes import ABORTED
 from tests.log.faults import FaultyFiles
 from tests.oracle import Attempt, Op, Oracle, Read
-from tests.proof.workloads import TABLES, make_tables, micros
+from tests.proof.workloads import TABLES, make_tables, micros, settled
 
 __all__ = ["ERRORS", "calls_in_all", "faulty"]
 
@@ -107,7 +107,7 @@ class Swept:
         self.files.fault = lambda name, number: None
         refused = {a.token for a in self.oracle.attempts if a.outcome == "aborted"}
         with self._open() as db:
-            self.oracle.resolve(lambda token: self._outcome(db, token))
+            self.oracle.resolve(lambda token: settled(db, token))
             for token in refused:
                 assert db.outcome(token) is ABORTED, f"{token}: it was said that nothing was applied"
             self._read(db)
@@ -118,11 +118,6 @@ class Swept:
             db.consolidate()
             self._read(db)
         self.oracle.check()
-
-    def _outcome(self, db: Any, token: str) -> int | None:
-        found = db.outcome(token)
-        assert isinstance(found, int) or found is ABORTED
-        return found if isinstance(found, int) else None
 
 
 def calls_in_all(path: Path) -> int:

@@ -24,6 +24,7 @@ from typing import Any
 
 import kivi
 from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists, SnapshotTooOld, Unavailable
+from kivi.outcomes import ABORTED
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table
 
 __all__ = ["TABLES", "WORKLOADS", "Bank", "Client", "Counters", "LongFork", "Mix", "Sessions", "make_tables", "micros"]
@@ -80,6 +81,13 @@ def fund(db: Any, oracle: Oracle) -> int:
             tx.put(op.table, op.key, **op.values)
     oracle.attempt(Attempt(tx.start_ts, ops, "committed", tx.commit_ts, who="fund"))
     return int(tx.commit_ts)
+
+
+def settled(db: Any, token: str) -> int | None:
+    """What became of a token, for ``Oracle.resolve``: its commit timestamp, or None if it never will commit."""
+    found = db.outcome(token)
+    assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
+    return found if isinstance(found, int) else None
 
 
 def micros(moment: Any) -> int:
