@@ -95,6 +95,9 @@ class Transaction(_Reads, interface.Transaction):
         if self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema)))):
             self._run(self._core.flush())
 
+    def renew(self, ttl_s: float | None = None) -> None:
+        self._run(self._core.renew(ttl_s))
+
     def append(self, table: str, records: Any) -> None:
         self._run(self._core.append(self._db._schema(table), records))
 
@@ -151,6 +154,10 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def _schema(self, table: str) -> TableSchema:
         return self._core.schemas.get(table) or self._run(self._core.fetch(table))
+
+    @property
+    def _value_bytes_max(self) -> int:
+        return self._core.value_bytes_max
 
     def _create(self, schema: TableSchema) -> None:
         self._run(self._core.create(schema))

@@ -14,8 +14,8 @@ import grpc
 from kivi import client_methods as methods
 from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
-from kivi.client_steps import ConnectionLost, Stream, Timeout, Unary, Upload
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, Unavailable
+from kivi.client_steps import Closed, ConnectionLost, Stream, Timeout, Unary, Upload
+from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["FRAME_BYTES", "Calls", "Link", "answer", "encoded", "failed", "lost", "silent", "unreachable"]
@@ -86,11 +86,11 @@ class Link(ABC, Generic[S]):
         """A new session's stream."""
 
     def open(self, wait_for_ready: bool = True) -> S:
-        """The current session, or a new one if it is broken. Raises InvalidArgument once the client is closed."""
+        """The current session, or a new one if it is broken. Raises Closed once the client is."""
         session = self._current
         if session is None or session.broken is not None:
             if self._closed:
-                raise InvalidArgument("this client is closed")
+                raise Closed("this client is closed")
             self._epochs += 1
             session = self._current = self._begun(wait_for_ready)
         return session

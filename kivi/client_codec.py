@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
@@ -84,42 +84,20 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "not": pb.Expr.OP_NOT,
 }
 _NAMES: Final = {number: name for name, number in _OPS.items()}
-_EXPR_DEPTH_MAX: Final = 50
 
 
-def _operands(expr: Expr, op: str) -> Iterator[Expr]:
-    """The operands of a chain ``a & b & c``, which the tree nests, side by side."""
-    stack = [expr]
-    while stack:
-        node = stack.pop()
-        if node.op == op:
-            stack.extend(reversed(node.args))
-        else:
-            yield node
-
-
-def to_expr(expr: Expr, depth: int = 0) -> pb.Expr:
+def to_expr(expr: Expr) -> pb.Expr:
     """A bound predicate as a message."""
-    if depth > _EXPR_DEPTH_MAX:
-        raise InvalidArgument(f"the predicate is nested more than {_EXPR_DEPTH_MAX} deep")
     out = pb.Expr(op=_OPS[expr.op], column=expr.column)
     if expr.op in ("and", "or"):
-        out.args.extend(to_expr(arg, depth + 1) for arg in _operands(expr, expr.op))
+        out.args.extend(to_expr(arg) for arg in expr.args)
     elif expr.op == "not":
-        out.args.append(to_expr(expr.args[0], depth + 1))
+        out.args.append(to_expr(expr.args[0]))
     elif expr.op == "isin":
         fill_values(out.values, expr.value)
     elif expr.op != "is_null":
         fill_values(out.values, (expr.value,))
     return out
-
-
-def _balanced(op: str, args: list[Expr]) -> Expr:
-    """Many operands as a tree whose depth is their number's logarithm."""
-    while len(args) > 1:
-        paired = [Expr(op, args=(args[i], args[i + 1])) for i in range(0, len(args) - 1, 2)]
-        args = paired + args[len(args) & ~1 :]
-    return args[0]
 
 
 def from_expr(message: pb.Expr) -> Expr:
@@ -131,7 +109,7 @@ def from_expr(message: pb.Expr) -> Expr:
         args = [from_expr(arg) for arg in message.args]
         if not args or (op == "not" and len(args) != 1):
             raise InvalidArgument(f"{op!r} with {len(args)} operands")
-        return Expr("not", args=(args[0],)) if op == "not" else _balanced(op, args)
+        return Expr(op, args=tuple(args))
     values = from_values(message.values)
     if op == "is_null":
         return Expr(op, message.column)

@@ -20,8 +20,10 @@ from kivi.arguments import (
 from kivi.client_codec import from_table, to_table
 from kivi.client_messages import append_parts, new_aggregate, number, request_token
 from kivi.client_messages import commit as commit_message
+from kivi.client_methods import MESSAGE_BYTES_MAX
 from kivi.client_steps import (
     Ask,
+    Closed,
     ConnectionLost,
     Sleep,
     Steps,
@@ -55,10 +57,16 @@ class Core:
     transport: Transport = field(init=False)
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     seen_ts: int = 0
+    value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def saw(self, ts: int) -> None:
         self.seen_ts = max(self.seen_ts, ts)
+
+    def greeted(self, hello: session_pb2.Hello) -> None:
+        """The server's first words on a session."""
+        self.transport.session = hello.session
+        self.value_bytes_max = hello.limits.value_bytes_max
 
     def deadline(self) -> float:
         return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
@@ -107,7 +115,7 @@ class Core:
             try:
                 return (yield Unary(method, message, self.timeout_s))
             except errors.Unavailable as error:
-                final = isinstance(error, (Timeout, errors.ResourceExhausted)) or method not in _REPEATABLE
+                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE
                 if final or time.monotonic() >= deadline:
                     raise
             attempt += 1

@@ -31,6 +31,7 @@ from kivi.wire.v1 import session_pb2
 
 __all__ = [
     "Ask",
+    "Closed",
     "ConnectionLost",
     "Effect",
     "Sleep",
@@ -56,6 +57,10 @@ class ConnectionLost(errors.Unavailable):
 
 class Timeout(errors.Unavailable):
     """No answer within the client's timeout; the request may have reached the server."""
+
+
+class Closed(errors.Unavailable):
+    """The caller has closed this client: nothing is tried again."""
 
 
 @dataclass(slots=True)

@@ -178,9 +178,11 @@ class TransactionCore:
             self.core.transport.tell(session_pb2.Request(txn=self.number, release=session_pb2.Release()), self._epoch)
 
     def renew(self, ttl_s: float | None) -> Steps[None]:
-        request = self._take()
-        request.renew.ttl_ms = timeout_ms(ttl_s)
-        yield from self._ask(request)
+        if self.broken is not None:
+            raise self.broken
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        yield from self._ask(session_pb2.Request(txn=self.number, renew=session_pb2.Renew(ttl_ms=timeout_ms(ttl_s))))
 
     def commit(self) -> Steps[int]:
         if self.broken is not None:

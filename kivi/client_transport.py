@@ -20,7 +20,7 @@ from kivi.client_calls import FRAME_BYTES, Calls, Link, answer, encoded, failed,
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Effect, Sleep, Steps, Stream
+from kivi.client_steps import Ask, Closed, Effect, Sleep, Steps, Stream
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -125,7 +125,7 @@ class _Session:
             for data in self._call:
                 frame = session_pb2.ServerFrame.FromString(data)
                 if frame.HasField("hello"):
-                    self._transport.session = frame.hello.session
+                    self._transport.core.greeted(frame.hello)
                     self.hello.set()
                 for reply in frame.responses:
                     waiter = self._waiters.pop(reply.id, None)
@@ -219,5 +219,5 @@ class Transport(Link[_Session]):
             self._closed = True
             session = self._current
         if session is not None:
-            session.close(Unavailable("this client is closed"))
+            session.close(Closed("this client is closed"))
         self.calls.channel.close()

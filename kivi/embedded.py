@@ -105,6 +105,9 @@ class Transaction(interface.Transaction):
             case "guard":
                 txn.guard(schema, key, column)
 
+    def renew(self, ttl_s: float | None = None) -> None:
+        self._db.store.renew(self._open().lease.id, ttl_s)
+
     def append(self, table: str, records: Any) -> None:
         schema = self._db._schema(table)
         self._open().append(schema, event_batch(schema, records))
@@ -177,6 +180,10 @@ class Database(interface.Database[Transaction, Snapshot]):
     def _schema(self, table: str) -> TableSchema:
         return self.store.table(table)
 
+    @property
+    def _value_bytes_max(self) -> int:
+        return self.store.settings.max_value_bytes
+
     def _create(self, schema: TableSchema) -> None:
         self.store.create(schema)
 
@@ -237,12 +244,14 @@ class Database(interface.Database[Transaction, Snapshot]):
         return self.store.batch_scopes(prefix)
 
     def watermark(self) -> int:
+        self.store.check_open()
         return self.store.watermark()
 
     def consolidate(self) -> None:
         self.store.consolidate()
 
     def stats(self) -> dict[str, int | float]:
+        self.store.check_open()
         return self.store.stats()
 
     def checkpoint(self, path: Any) -> None:

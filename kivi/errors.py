@@ -15,7 +15,7 @@
     |   `-- OutOfSequence         ... a batch token skipped a batch
     |-- RowExists                 strict insert found the row
     |-- NotFound                  no such table (or subscription, or stage)
-    |-- AlreadyExists             a table of that name is there, with another definition
+    |-- AlreadyExists             a table of that name is there already
     |-- OutOfRange                a column's exact value does not fit its type right now
     |-- Unauthenticated           send an access token the server knows
     |-- PermissionDenied          use an access token that may do this
@@ -160,7 +160,7 @@ class NotFound(KiviError):
 
 
 class AlreadyExists(KiviError):
-    """A table of that name exists already with a different definition."""
+    """A table of that name is there already: drop it first, or use another name."""
 
 
 class OutOfRange(KiviError):

@@ -28,14 +28,16 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     ">": lambda a, b: bool(a > b),
     ">=": lambda a, b: bool(a >= b),
 }
-_ARGUMENTS: Final = {"and": 2, "or": 2, "not": 1}
 _MAX_NODES: Final = 10_000
-_MAX_DEPTH: Final = 100
+_MAX_DEPTH: Final = 50  # protobuf reads messages nested 100 deep, and the predicate lies within some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Expr:
-    """One node. ``op``: a comparison, "isin", "is_null" (both with ``column``), "and", "or", "not" (with ``args``)."""
+    """One node. ``op``: a comparison, "isin", "is_null" (both with ``column``), "and", "or", "not" (with ``args``).
+
+    "and" and "or" have one or more arguments: ``a & b & c`` is one node, so long chains nest no deeper than short ones.
+    """
 
     op: str
     column: str = ""
@@ -43,10 +45,10 @@ class Expr:
     args: tuple[Expr, ...] = ()
 
     def __and__(self, other: Expr) -> Expr:
-        return Expr("and", args=(_expr(self), _expr(other)))
+        return Expr("and", args=(*_operands(self, "and"), *_operands(other, "and")))
 
     def __or__(self, other: Expr) -> Expr:
-        return Expr("or", args=(_expr(self), _expr(other)))
+        return Expr("or", args=(*_operands(self, "or"), *_operands(other, "or")))
 
     def __invert__(self) -> Expr:
         return Expr("not", args=(self,))
@@ -57,7 +59,7 @@ class Expr:
     def __str__(self) -> str:
         match self.op:
             case "and" | "or":
-                return f"({self.args[0]} {'&' if self.op == 'and' else '|'} {self.args[1]})"
+                return f"({(' & ' if self.op == 'and' else ' | ').join(map(str, self.args))})"
             case "not":
                 return f"~{self.args[0]}"
             case "isin":
@@ -72,6 +74,12 @@ def _expr(value: object) -> Expr:
     if not isinstance(value, Expr):
         raise InvalidArgument(f"{value!r} is not a predicate: compare kivi.col(name) with a value first")
     return value
+
+
+def _operands(value: object, op: str) -> tuple[Expr, ...]:
+    """Side by side, where an operand is a chain of the same operator."""
+    expr = _expr(value)
+    return expr.args if expr.op == op else (expr,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -139,7 +147,7 @@ class Scan:
 def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:
     """The same predicate with literals in stored form. Raises SchemaError for what the columns cannot be compared with.
 
-    ``type_of`` gives a column's type or raises SchemaError. Predicates deeper than 100 or larger than
+    ``type_of`` gives a column's type or raises SchemaError. Predicates deeper than 50 or larger than
     10,000 nodes are refused, so that a stranger's predicate cannot exhaust the stack.
     """
     budget = [_MAX_NODES]
@@ -148,9 +156,11 @@ def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:
         budget[0] -= 1 + (len(node.value) if node.op == "isin" else 0)
         if depth > _MAX_DEPTH or budget[0] < 0:
             raise InvalidArgument(f"the predicate is too large: at most {_MAX_NODES} nodes and {_MAX_DEPTH} deep")
-        if node.op in _ARGUMENTS:
-            if len(node.args) != _ARGUMENTS[node.op]:
-                raise InvalidArgument(f"{node.op!r} of {len(node.args)} predicates: it takes {_ARGUMENTS[node.op]}")
+        if node.op in ("and", "or", "not"):
+            if not node.args or (node.op == "not" and len(node.args) > 1):
+                raise InvalidArgument(
+                    f"{node.op!r} of {len(node.args)} predicates: not takes one, the others at least one"
+                )
             return Expr(node.op, args=tuple(walk(arg, depth + 1) for arg in node.args))
         type_ = type_of(node.column)
         if node.op == "is_null":
@@ -177,12 +187,15 @@ def matches(expr: Expr, row: Mapping[str, Any]) -> bool:
 
 def _truth(expr: Expr, row: Mapping[str, Any]) -> bool | None:
     match expr.op:
-        case "and":
-            left, right = _truth(expr.args[0], row), _truth(expr.args[1], row)
-            return False if left is False or right is False else (None if left is None or right is None else True)
-        case "or":
-            left, right = _truth(expr.args[0], row), _truth(expr.args[1], row)
-            return True if left is True or right is True else (None if left is None or right is None else False)
+        case "and" | "or":
+            decides = expr.op == "or"  # one operand that is true decides "or", one that is false "and"
+            unknown = False
+            for arg in expr.args:
+                truth = _truth(arg, row)
+                if truth is decides:
+                    return decides
+                unknown = unknown or truth is None
+            return None if unknown else not decides
         case "not":
             inner = _truth(expr.args[0], row)
             return None if inner is None else not inner

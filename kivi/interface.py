@@ -25,7 +25,7 @@ from kivi.arguments import (
 )
 from kivi.arrow.columns import rows_from_batch
 from kivi.definitions import event_table_schema, row_table_schema
-from kivi.errors import Retryable, SnapshotTooOld
+from kivi.errors import NotFound, Retryable, SnapshotTooOld
 from kivi.retrying import Retries
 
 if TYPE_CHECKING:
@@ -62,6 +62,11 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     def _schema(self, table: str) -> TableSchema:
         """A table's schema. Raises NotFound."""
+
+    @property
+    @abstractmethod
+    def _value_bytes_max(self) -> int:
+        """How long a value may be."""
 
     # -- schema ---------------------------------------------------------------------------------
 
@@ -126,8 +131,8 @@ class Database(ABC, Generic[Tx, Snap]):
                 with self._transaction(TransactionArguments()) as tx:
                     result = fn(tx)
                 return result
-            except (Retryable, SnapshotTooOld):
-                if (pause := retries.pause_s()) is None:
+            except (Retryable, SnapshotTooOld, NotFound) as error:
+                if (pause := retries.pause_s(error)) is None:
                     raise
             time.sleep(pause)
 
@@ -282,6 +287,10 @@ class Transaction(Reads):
 
     @abstractmethod
     def _write(self, table: str, bind: writes.Bind) -> None: ...
+
+    @abstractmethod
+    def renew(self, ttl_s: float | None = None) -> None:
+        """Keeps the transaction's snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
 
     @abstractmethod
     def append(self, table: str, records: Any) -> None:

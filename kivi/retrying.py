@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 
+from kivi.errors import KiviError, NotFound
+
 __all__ = ["Retries", "backoff_s"]
 
 
@@ -19,9 +21,18 @@ class Retries:
     def __init__(self, timeout_s: float | None) -> None:
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._attempt = 0
+        self._was_stale = False
 
-    def pause_s(self) -> float | None:
-        """The next pause; None once it would end after the timeout."""
+    def pause_s(self, error: KiviError) -> float | None:
+        """The next pause; None if ``error`` is not to be tried again, or the pause would end after the timeout.
+
+        A table that another client has dropped and made anew is found under its name at the second attempt.
+        """
+        if isinstance(error, NotFound):
+            if self._was_stale or not error.details.get("stale"):
+                return None
+            self._was_stale = True
+            return 0.0
         pause = backoff_s(self._attempt)
         self._attempt += 1
         return None if self._deadline is not None and time.monotonic() + pause > self._deadline else pause

@@ -59,8 +59,11 @@ class Service:
         self._stats = stats
         self._scans = asyncio.Semaphore(limits.SCAN_STREAMS_MAX)
 
-    async def blocking(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.sessions.slow, fn, *args)
+    async def reading(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.sessions.reads, fn, *args)
+
+    async def writing(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.sessions.writes, fn, *args)
 
     def access(self, method: str, context: Context) -> Access:
         access = self.tokens.access(context.invocation_metadata() or ())
@@ -95,12 +98,12 @@ class Service:
                 raise limits.exceeded(
                     "scan_streams_max", limits.SCAN_STREAMS_MAX, limits.SCAN_STREAMS_MAX + 1, "scans at a time"
                 ) from None
-            lease, schema, batches = await self.blocking(self._scan, request, context.time_remaining())
+            lease, schema, batches = await self.reading(self._scan, request, context.time_remaining())
             start_ts, sent = lease.ts, False
-            ahead = asyncio.ensure_future(self.blocking(self._next, batches))
+            ahead = asyncio.ensure_future(self.reading(self._next, batches))
             try:
                 while (data := await ahead) is not None:
-                    ahead = asyncio.ensure_future(self.blocking(self._next, batches))
+                    ahead = asyncio.ensure_future(self.reading(self._next, batches))
                     await _write(context, pb.ScanResponse(start_ts=0 if sent else start_ts, arrow=data))
                     sent = True
             finally:
@@ -173,7 +176,7 @@ class Service:
             def create() -> TableSchema:
                 return self.store.create(self.translator.new_aggregate(request), progress=progress)
 
-            creating = asyncio.ensure_future(self.blocking(create))
+            creating = asyncio.ensure_future(asyncio.to_thread(create))
             done = total = 0
             while not creating.done():
                 waiting = asyncio.ensure_future(news.get())
@@ -205,14 +208,14 @@ class Service:
                 if schema is None:
                     first, schema = request, self.translator.schema(request.table, request.table_id)
                 if request.arrow:
-                    batch = await self.blocking(self.translator.batch, schema, request.arrow)
+                    batch = await self.writing(self.translator.batch, schema, request.arrow)
                     batches.append(batch)
                     size += batch.nbytes
                     if size > limits.STAGE_BYTES_MAX:
                         raise limits.exceeded("stage_bytes_max", limits.STAGE_BYTES_MAX, size, "one stage")
             if schema is None or first is None or not batches:
                 raise InvalidArgument("a stage needs a table and events")
-            return pb.StageResponse(stage=await self.blocking(self._stage, schema, batches, first.owner))
+            return pb.StageResponse(stage=await self.writing(self._stage, schema, batches, first.owner))
         except Exception as error:
             await status.abort(context, error)
 
@@ -309,7 +312,7 @@ def _unary(service: Service, method: str) -> Callable[[Any, Context], Coroutine[
     async def call(request: Any, context: Context) -> Any:
         try:
             service.access(method, context)
-            return await service.blocking(work, request)
+            return await asyncio.to_thread(work, request)
         except Exception as error:
             await status.abort(context, error)
 

@@ -2,15 +2,17 @@
 
 ::
 
-    event loop          worker thread (one per session, shared)       slow pool / the log's thread
+    event loop          worker thread (one per session, shared)       a pool / the log's thread
     read frame  ------> parse, run request after request
-                        replies -> out                                long scans, big appends, waits
+                        replies -> out                                long scans | big writes | waits
     take all of out <------------------------------------------------ commit outcomes -> out
     write frame
 
 *Order.* A session's frames are handled by one worker, in order. A request that may take long goes to
-the slow pool and marks its transaction busy; what follows in that transaction waits behind it, and
-other transactions pass. A commit is answered whenever the log says so.
+a pool and marks its transaction busy; what follows in that transaction waits behind it, and other
+transactions pass. There is a pool each for reads, for writes and for what only waits, so that commits
+waiting for room in pending hold up no scan, and a begin that waits for a snapshot holds up no commit.
+A commit is answered whenever the log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
 event loop, and the writer takes everything that is there when it comes to it. Encoded frames can be
@@ -87,7 +89,9 @@ class Sessions:
         self.dropped = 0
         self._commits = 0
         self._mutex = threading.Lock()
-        self.slow = ThreadPoolExecutor(8, "kivi-slow")
+        self.reads = ThreadPoolExecutor(8, "kivi-reads")
+        self.writes = ThreadPoolExecutor(8, "kivi-writes")
+        self.waits = ThreadPoolExecutor(16, "kivi-waits")
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._turn = 0
         for i in range(_WORKERS):
@@ -162,7 +166,8 @@ class Sessions:
     def close(self) -> None:
         for jobs in self._queues:
             jobs.put(None)
-        self.slow.shutdown(wait=True, cancel_futures=True)
+        for pool in (self.reads, self.writes, self.waits):
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class _Transaction:
@@ -369,33 +374,38 @@ class Session:
             if body != "release":
                 self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
             return
-        if self._may_take_long(request, body):
+        pool = self._pool(request, body)
+        if pool is not None:
             if transaction is not None:
                 transaction.busy = True
-            self.sessions.slow.submit(self._run_slow, request, body, transaction, received)
+            pool.submit(self._run_slow, request, body, transaction, received)
         else:
             self._run(request, body, transaction, received)
 
-    def _may_take_long(self, request: session_pb2.Request, body: str | None) -> bool:
-        operations = request.operations
-        if len(operations) > _SLOW_OPERATIONS:
-            return True
-        for operation in operations:
-            if len(operation.arrow) > _SLOW_BYTES or operation.stages:
-                return True
+    def _pool(self, request: session_pb2.Request, body: str | None) -> ThreadPoolExecutor | None:
+        """Where a request runs that may take long; None for what is over in no time."""
+        pools = self.sessions
         match body:
-            case "commit":
-                return self.store.is_full  # it will wait for room, and nobody may wait behind it
-            case "begin":
-                return request.begin.min_snapshot > self.store.watermark()
-            case "get":
-                return len(request.get.keys) > _SLOW_KEYS
+            case "commit" if self.store.is_full:  # it will wait for room
+                return pools.writes
+            case "begin" if request.begin.min_snapshot > self.store.watermark():
+                return pools.waits
+            case "outcome":
+                return pools.waits
+            case "get" if len(request.get.keys) > _SLOW_KEYS:
+                return pools.reads
+            case "scan_next":
+                return pools.reads
             case "scan_open":
                 spec = request.scan_open.spec
-                return spec.HasField("where") or not (spec.prefix.values or spec.limit)
-            case "scan_next" | "outcome":
-                return True
-        return False
+                if spec.HasField("where") or not (spec.prefix.values or spec.limit):
+                    return pools.reads
+        operations = request.operations
+        if len(operations) > _SLOW_OPERATIONS or any(
+            len(operation.arrow) > _SLOW_BYTES or operation.stages for operation in operations
+        ):
+            return pools.writes
+        return None
 
     def _run_slow(
         self, request: session_pb2.Request, body: str | None, transaction: _Transaction | None, received: float
@@ -407,7 +417,7 @@ class Session:
                 self._drain(transaction)
 
     def _drain(self, transaction: _Transaction) -> None:
-        """Runs what gathered behind a slow request, here, until nothing is left."""
+        """Runs what gathered behind a slow request, here, until nothing is left or something else takes long."""
         while True:
             while self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
                 time.sleep(0.005)
@@ -417,8 +427,12 @@ class Session:
                     return
                 request, received = transaction.backlog.popleft()
             body = request.WhichOneof("body")
+            pool = self._pool(request, body)
             if body != "release" and self.txns.get(transaction.number) is not transaction:
                 self._fail(request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
+            elif pool is not None:
+                pool.submit(self._run_slow, request, body, transaction, received)
+                return
             else:
                 self._run(request, body, transaction, received)
 
@@ -602,7 +616,12 @@ class Session:
             finally:
                 self.sessions.commit_ended()
 
-        self.store.commit(transaction.txn, token=token, batch=batch, done=done)
+        try:
+            self.store.commit(transaction.txn, token=token, batch=batch, done=done)
+        except BaseException:  # a fault of ours, before the log: ``done`` was not called and never will be
+            self.sessions.commit_ended()
+            self._end(transaction)
+            raise
 
     def _do_release(self, request: session_pb2.Request, transaction: _Transaction | None) -> None:
         if transaction is not None:

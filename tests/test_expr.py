@@ -64,8 +64,10 @@ def truth(expr: Expr, row: dict[str, Any]) -> bool | None:
     if expr.op == "not":
         return NOT[truth(expr.args[0], row)]
     if expr.op in ("and", "or"):
-        left, right = (truth(arg, row) for arg in expr.args)
-        return AND[left, right] if expr.op == "and" else NOT[AND[NOT[left], NOT[right]]]
+        truths = [truth(arg, row) for arg in expr.args]
+        if expr.op == "and":
+            return functools.reduce(lambda left, right: AND[left, right], truths)
+        return functools.reduce(lambda left, right: NOT[AND[NOT[left], NOT[right]]], truths)
     value = row[expr.column]
     if expr.op == "is_null":
         return value is None
@@ -237,7 +239,7 @@ def test_only_predicates_are_combined_and_only_values_compared() -> None:
     [
         Expr("like", "s", "a"),
         Expr("", "s", "a"),
-        Expr("and", args=(col("i") == 1,)),
+        Expr("and"),
         Expr("or"),
         Expr("not", args=(col("i") == 1, col("i") == 2)),
         Expr("not"),
@@ -258,17 +260,26 @@ def chain(count: int) -> Expr:
 
 
 def tree(depth: int) -> Expr:
-    """2 ** (depth + 1) - 1 nodes."""
-    return (col("i") == 1) if depth == 0 else tree(depth - 1) & tree(depth - 1)
+    """A little over 2 ** depth nodes: "and" and "or" by turns, so that they nest."""
+    if depth == 0:
+        return col("i") == 1
+    return (operator.and_ if depth % 2 else operator.or_)(tree(depth - 1), tree(depth - 1))
+
+
+def nest(depth: int) -> Expr:
+    return functools.reduce(lambda inner, _: ~inner, range(depth), col("i") == 1)
+
+
+def test_a_long_chain_is_not_deep() -> None:
+    long = bound(chain(5_000))
+    assert matches(long, {"i": 4_999}) and not matches(long, {"i": 5_000})
+    assert names(long) == {"i"}
 
 
 def test_depth_is_limited() -> None:
-    deepest = bound(chain(101))
-    assert matches(deepest, {"i": 100}) and not matches(deepest, {"i": 101})
-    assert names(deepest) == {"i"}
-    for count in (102, 5_000):
-        with pytest.raises(InvalidArgument, match="at most 10000 nodes and 100 deep"):
-            bound(chain(count))
+    assert matches(bound(nest(50)), {"i": 1})
+    with pytest.raises(InvalidArgument, match="at most 10000 nodes and 50 deep"):
+        bound(nest(51))
 
 
 def test_size_is_limited() -> None:

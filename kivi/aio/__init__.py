@@ -7,6 +7,10 @@ in ``kivi.client_core``, shared with the client for threads; what they take and 
 Differences that asyncio makes: ``transaction``, ``snapshot`` and ``appender`` are ``async with``,
 ``scan`` and ``scan_batches`` are ``async for``, and ``start_ts`` is a property only once an answer has told it
 (``await tx.started()`` asks).
+
+A task that is cancelled stops waiting, and that is all: a commit that was sent completes or not
+without it, like one whose reply is lost. To find out, commit under a token of your own
+(``transaction(token=...)``) and ask ``outcome(token)``.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from kivi.client_messages import read_batches
 from kivi.client_methods import Tls
 from kivi.client_transaction import SharedSnapshotArguments, TransactionCore
 from kivi.definitions import event_table_schema, row_table_schema
-from kivi.errors import InvalidArgument, Retryable, SnapshotTooOld
+from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld
 from kivi.interface import BATCH_ROWS, documented_by
 from kivi.retrying import Retries
 
@@ -152,6 +152,9 @@ class Transaction(_Reads):
         if await self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema)))):
             await self._run(self._core.flush())
 
+    async def renew(self, ttl_s: float | None = None) -> None:
+        await self._run(self._core.renew(ttl_s))
+
     async def append(self, table: str, records: Any) -> None:
         await self._run(self._core.append(await self._db._schema(table), records))
 
@@ -233,6 +236,10 @@ class Database:
         known = self._core.schemas.get(table)
         return known if known is not None else await self._run(self._core.fetch(table))
 
+    @property
+    def _value_bytes_max(self) -> int:
+        return self._core.value_bytes_max
+
     # -- schema ---------------------------------------------------------------------------------
 
     @takes(row_table_schema)
@@ -275,8 +282,8 @@ class Database:
                 async with self.transaction() as tx:
                     result = await fn(tx)
                 return result
-            except (Retryable, SnapshotTooOld):
-                if (pause := retries.pause_s()) is None:
+            except (Retryable, SnapshotTooOld, NotFound) as error:
+                if (pause := retries.pause_s(error)) is None:
                     raise
             await asyncio.sleep(pause)
 

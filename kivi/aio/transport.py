@@ -13,7 +13,7 @@ from kivi.client_calls import FRAME_BYTES, Calls, Link, answer, encoded, failed,
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Effect, Sleep, Steps, Stream
+from kivi.client_steps import Ask, Closed, Effect, Sleep, Steps, Stream
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -90,7 +90,7 @@ class _Session:
             while (data := await self._call.read()) is not grpc.aio.EOF:
                 frame = session_pb2.ServerFrame.FromString(data)
                 if frame.HasField("hello"):
-                    self._transport.session = frame.hello.session
+                    self._transport.core.greeted(frame.hello)
                     self.hello.set()
                 for reply in frame.responses:
                     waiting = self._waiting.get(reply.id)
@@ -124,7 +124,7 @@ class _Session:
                 waiting.set_exception(self._lost(sent=True))
 
     async def close(self) -> None:
-        self._break(Unavailable("this client is closed"))
+        self._break(Closed("this client is closed"))
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:

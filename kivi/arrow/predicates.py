@@ -6,6 +6,7 @@ unknown is not selected.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -42,10 +43,9 @@ _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 def _mask(batch: Any, predicate: Expr, types: Mapping[str, ColumnType]) -> Any:
     match predicate.op:
-        case "and":
-            return pc.and_kleene(_mask(batch, predicate.args[0], types), _mask(batch, predicate.args[1], types))
-        case "or":
-            return pc.or_kleene(_mask(batch, predicate.args[0], types), _mask(batch, predicate.args[1], types))
+        case "and" | "or":
+            combine = pc.and_kleene if predicate.op == "and" else pc.or_kleene
+            return functools.reduce(combine, (_mask(batch, arg, types) for arg in predicate.args))
         case "not":
             return pc.invert(_mask(batch, predicate.args[0], types))
     values = batch.column(predicate.column)

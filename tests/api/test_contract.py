@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
+import operator
 import time
 
 import pyarrow as pa
@@ -381,6 +383,29 @@ def test_the_appender_resolves_each_future_with_the_commit(invocations):
         assert snap.get("endpoint_5m", (251, SLOT))["invocations"] == 250
 
 
+def test_renewing_a_transaction_keeps_what_it_has_written(accounts):
+    db = accounts
+    with db.transaction() as tx:
+        tx.put("accounts", (1,), name="buffered")  # what was written before is kept, sent or not
+        tx.renew(30)
+        assert tx.get("accounts", (1,))["name"] == "buffered"
+    assert tx.commit_ts
+    with pytest.raises(kivi.InvalidArgument):
+        tx.renew(30)
+    with db.snapshot() as snap:
+        assert snap.get("accounts", (1,))["name"] == "buffered"
+
+
+def test_a_long_chain_of_alternatives(accounts):
+    db = accounts
+    with db.transaction() as tx:
+        for i in range(300):
+            tx.put("accounts", (i,), name=str(i))
+    wanted = functools.reduce(operator.or_, [kivi.col("id") == i for i in range(0, 300, 2)])
+    with db.snapshot() as snap:
+        assert [row["id"] for row in snap.scan("accounts", where=wanted)] == list(range(0, 300, 2))
+
+
 def test_stages_are_invisible_until_a_batch_token_commits_them_once(invocations):
     db = invocations
     scope = f"spark/app-{time.time_ns()}"
@@ -627,3 +652,19 @@ def test_an_argument_of_the_wrong_kind_is_refused_by_name(invocations, call):
     with pytest.raises(kivi.InvalidArgument):
         call(invocations)
     assert invocations.tables() == before
+
+
+def test_a_database_that_was_closed_says_so_at_once(accounts):
+    db = accounts
+    db.close()
+    db.close()
+
+    def write() -> None:
+        with db.transaction() as tx:
+            tx.put("accounts", (1,), name="late")
+
+    began = time.monotonic()
+    for use in (db.tables, db.watermark, db.stats, lambda: db.describe("accounts"), write):
+        with pytest.raises(kivi.Unavailable, match="closed"):
+            use()
+    assert time.monotonic() - began < 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import datetime as dt
 import threading
 import time
@@ -293,6 +295,58 @@ def test_appender_futures_tell_each_events_commit(db, events):
     with db.snapshot() as snap:
         assert sum(row["total"] for row in snap.scan("by_e")) == sum(range(1_000))
         assert [row["v"] for row in snap.scan("ev")] == list(range(1_000))  # in order
+
+
+def test_an_appends_future_is_a_future_like_any_other(db, events):
+    with db.appender("ev", linger_ms=50) as app:
+        futures = [app.append(e=1, ts=NOW, v=i) for i in range(100)]
+        first = futures[0]
+        heard: list[object] = []
+
+        def raises(future):
+            raise RuntimeError("of the caller's")
+
+        first.add_done_callback(raises)
+        first.add_done_callback(heard.append)
+        assert not first.cancel() and first.running() and not first.done()
+        done, not_done = concurrent.futures.wait(futures, timeout=10)
+        assert done == set(futures) and not not_done
+        assert heard == [first]
+        assert {future.result() for future in concurrent.futures.as_completed(futures)} == {first.result()}
+        assert concurrent.futures.wait([app.append(e=1, ts=NOW, v=1)], timeout=0).not_done
+
+        async def awaited():
+            return await asyncio.wrap_future(app.append(e=1, ts=NOW, v=1))
+
+        assert asyncio.run(awaited()) > first.result()
+
+
+def test_an_appenders_event_that_is_too_large_concerns_no_other(db):
+    db.create_event_table("large", event_time="ts", columns={"ts": "timestamp", "text": "string", "raw": "bytes"})
+    with db.appender("large", linger_ms=1_000) as app:
+        futures = [app.append(ts=NOW, text="a")]
+        for bad in ({"text": "x" * ((16 << 20) + 1)}, {"text": "\u00e9" * (9 << 20)}, {"raw": bytes((16 << 20) + 1)}):
+            with pytest.raises(kivi.ResourceExhausted, match="16777216"):
+                app.append(ts=NOW, **bad)
+        futures.append(app.append(ts=NOW, text="b"))
+        futures += [
+            app.append(ts=NOW, text=f"{i:05}" + "y" * 8_000) for i in range(9_000)
+        ]  # 72 MB: no message holds it
+    assert len({future.result(timeout=30) for future in futures}) > 4
+    with db.snapshot() as snap:
+        texts = [row["text"] for row in snap.scan("large")]
+    assert [text[:5] for text in texts] == ["a", "b", *(f"{i:05}" for i in range(9_000))]
+    db.drop("large")
+
+
+def test_run_finds_a_table_that_another_client_has_made_anew(server, db, accounts):
+    db.run(lambda tx: tx.put(accounts, (1,), name="before"))
+    with server.connect() as other:
+        other.drop(accounts)
+        other.create_table(accounts, key={"id": "int64"}, columns={"name": "string"})
+    db.run(lambda tx: tx.put(accounts, (1,), name="after"))
+    with db.snapshot() as snap:
+        assert snap.get(accounts, (1,)) == {"id": 1, "name": "after"}
 
 
 def test_a_table_made_anew_is_noticed(server, db, accounts):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from kivi import NotFound, Retryable
 from kivi.retrying import Retries, backoff_s
+
+AGAIN = Retryable("again")
 
 
 def test_pauses_grow_to_a_quarter_of_a_second_and_no_further():
@@ -12,10 +15,17 @@ def test_pauses_grow_to_a_quarter_of_a_second_and_no_further():
 
 def test_without_a_timeout_there_is_always_another():
     retries = Retries(None)
-    assert all(retries.pause_s() for _ in range(2_000))
+    assert all(retries.pause_s(AGAIN) for _ in range(2_000))
 
 
 def test_a_pause_that_would_end_too_late_is_not_given():
-    assert Retries(0.0).pause_s() is None
+    assert Retries(0.0).pause_s(AGAIN) is None
     retries = Retries(0.2)  # attempts that take no time: the pauses alone outgrow it
-    assert any(retries.pause_s() is None for _ in range(20))
+    assert any(retries.pause_s(AGAIN) is None for _ in range(20))
+
+
+def test_a_table_of_another_generation_is_looked_up_anew_once():
+    retries = Retries(10.0)
+    assert retries.pause_s(NotFound("no such table")) is None
+    assert retries.pause_s(NotFound("another generation", stale=True)) == 0.0
+    assert retries.pause_s(NotFound("another generation", stale=True)) is None

@@ -216,3 +216,61 @@ def test_a_client_that_reads_nothing_does_not_grow_the_server(server, db, accoun
         assert snap.get(accounts, (1,), ["id"]) == {"id": 1}
     session.close()
     assert grown < 300, grown
+
+
+def test_commits_that_wait_for_room_hold_up_no_reader(tmp_path):
+    """More of them than any pool has threads: scans, reads and begins go on, and all commit once there is room."""
+    settings = ("background=false", "pending_soft_bytes=100000", "pending_hard_bytes=200000")
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    with ServerProcess(tmp_path / "data", *arguments) as server, server.connect(timeout=30) as db:
+        db.create_table("t", key={"id": "int64"}, columns={"text": "string"})
+        with db.transaction() as tx:
+            tx.put("t", (0,), text="x" * 300_000)
+        stamps: list[int] = []
+
+        def write(i: int) -> None:
+            with db.transaction() as tx:
+                tx.put("t", (i,), text="y")
+            assert tx.commit_ts
+            stamps.append(tx.commit_ts)
+
+        writers = [threading.Thread(target=write, args=(i,)) for i in range(1, 65)]
+        for writer in writers:
+            writer.start()
+        until = time.monotonic() + 5
+        while db.stats()["server_requests"] < 64 + 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        began = time.monotonic()
+        with server.connect(timeout=5) as reader, reader.snapshot() as snap:
+            assert [row["id"] for row in snap.scan("t", where=kivi.col("id") >= 0)] == [0]
+            assert snap.to_arrow("t").num_rows == 1
+            assert snap.get("t", (1,)) is None
+        assert time.monotonic() - began < 5  # they wait for up to 10 s
+        assert not stamps
+        db.consolidate()
+        for writer in writers:
+            writer.join(30)
+        assert len(set(stamps)) == 64
+        with db.snapshot() as snap:
+            assert snap.to_arrow("t").num_rows == 65
+
+
+@pytest.mark.parametrize("wrote", [False, True])
+def test_a_transaction_outlives_its_lease_only_if_it_is_renewed(tmp_path, wrote):
+    with ServerProcess(tmp_path / "data", "--set", "lease_ttl_s=0.5") as server, server.connect() as db:
+        db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        with db.transaction() as tx:
+            if wrote:
+                tx.put("t", (1,), n=1)
+            for _ in range(4):
+                tx.renew()
+                time.sleep(0.3)
+            tx.delta("t", (1,), n=1)
+        with pytest.raises(kivi.SnapshotTooOld), db.transaction() as tx:
+            assert tx.start_ts
+            if wrote:
+                tx.put("t", (1,), n=5)
+            time.sleep(0.8)
+            tx.delta("t", (1,), n=1)
+        with db.snapshot() as snap:
+            assert snap.get("t", (1,)) == {"id": 1, "n": 1 + wrote}
