@@ -220,7 +220,7 @@ class Database(interface.Database[Transaction, Snapshot]):
         token = None if token is None else check_token(token)
         schema = self._schema(table)
         events = event_batch(schema, records)
-        txn = self.store.transaction()
+        txn = self.store.blind_transaction()
         try:
             txn.append(schema, events)
             return self.store.commit_wait(txn, token=token, batch=batch)

@@ -24,6 +24,7 @@ class Settings:
     # -- consolidation
     background: bool = True
     consolidate_every_s: float = 0.05
+    fold_every_s: float = 5.0  # what can be combined in memory is folded into base this often; 0: every time
     consolidate_rows: int = 2_048
     flush_bytes: int = 64 * MIB
     flush_every_s: float = 30.0

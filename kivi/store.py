@@ -388,6 +388,11 @@ class Store:
         self.check_open()
         return Txn(lease or self.begin(), self.settings, self)
 
+    def blind_transaction(self) -> Txn:
+        """One that will read nothing (so no insert either), which keeps no snapshot and costs consolidation nothing."""
+        self.check_open()
+        return Txn(self.leases.blind(), self.settings, self)
+
     def rollback(self, txn: Txn) -> None:
         """Gives the transaction up, and its lease. Harmless after a commit."""
         txn.closed = txn.closed or "it was rolled back"

@@ -60,6 +60,7 @@ _SLOW_OPERATIONS: Final = 500
 _SLOW_BYTES: Final = 64 << 10
 _SLOW_KEYS: Final = 500
 _WORKERS: Final = 4
+_READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
 _STATES: Final = {
     "committed": session_pb2.OutcomeReply.STATE_COMMITTED,
     "aborted": session_pb2.OutcomeReply.STATE_ABORTED,
@@ -575,7 +576,11 @@ class Session:
             if self.sessions.stopping:
                 raise stopping()
             transaction = _Transaction(0)
-            transaction.lease = self.store.begin()
+            if any(operation.kind in _READING for operation in request.operations):
+                transaction.lease = self.store.begin()
+            else:
+                transaction.txn = self.store.blind_transaction()
+                transaction.lease = transaction.txn.lease
         transaction = self._begun(transaction)
         self.txns.pop(transaction.number, None)
         transaction.scans.clear()

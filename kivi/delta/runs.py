@@ -141,14 +141,30 @@ def neutral_of(column: Column) -> int | float:
 class DeltaRun:
     """Delta rows of one table, sorted by (key, cts). Immutable.
 
-    ``cts`` is one for all rows, whose keys are then distinct, or an array of uint64, one per row.
+    ``cts`` is one for all rows, whose keys are then distinct, or an array of uint64, one per row. ``distinct`` says
+    that keys are distinct all the same.
     ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns.
     """
 
-    __slots__ = ("_data", "_offsets", "columns", "cts", "first_key", "keys", "last_key", "nbytes", "rows", "uniform")
+    __slots__ = (
+        "_data",
+        "_offsets",
+        "columns",
+        "cts",
+        "distinct",
+        "first_key",
+        "keys",
+        "last_key",
+        "nbytes",
+        "rows",
+        "uniform",
+    )
 
-    def __init__(self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[Cells, ...]) -> None:
+    def __init__(
+        self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[Cells, ...], *, distinct: bool = False
+    ) -> None:
         self.keys = keys
+        self.distinct = distinct or isinstance(cts, int)
         self.cts = cts
         self.columns = columns
         self.rows: int = len(keys)

@@ -8,6 +8,11 @@ One pass, up to the watermark F::
     events       pending batches become blocks, together with the table's ``events_upto``
     position     last of all: tokens, the timeline, and "base includes everything at or below F"
 
+In the background most passes are *light*: they combine what aggregates have pending in memory (``mvcc.combine``),
+seal the events that fill a block, and fold the rest; the position stays. A whole pass follows every ``fold_every_s``,
+or when half of the pending budget is used or much log has been written. So a base row is written every few seconds
+however many commits touch it, and blocks are of their full size from the start.
+
 The engine keeps some prefix of these batches after a crash. Replay starts after the recorded position; operations
 that base has already are at or below its rows' stamps and inert. So a crash anywhere in a pass is harmless, and the
 log may be truncated below a position once a flush has made it durable and no live stage lies before it.
@@ -40,6 +45,7 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
 from kivi.keys import prefix_end
 from kivi.log import CommitLog
+from kivi.mvcc.combine import combine, is_combined
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.timeline import Timeline
@@ -69,6 +75,8 @@ _SWEEP_ROWS: Final = 512
 _FIRST_ROWS: Final = 64
 _CHUNK_BYTES: Final = 4 << 20
 """A chunk of rows is as many as consolidate_rows, or as will read and write about this much."""
+_LOG_FACTOR: Final = 4
+"""A whole pass is due after so many times the pending budget was committed: the log that a crash leaves to replay."""
 _FLOOR: Final = "history/"
 """META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
@@ -143,6 +151,11 @@ class Consolidator:
         self._version_bytes = self._load_version_bytes()
         self.history_floors = _load_floors(engine)
         self._floors_saved = dict(self.history_floors)
+        self._seen = position
+        self._replayed = log.last
+        self._begun: dict[int, int] = {}  # table -> up to where a fold of it was begun
+        self._applied_bytes = 0
+        self._folded_at = time.monotonic()
         self.passes = 0
         self.rows_folded = 0
         self.busy_s = 0.0
@@ -194,7 +207,10 @@ class Consolidator:
             if self._stop.is_set():
                 return
             try:
-                self.run()
+                if hurried or self._is_due():
+                    self.run()
+                else:
+                    self.run_light()
                 self.sweep()
                 self.compact()
                 self._also()
@@ -221,12 +237,50 @@ class Consolidator:
                     elif schema.kind == "event":
                         self._seal(schema, upto)
                     else:
+                        if is_combined(schema):
+                            combine(self._pending, schema, self._above(table), upto, keep, whole=True)
+                            self._begun[table] = upto
                         self._fold(schema, upto, keep)
                 self._record_position(upto)
                 self.passes += 1
+            self._seen, self._applied_bytes = upto, self._pending.applied_bytes
+            self._folded_at = time.monotonic()
             self._maybe_flush()
             self.busy_s += time.perf_counter() - started
             return upto
+
+    def _above(self, table: int) -> int:
+        """Base has no later commit of the table: see ``mvcc.combine``."""
+        return self._begun.get(table, self._replayed)
+
+    def _is_due(self) -> bool:
+        settings, pending = self._settings, self._pending
+        return (
+            time.monotonic() - self._folded_at >= settings.fold_every_s
+            or 2 * pending.nbytes > settings.pending_soft_bytes
+            or pending.applied_bytes - self._applied_bytes > _LOG_FACTOR * settings.pending_soft_bytes
+        )
+
+    def run_light(self) -> None:
+        """A light pass: pending stays small and quick to search, and base is written only where that cannot wait."""
+        with self._mutex:
+            started = time.perf_counter()
+            upto, keep = self._leases.boundaries()
+            if upto == self._seen:
+                return
+            for table in self._pending.tables():
+                schema = self._schema_of(table)
+                if schema is None:
+                    self._pending.drop_table(table)
+                elif schema.kind == "event":
+                    self._seal(schema, upto, full=True)
+                elif is_combined(schema):
+                    combine(self._pending, schema, self._above(table), upto, keep)
+                else:
+                    self._fold(schema, upto, keep)
+            self._seen = upto
+            self.passes += 1
+            self.busy_s += time.perf_counter() - started
 
     def _write(self, batch: WriteBatch) -> None:
         if len(batch):
@@ -269,7 +323,8 @@ class Consolidator:
 
     # -- events ---------------------------------------------------------------------------------
 
-    def _seal(self, schema: TableSchema, upto: int) -> None:
+    def _seal(self, schema: TableSchema, upto: int, *, full: bool = False) -> None:
+        """Blocks for all that is pending; ``full``: only as many as are of their full size."""
         sealer = self._sealer_of(schema.id)
         if sealer is None:
             return
@@ -280,7 +335,7 @@ class Consolidator:
             parts.append((cts, batch))
             rows += batch.num_rows
             last_of_commit = i + 1 == len(waiting) or waiting[i + 1].cts != cts
-            if last_of_commit and (rows >= self._settings.block_rows or i + 1 == len(waiting)):
+            if last_of_commit and (rows >= self._settings.block_rows or (i + 1 == len(waiting) and not full)):
                 writes = WriteBatch()
                 sealer.seal(writes, parts, cts)
                 self._write(writes)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -90,6 +91,13 @@ class Leases:
             self._note(lease)
             return lease
 
+    def blind(self) -> Lease:
+        """The watermark as a start timestamp, for a transaction that reads nothing: no version is kept for it.
+
+        It must not be read with. It never ends by itself: its commit is judged by the conflict facts.
+        """
+        return Lease(0, self._watermark.value, math.inf, False)
+
     def _note(self, lease: Lease) -> None:
         """Puts its deadline on the heap, which is rebuilt when most of it is about leases that have ended."""
         heapq.heappush(self._deadlines, (lease.expires_at, lease.id))
@@ -137,6 +145,8 @@ class Leases:
         if lease.ended:
             return
         lease.ended = why
+        if not lease.id:
+            return
         del self._open[lease.id]
         for counts in (self._count,) if lease.historical else (self._count, self._kept):
             if counts[lease.ts] > 1:

@@ -4,13 +4,14 @@ Everything here is also in the commit log, from which it is rebuilt at open. An 
 watermark passes its CTS: readers ask for operations up to their S, and S <= W.
 
     rows     per table, key -> [(cts, RowOp), ...] in CTS order: small operations
-    runs     per table, immutable delta runs, in CTS order: what bulk appends derived
+    runs     per table, immutable delta runs, in CTS order: what bulk appends derived, or what was combined of it
     events   per table, (cts, Arrow record batch), in CTS order
 
-**Readers take no lock.** A key's list is copied by one C call (``tuple(list)``); runs and events are immutable
-tuples that are replaced. Scans take the mutex to list the keys of a range. Commits may be applied out of CTS order
-(one was held up between its CTS and its finish), so inserting keeps the order; whatever is inserted late is above
-every S that a reader can have, since W had not passed it.
+**Readers take no lock** unless disturbed. A key's list is copied by one C call (``tuple(list)``); runs and events are
+immutable tuples that are replaced. Scans take the mutex to list the keys of a range. Commits may be applied out of CTS
+order (one was held up between its CTS and its finish), so inserting keeps the order; whatever is inserted late is above
+every S that a reader can have, since W had not passed it. Where operations of a row become part of a run, both change
+in one step: ``changes`` is odd while that is so and another number after it, and who saw either looks again.
 
 **Capture order**: readers look here first and at base second; consolidation writes base first and drops from here
 second. So an operation is seen in at least one of the two, and one that is seen in both is inert (R1).
@@ -65,9 +66,10 @@ class Applied(NamedTuple):
 class TablePending:
     """What is pending for one table. ``index`` is sorted by key."""
 
-    __slots__ = ("events", "index", "runs")
+    __slots__ = ("changes", "events", "index", "runs")
 
     def __init__(self) -> None:
+        self.changes = 0
         self.index: SortedDict[bytes, list[tuple[int, RowOp]]] = SortedDict()
         self.runs: tuple[DeltaRun, ...] = ()
         self.events: tuple[PendingEvents, ...] = ()
@@ -86,6 +88,7 @@ class Pending:
         self._tables: dict[int, TablePending] = {}
         self.nbytes = 0
         self.operations = 0
+        self.applied_bytes = 0  # ever
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -109,7 +112,9 @@ class Pending:
             for table, run in applied.runs:
                 pending = self._table(table)
                 pending.runs = _in_order(pending.runs, run, last_cts)
-            self.nbytes += applied.nbytes
+            nbytes = applied.nbytes
+            self.nbytes += nbytes
+            self.applied_bytes += nbytes
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
@@ -132,9 +137,14 @@ class Pending:
         pending = self._tables.get(table)
         if pending is None:
             return []
-        listed = pending.index.get(key)
+        changes = pending.changes
+        listed = tuple(pending.index.get(key) or ())
         runs = pending.runs
-        out = [item for item in tuple(listed) if item[0] <= upto] if listed else []
+        if changes & 1 or changes != pending.changes:
+            with self._mutex:
+                listed = tuple(pending.index.get(key) or ())
+                runs = pending.runs
+        out = [item for item in listed if item[0] <= upto]
         found = [
             (cts, RowOp(Barrier.PATCH, {}, run.deltas_at(i)))
             for run in runs
@@ -187,6 +197,28 @@ class Pending:
         pending = self._tables.get(table)
         ops = pending.index.get(key) if pending else None
         return tuple(ops) if ops else ()
+
+    def replace(
+        self, table: int, runs: Sequence[DeltaRun], rows: Sequence[tuple[bytes, int, RowOp]], by: DeltaRun
+    ) -> None:
+        """These runs and operations (key, cts, op) are one run from now on, for every reader at once."""
+        with self._mutex:
+            pending = self._tables.get(table)
+            if pending is None:  # dropped meanwhile
+                return
+            gone = set(map(id, runs))
+            kept = tuple(run for run in pending.runs if id(run) not in gone)
+            pending.changes += 1
+            for key, cts, _ in rows:
+                left = [item for item in pending.index[key] if item[0] != cts]
+                if left:
+                    pending.index[key] = left
+                else:
+                    del pending.index[key]
+            pending.runs = _in_order(kept, by, last_cts)
+            pending.changes += 1
+            freed = sum(run.nbytes for run in runs) + sum(_row_bytes(key, op) for key, _, op in rows)
+            self._release(freed - by.nbytes, len(runs) + len(rows) - 1)
 
     def drop_rows(self, table: int, keys: Iterable[bytes], upto: int) -> None:
         """Base has everything at or below ``upto`` for these keys."""
@@ -260,7 +292,7 @@ class Pending:
     def _release(self, nbytes: int, operations: int) -> None:
         self.nbytes -= nbytes
         self.operations -= operations
-        if nbytes:
+        if nbytes > 0:
             self._room.notify_all()
 
 

@@ -138,9 +138,10 @@ class Session:
 class Runner:
     """Executes commands; each returns the lines it prints."""
 
-    def __init__(self, driver: Driver, *, forced: bool = False) -> None:
+    def __init__(self, driver: Driver, *, forced: bool = False, light: bool = False) -> None:
         self.driver = driver
         self.forced = forced
+        self.light = light
         self.crashed = False
         self.stamps = Stamps()
         self.sessions: dict[str, Session] = {}
@@ -153,6 +154,9 @@ class Runner:
                 out += self.command(bare)
                 if self.forced:
                     self._consolidate()
+                if self.light:
+                    self._settle()
+                    self.driver.store.consolidator.run_light()
         return out or ["ok"]
 
     def command(self, text: str) -> list[str]:
@@ -386,9 +390,12 @@ class Runner:
 
     # -- the store ------------------------------------------------------------------------------
 
-    def _consolidate(self) -> None:
+    def _settle(self) -> None:
         committing = sum(session.held > 0 for session in self.sessions.values())
         self.driver.settle(len(self.sessions) - committing, committing)
+
+    def _consolidate(self) -> None:
+        self._settle()
         store = self.driver.store
         store.consolidate()
         store.consolidator.flush()

@@ -35,7 +35,8 @@ WEIGHTS = {
     World.snapshot: 4,
     World.close_snapshot: 3,
     World.as_of: 3,
-    World.consolidate: 8,
+    World.consolidate: 5,
+    World.light: 8,
     World.reopen: 1,
     World.crash: 2,
 }
@@ -94,6 +95,10 @@ class Machine(RuleBasedStateMachine):
     @rule(rng=RANDOM)
     def consolidate(self, rng: random.Random) -> None:
         self.world.consolidate(rng)
+
+    @rule(rng=RANDOM)
+    def light(self, rng: random.Random) -> None:
+        self.world.light(rng)
 
     @rule(rng=RANDOM)
     def restart(self, rng: random.Random) -> None:

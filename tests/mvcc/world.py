@@ -362,6 +362,14 @@ class World:
         self._all_agree()
         self.counted["consolidate"] += 1
 
+    def light(self, rng: random.Random) -> None:
+        """A light pass: deltas of aggregates are combined in memory, and the position stays."""
+        before = self.store.consolidator.position
+        self.store.consolidator.run_light()
+        assert self.store.consolidator.position == before
+        self._all_agree()
+        self.counted["light"] += 1
+
     def _all_agree(self) -> None:
         with self.db.snapshot() as snap:
             assert self.seen(snap) == self.state(snap.ts)

@@ -29,6 +29,7 @@ __all__ = ["ARGUMENTS", "Result", "checked"]
 CLIENTS = 8
 SETTINGS = (
     "consolidate_every_s=0.05",
+    "fold_every_s=0.3",
     "consolidate_rows=16",
     "block_rows=256",
     "flush_every_s=1",

@@ -94,6 +94,8 @@ class Crashing:
         self.commit()
         if i % 4 == 1:
             self.db.consolidate()
+        if i % 3:
+            self.store.consolidator.run_light()
         if i % 6 == 3:
             self.store.consolidator.flush()
             self.store.consolidator.sweep()
@@ -200,7 +202,9 @@ def test_r12_a_crash_between_any_two_batches_of_a_pass() -> None:
 
 CHILD = """
 import sys, kivi
-db = kivi.open(sys.argv[1], consolidate_every_s=0.003, flush_bytes=20_000, block_rows=64, segment_bytes=262144)
+db = kivi.open(
+    sys.argv[1], consolidate_every_s=0.003, fold_every_s=0.01, flush_bytes=20_000, block_rows=64, segment_bytes=262144
+)
 first = int(sys.argv[2])
 for i in range(first, first + 100_000):
     with db.transaction(token=f"token {i}") as tx:

@@ -54,7 +54,9 @@ def race(store: Store, oracle: Oracle, workers: list[Mix]) -> None:
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_threads_against_the_replay_oracle(where: str, tmp_path: Path) -> None:
     """R1 to R8, R11, R14, R17: every read of every thread is the replay of CTS <= S."""
-    settings = Settings.of({"consolidate_every_s": 0.004, "consolidate_rows": 4, "block_rows": 64})
+    settings = Settings.of(
+        {"consolidate_every_s": 0.004, "fold_every_s": 0.02, "consolidate_rows": 4, "block_rows": 64}
+    )
     store = Store.open(str(tmp_path / "store") if where == "disk" else None, settings=settings)
     with Database(store) as db:
         make_tables(db)

@@ -1,0 +1,86 @@
+"""Combining what is pending for aggregates, so that it need not be folded into base every few milliseconds.
+
+A stream of appends touches the same rows over and over: folding each pass would write a base row again for every few
+deltas. Instead the runs that have come in become one run (``kivi.delta.combine``), a pass at a time, and base rows
+are written when a second has passed or much is pending. Readers search a handful of runs meanwhile.
+
+When two commits' deltas may become one (the same reasoning as for consolidation, R14): F = W and ``keep`` = the open
+S < F are taken under the leases' mutex, and whoever opens a snapshot below F later gets a *historical* one, which
+tables without history refuse. So every S that may ever read this table is in ``keep`` or is at least F, and commits
+in the same gap between two of these are seen by all of them or by none::
+
+    S in keep           20            50                F = 90
+    runs at    10  15        30  40      60  70  80            95
+    combined  [10..15]      [30..40]     [60 ..  80]           95, which nobody has seen, stays as it is
+
+**What base may have already is never combined.** A commit at or below its row's stamp is inert; combined with a later
+one it would be above it, and count twice. After a crash the log replays commits that base has for some rows and not
+for others, and a fold that was cut short (no space) leaves the same. So only commits *above* the newest fold that was
+ever begun, and above what was replayed, are combined; what lies below is gone once a fold has ended.
+
+Deltas of small commits, which are pending row by row, become a run as well: readers see the rows go and the run come
+in one step (``Pending.replace``).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from typing import TypeVar
+
+from kivi.delta.combine import combined, is_combinable, worth_combining
+from kivi.delta.derive import run_from_rows
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import DeltaRun
+from kivi.mvcc.pending import Pending, first_cts, last_cts
+from kivi.schema import TableSchema
+
+__all__ = ["combine", "is_combined"]
+
+T = TypeVar("T")
+
+
+def is_combined(schema: TableSchema) -> bool:
+    """Whether ``combine`` is for this table: an aggregate without history whose deltas may be combined."""
+    return schema.kind == "aggregate" and schema.history_us is None and is_combinable(schema)
+
+
+def combine(
+    pending: Pending, schema: TableSchema, above: int, upto: int, keep: list[int], *, whole: bool = False
+) -> None:
+    """One pass over a table for which ``is_combined``: F and ``keep`` as consolidation gets them from the leases.
+
+    ``above``: base may have commits up to here, and no later one.
+    ``whole``: one run for each gap, since they are about to be folded; otherwise as much as is worth it.
+    """
+    keys, _ = pending.dirty(schema.id, upto)
+    small = [(key, cts, op) for key in keys for cts, op in pending.row_ops(schema.id, key) if above < cts <= upto]
+    for rows in _gaps(small, keep, lambda row: row[1]):
+        run = run_from_rows(schema, [(key, cts, dict(op.deltas)) for key, cts, op in rows])
+        _replace(pending, schema, [run], [], rows)
+    _, runs = pending.dirty(schema.id, upto)
+    runs = tuple(run for run in runs if above < first_cts(run) and last_cts(run) <= upto)
+    for same in _gaps(runs, keep, last_cts):
+        count = len(same) if whole else worth_combining([run.rows for run in same])
+        if count > 1:
+            _replace(pending, schema, same[-count:], same[-count:], [])
+
+
+def _replace(
+    pending: Pending,
+    schema: TableSchema,
+    parts: list[DeltaRun],
+    runs: list[DeltaRun],
+    rows: list[tuple[bytes, int, RowOp]],
+) -> None:
+    try:
+        pending.replace(schema.id, runs, rows, combined(schema, parts))
+    except OverflowError:  # sums that no delta can hold: base rows can, so they wait for the fold as they are
+        return
+
+
+def _gaps(items: Iterable[T], keep: list[int], cts_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """The items by the gap between snapshots that they lie in, each in CTS order."""
+    ordered = sorted(items, key=cts_of)
+    return (list(found) for _, found in groupby(ordered, lambda item: bisect_left(keep, cts_of(item))))
