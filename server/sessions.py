@@ -387,7 +387,8 @@ class Session:
             case "commit":
                 return self.store.is_full  # it will wait for room, and nobody may wait behind it
             case "begin":
-                return request.begin.min_snapshot > self.store.watermark()
+                begin = request.begin
+                return begin.HasField("as_of_us") or begin.min_snapshot > self.store.watermark()
             case "get":
                 return len(request.get.keys) > _SLOW_KEYS
             case "scan_open":
