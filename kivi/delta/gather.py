@@ -28,7 +28,7 @@ from kivi.errors import DataLoss
 from kivi.rows import RowLayout, is_wide
 from kivi.schema import Column
 
-__all__ = ["Gathered", "gather", "merged_items"]
+__all__ = ["Gathered", "gather", "merged_items", "sorted_keys"]
 
 _ITEMS_AT_ONCE: Final = 1_024
 
@@ -86,7 +86,7 @@ def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list
             for run, rows in windows
         ]
     )
-    order, distinct, keys_at = _sorted_keys(windows)
+    order, distinct, keys_at = sorted_keys(windows)
     keep = stamps[order] <= upto
     order, distinct = order[keep], distinct[keep]
     if not len(order):
@@ -101,7 +101,7 @@ def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list
     return keys_at(order[first]), group_of, order, stamps
 
 
-def _sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> tuple[Array, Array, Any]:
+def sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> tuple[Array, Array, Any]:
     """Rows in key order (stable), the number of the key at each place, and a function from rows to keys.
 
     Keys of one width are compared as NumPy byte strings: its stable sort merges what is sorted already, and was

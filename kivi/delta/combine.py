@@ -1,0 +1,138 @@
+"""Combining: the delta runs of one transaction as one run, with one row per key.
+
+A backfill is one transaction whose deltas are derived in chunks, thousands of them, that mostly touch the same rows.
+What a transaction does to a row is *one* delta, combined at commit and stored (R10), so its chunks may be combined
+with each other. With ``f`` one row's fold over deltas in order, and a key without a row in a run left out:
+
+    combine([r])             = r
+    combine([r1, ..., rn])   = per key: f(... f(f(identity, d1), d2) ..., dn)        in the order of the runs
+    combine([r1, ..., rn])   = combine([combine([r1, ..., rm]), rm+1, ..., rn])      a prefix may be combined first
+
+The last is what makes it online, and for SUM over floats it holds for prefixes only: they are added strictly left to
+right, so that the bits do not depend on when it happened. Deltas of two commits are never combined: see ``runs``.
+
+* Integers and decimals: each limb is summed by itself. Exact while sums stay within 2**95, which 2**32 rows of 64 bits
+  cannot leave.
+* MIN and MAX skip rows that have none, and have none where no row had one.
+* A SUM over floats that leaves the finite numbers is OutOfRange: the deltas of one transaction are finite.
+
+Pure: no I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.delta.gather import sorted_keys
+from kivi.delta.runs import Array, Cells, DeltaRun, neutral_of, ufunc_of
+from kivi.errors import OutOfRange
+from kivi.rows import is_wide
+from kivi.schema import Column, TableSchema
+from kivi.types import INT64_MAX
+
+__all__ = ["Combining", "combine", "pieces"]
+
+
+def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
+    """One run with the deltas of ``runs``, at least one, all of one CTS and each with distinct keys.
+
+    Ten runs of 100,000 rows into 377,000, two sums, a count and a max: 0.21 s; with strings of many widths in the key
+    0.32 s. Raises OutOfRange.
+    """
+    stamps = {run.cts if isinstance(run.cts, int) else None for run in runs}
+    if len(stamps) != 1 or None in stamps:
+        raise ValueError("only deltas of one commit are combined")
+    if len(runs) == 1:
+        return runs[0]
+    filled = [run for run in runs if run.rows] or runs[:1]
+    if len(filled) == 1:
+        return filled[0]
+    order, group_of, _ = sorted_keys([(run, range(run.rows)) for run in filled])
+    starts = np.flatnonzero(np.diff(group_of, prepend=-1))
+    keys = pa.concat_arrays([run.keys for run in filled]).take(pa.array(order[starts]))
+    columns = []
+    for i, column in enumerate(schema.columns):
+        cells = Cells.joined([run.columns[i] for run in filled]).take(order)
+        if is_wide(column):
+            columns.append(_exact(cells, starts, len(filled)))
+        elif column.operator == "sum":
+            columns.append(_floats(schema, column, cells, group_of, len(starts)))
+        else:
+            columns.append(_extremes(column, cells, starts))
+    return DeltaRun(keys, filled[0].cts, tuple(columns))
+
+
+def _exact(cells: Cells, starts: Array, most: int) -> Cells:
+    """``most``: how many rows a key may have."""
+    values = cells.values
+    if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
+        return Cells(np.add.reduceat(values, starts))
+    low, high = cells.limbs()
+    return Cells.of_limbs(np.add.reduceat(low, starts), np.add.reduceat(high, starts))
+
+
+def _floats(schema: TableSchema, column: Column, cells: Cells, group_of: Array, groups: int) -> Cells:
+    sums = np.zeros(groups)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add.at(sums, group_of, cells.values)
+    if not np.isfinite(sums).all():
+        raise OutOfRange(
+            f"the events add up to more than a float64 holds in {schema.name!r}.{column.name}", column=column.name
+        )
+    return Cells(sums)
+
+
+def _extremes(column: Column, cells: Cells, starts: Array) -> Cells:
+    pick = ufunc_of(column)
+    if cells.valid is None:
+        return Cells(pick.reduceat(cells.values, starts))
+    seen = np.logical_or.reduceat(cells.valid, starts)
+    found = pick.reduceat(np.where(cells.valid, cells.values, neutral_of(column)), starts)
+    found = found.astype(cells.values.dtype, copy=False)
+    if seen.all():
+        return Cells(found)
+    found[~seen] = 0
+    return Cells(found, None, seen)
+
+
+class Combining:
+    """The runs of one transaction, combined as they come.
+
+    A run waits until as many rows wait as there are combined ones, and at least ``rows_min``. So n rows cost O(n log n)
+    in all, and what is held is at most twice the distinct rows, or ``rows_min``, and one run; while runs are combined
+    their columns are copied, one at a time.
+    """
+
+    def __init__(self, schema: TableSchema, rows_min: int) -> None:
+        self._schema = schema
+        self._rows_min = rows_min
+        self._runs: list[DeltaRun] = []  # the first is all there was until then
+        self._waiting = 0
+
+    def add(self, run: DeltaRun) -> None:
+        """The next run, in order. Raises OutOfRange."""
+        self._runs.append(run)
+        self._waiting += run.rows
+        if self._waiting >= max(self._rows_min, self._runs[0].rows):
+            self._combine()
+
+    def _combine(self) -> None:
+        self._runs[:] = [combine(self._schema, self._runs)]
+        self._waiting = 0
+
+    def result(self) -> DeltaRun | None:
+        """Everything, and lets go of it; None if there was nothing. Raises OutOfRange."""
+        if self._runs:
+            self._combine()
+        return self._runs.pop() if self._runs else None
+
+
+def pieces(run: DeltaRun, rows: int) -> Iterator[DeltaRun]:
+    """The run cut into runs of at most ``rows`` rows, in key order. They share its memory."""
+    for at in range(0, run.rows, rows):
+        part = slice(at, min(at + rows, run.rows))
+        cts = run.cts if isinstance(run.cts, int) else run.cts[part]
+        yield DeltaRun(run.keys.slice(at, part.stop - at), cts, tuple(cells.take(part) for cells in run.columns))
