@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -421,18 +422,22 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     target = Path(args.to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
+    if not target.absolute().parent.is_dir():
+        raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
     report = examine(args.dir)
-    part = target.with_name(target.name + ".part")
+    made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
     try:
         shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK"))
         _sync(part)
         if target.exists():
             target.rmdir()
-        part.rename(target)
+        made = part.rename(target)
         _sync_one(target.parent)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
+        raise
     if args.output == "json":
         print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
     else:

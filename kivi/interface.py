@@ -182,7 +182,10 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @abstractmethod
     def checkpoint(self, path: Any) -> None:
-        """A consistent copy of the store in a new directory ``path``, on the machine where the store is."""
+        """A consistent copy of the store in a new directory ``path``, on the machine where the store is.
+
+        The directory in which it is made is there already (InvalidArgument); a copy that fails leaves nothing.
+        """
 
 
 class Reads(ABC):

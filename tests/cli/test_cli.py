@@ -302,7 +302,11 @@ def test_dump_verify_backup_and_restore(cli, tmp_path):
     cli("backup", data, tmp_path / "backup")
     assert state() == before
     cli("backup", data, tmp_path / "backup", code=1)
+    cli("backup", data, tmp_path / "no" / "such" / "backup", code=1)
+    assert str(tmp_path / "no" / "such") in cli.errors
+    assert not (tmp_path / "no").exists()
     cli("restore", tmp_path / "backup", tmp_path / "restored")
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "backup", "restored"}
     with ServerProcess(tmp_path / "restored") as server, server.connect() as db, db.snapshot() as snap:
         assert sum(row["n"] for row in snap.scan("agg")) == 5_001
     cli("verify", tmp_path, code=1)
