@@ -4,32 +4,42 @@
 
     c    catalog commit: the aggregate is BUILDING and unreadable. Every commit that enters the log after c carries
          its deltas (the catalog version is compared under the entry lock), so events above c are summed by writers
-    ...  events at or below c are summed in chunks; each chunk's deltas are a stage: durable, invisible, no CTS
+    ...  events at or below c are summed in chunks, whose deltas are combined as they come; the result is staged in
+         pieces: durable, invisible, no CTS
     b    one commit names all the stages and makes the aggregate readable: their deltas apply at b
 
 Every event is summed once: at or below c by a chunk, above c by its own commit. A crash on the way leaves a BUILDING
-table; opening the store drops its stages and builds again. Snapshots below b do not see the table.
+table; opening the store drops its stages and builds again, from the beginning, in the background: the logger
+``kivi.store`` tells how far it is, and ``describe`` (``kivi tables``) says *building* until it is done. Snapshots below
+b do not see the table. If the events cannot be summed, the aggregate is dropped again.
+
+Memory follows the rows of the aggregate, not the events: a backfill is one transaction, so what its chunks do to one
+row is one delta (R10, ``kivi.delta.combine``). Measured: 6 M events of 100,000 keys of 50 bytes, 5.4 s, and nothing on
+top of what the store held already, where staging each chunk took 223 MB.
 
 Events at or below c are read at a snapshot from after c, with the retention floor of that snapshot: what had been
 forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
 
-Float sums of backfilled events fold at b, in commit order within each chunk, and after it in CTS order; the log holds
-the chunks' deltas, so this too is the same for every replay.
+Float sums are added in commit order within each chunk, the chunks in commit order, and the result folds at b, before
+the deltas after it in CTS order; the log holds the result, so this too is the same for every replay.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import threading
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
-from kivi.errors import KiviError, NotFound
+from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.mvcc.commit import Prepared
 from kivi.mvcc.record import Bulk, StageKind, decode_stage
 from kivi.retention import remembered
@@ -42,41 +52,43 @@ __all__ = ["attach", "build", "resume"]
 
 Progress = Callable[[int, int], None]
 
+_log = logging.getLogger("kivi.store")
+_PIECE_ROWS: Final = 131_072
+_PIECE_BYTES: Final = 16 << 20
+_TELL_EVERY_S: Final = 5.0
+
 
 def build(store: Store, schema: TableSchema, progress: Progress | None) -> TableSchema:
     """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
 
-    If the events cannot be summed (a null group key), the aggregate is dropped again and the error raised.
+    Whatever goes wrong (a null group key, no memory) is raised, and the aggregate dropped again.
     """
-    from kivi.store import waited
+    try:
+        return _build(store, schema, progress)
+    except Exception:
+        _drop(store, schema)
+        raise
 
+
+def _build(store: Store, schema: TableSchema, progress: Progress | None) -> TableSchema:
+    """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
     owner = f"backfill/{schema.id}"
     try:
         with store.committer.entry_lock:
             stale = store.stages.owned(owner)
         if stale:
             store.drop_stages(stale)
-        total = done = 0
-        stages: list[int] = []
+        done = 0
+        combining = Combining(schema, _PIECE_ROWS)
         events = _Events(store, schema)
-        for batch, total in events:
-            run = derive(schema, batch)
-            stage_id = waited(
-                lambda settled, run=run: store.log_stage(  # type: ignore[misc]
-                    StageKind.RUN, schema.id, run.rows, owner, run.to_buffers(), settled
-                )
-            )
-            stages.append(store.stages.sequence_of(stage_id))
-            done += batch.num_rows
-            if progress is not None:
-                progress(done, total)
+        with contextlib.closing(iter(events)) as chunks:
+            for chunk, total in chunks:
+                combining.add(derive(schema, chunk))
+                done += chunk.num_rows
+                if progress is not None:
+                    progress(done, total)
         ready = dataclasses.replace(schema, state="ready", complete_since_us=events.floor_us)
-        return store.redefine(ready, stages)
-    except NotFound:
-        raise
-    except KiviError:
-        store.drop(schema.name, only_id=schema.id)
-        raise
+        return store.redefine(ready, _staged(store, schema, owner, combining.result()))
     finally:
         with contextlib.suppress(KiviError), store.committer.entry_lock:
             left = store.stages.owned(owner)
@@ -84,10 +96,38 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
             store.drop_stages(left)
 
 
-class _Events:
-    """(batch, total rows) of the source's events at or below the aggregate's catalog commit, in commit order.
+def _staged(store: Store, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
+    """Stages that hold the run, in key order."""
+    from kivi.store import waited
 
-    ``floor_us``, once the first batch is there: events before it had been forgotten, and are not given.
+    if run is None or not run.rows:
+        return []
+    rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
+    stages = []
+    for piece in pieces(run, rows):
+        stage_id = waited(
+            lambda settled, piece=piece: store.log_stage(  # type: ignore[misc]
+                StageKind.RUN, schema.id, piece.rows, owner, piece.to_buffers(), settled
+            )
+        )
+        stages.append(store.stages.sequence_of(stage_id))
+    return stages
+
+
+def _drop(store: Store, schema: TableSchema) -> None:
+    """Gives the aggregate up. Where that cannot be logged, opening the store builds it again."""
+    try:
+        store.drop(schema.name, only_id=schema.id)
+    except Exception as error:  # the error that led here is the one to raise
+        if store.is_open:
+            _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
+
+
+class _Events:
+    """(chunk, total rows) of the source's events at or below the aggregate's catalog commit, in commit order.
+
+    A chunk has at least ``block_rows`` events, but the last: deriving has a price per call, and commits may be small.
+    ``floor_us``, once the first chunk is there: events before it had been forgotten, and are not given.
     """
 
     def __init__(self, store: Store, schema: TableSchema) -> None:
@@ -95,7 +135,20 @@ class _Events:
         self._schema = schema
         self.floor_us: int | None = None
 
-    def __iter__(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def __iter__(self) -> Generator[tuple[pa.Table, int]]:
+        gathered: list[pa.RecordBatch] = []
+        rows = total = 0
+        for batch, total in self._batches():
+            gathered.append(batch)
+            rows += batch.num_rows
+            if rows >= self._store.settings.block_rows:
+                yield pa.Table.from_batches(gathered), total
+                gathered, rows = [], 0
+        if gathered:
+            yield pa.Table.from_batches(gathered), total
+
+    def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """The same in the batches that they lie in, of any size."""
         store, source, upto = self._store, self._schema.source_id, self._schema.created_ts
         lease = store.begin(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s)
         try:
@@ -138,12 +191,37 @@ def resume(store: Store) -> threading.Thread | None:
 
     def work() -> None:
         for schema in unfinished:
-            try:
-                build(store, schema, None)
-            except KiviError:
-                if store.is_open:
-                    raise
+            _resume(store, schema)
 
     thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
     thread.start()
     return thread
+
+
+def _resume(store: Store, schema: TableSchema) -> None:
+    """Builds one, and tells the log: nobody waits for it. What may pass by itself (no space) does not drop it."""
+    started = told = time.monotonic()
+    seen = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told, seen
+        seen = done
+        if (now := time.monotonic()) - told >= _TELL_EVERY_S:
+            told = now
+            _log.info("aggregate %r: %d of %d events are summed", schema.name, done, total)
+
+    _log.info("aggregate %r was left building: summing its events again, from the beginning", schema.name)
+    try:
+        _build(store, schema, progress)
+    except Exception as error:
+        if not store.is_open or schema.id not in store.catalog.entered.by_id:
+            return  # it goes on when the store is opened again; or somebody has dropped it
+        if isinstance(error, Unavailable):
+            then = "it stays building, and is built when the store is opened again"
+        else:
+            _drop(store, schema)
+            then = "it is dropped; create it again"
+        known = isinstance(error, KiviError)
+        _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
+        return
+    _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime as dt
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import sys
 import tempfile
@@ -130,8 +130,7 @@ def _dump_log(root: Path, emit: Any, schema_of: SchemaOf) -> bool:
             damaged = damaged or item.fatal
             emit("damage", {**where, "reason": item.reason, "fatal": item.fatal})
             continue
-        moment = dt.datetime.fromtimestamp(item.time_us / 1e6, dt.UTC)
-        facts = {"ts": item.sequence, "time": plain(moment), **where, **_record(item, schema_of)}
+        facts = {"ts": item.sequence, "time": _moment(item.time_us), **where, **_record(item, schema_of)}
         emit(item.kind.name.lower(), facts)
     return damaged
 
@@ -181,13 +180,25 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
 
 
 def _rows(store: Any, lease: Any, schema: TableSchema) -> Iterator[dict[str, Any]]:
-    from kivi.arrow.columns import rows_from_batch
     from kivi.store import Scan
 
     if schema.state == "ready":
         columns = readable(store, lease, schema)
+        moments = [column.name for column in (*schema.key, *schema.columns) if column.type.name == "timestamp"]
         for batch in store.scan(lease, schema, Scan(columns=columns)):
-            yield from rows_from_batch(batch)
+            for row in _in_micros(batch).to_pylist():
+                yield row | {name: _moment(row[name]) for name in moments if name in row}
+
+
+def _moment(time_us: int | None) -> str | int | None:
+    """A moment in UTC; the bare microseconds where it lies beyond the years that Python knows."""
+    from kivi.types import ColumnType
+
+    try:
+        shown: str | None = plain(ColumnType("timestamp").from_stored(time_us))
+        return shown
+    except OutOfRange:
+        return time_us
 
 
 def readable(store: Any, lease: Any, schema: TableSchema) -> tuple[str, ...]:
@@ -213,7 +224,7 @@ def readable(store: Any, lease: Any, schema: TableSchema) -> tuple[str, ...]:
 
 
 def verify(args: argparse.Namespace) -> int:
-    """The log's chain, the recovery of a copy, every row of every table, every aggregate against its events."""
+    """The log's chain, the recovery of a copy, commit times, every row of every table, aggregates against events."""
     report = examine(args.dir)
     if args.output == "json":
         print(json.dumps(report))
@@ -233,6 +244,7 @@ def examine(path: str) -> dict[str, Any]:
     with copy_opened(root) as store:
         lease = store.begin()
         report["watermark"] = lease.ts
+        report["times"] = f"{store.timeline.check():,} commit times, in order"
         ready = [schema for schema in store.tables() if schema.state == "ready"]
         with Progress(f"verify {path}", None, "rows") as progress:
             done = 0
@@ -410,18 +422,22 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     target = Path(args.to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
+    if not target.absolute().parent.is_dir():
+        raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
     report = examine(args.dir)
-    part = target.with_name(target.name + ".part")
+    made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
     try:
         shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK"))
         _sync(part)
         if target.exists():
             target.rmdir()
-        part.rename(target)
+        made = part.rename(target)
         _sync_one(target.parent)
-    except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
-        raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
+        raise
     if args.output == "json":
         print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
     else:

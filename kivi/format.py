@@ -7,6 +7,7 @@ One line for each thing that is stored, named as in ``kivi.spaces``::
     tombstone  accounts(2) @6  to be swept
     row        accounts(2) @6  deleted
     block      invocations 7   3 events @4..@6
+    time       2024-01-01T17:50:03.000001Z @5 .. 2024-01-01T17:50:03.048120Z @9  4 moments
 
     operation  accounts(1) @7  balance+=8          (pending operations and log records: ``operation``)
 
@@ -23,17 +24,20 @@ from typing import Any, Final
 
 from kivi.errors import KiviError
 from kivi.keys import decode_key
+from kivi.moments import decode_moments
 from kivi.rows import RowLayout, Version
 from kivi.schema import Column, TableSchema
 from kivi.spaces import Space, split_row_key, split_tombstone_key, split_version_key
+from kivi.types import ColumnType
 
-__all__ = ["cells", "entry", "key_text", "operation", "row", "table_of", "value"]
+__all__ = ["cells", "entry", "key_text", "moment", "operation", "row", "table_of", "value"]
 
 SchemaOf = Callable[[int], TableSchema | None]
 Stamp = Callable[[int], str]
 
 _LONGEST: Final = 60
 """Longer texts and bytes are cut here."""
+_TIMESTAMP: Final = ColumnType("timestamp")
 _TABLE_SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT, Space.EVENT_DATA)
 
 
@@ -48,18 +52,27 @@ def value(column: Column, stored: Any) -> str:
     """A value in stored form. A sum that has outgrown its column is shown as the exact number it is."""
     if stored is None:
         return "null"
+    if column.type == _TIMESTAMP:
+        return moment(stored)
     try:
         shown = column.type.from_stored(stored, column.name)
     except KiviError:
         return f"{stored!r} (out of range)"
     match column.type.name:
-        case "timestamp":
-            return str(shown.isoformat(timespec="auto")).replace("+00:00", "Z")
         case "decimal" | "int64" | "bool":
             return str(shown)
         case _:
             text = repr(shown)
             return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(shown)} long)"
+
+
+def moment(time_us: int) -> str:
+    """A moment in UTC; the bare microseconds if it lies outside the years 1 to 9999, which are all that Python has."""
+    try:
+        shown = _TIMESTAMP.from_stored(time_us)
+    except KiviError:
+        return f"{time_us} us"
+    return str(shown.isoformat(timespec="auto")).replace("+00:00", "Z")
 
 
 def cells(schema: TableSchema, stored: Sequence[Any]) -> str:
@@ -160,8 +173,9 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
             scope, sequence = key[1:-8].removesuffix(b"\x00\x00"), int.from_bytes(key[-8:], "big")
             return f"batch      {scope.decode()} {sequence} -> @{stamp(int.from_bytes(data, 'little'))}"
         case Space.TIME:
-            moment = int.from_bytes(key[1:], "big")
-            return f"time       {moment} ms -> @{stamp(int.from_bytes(data, 'little'))}"
+            times, stamps = decode_moments(key, data)
+            first, last = (f"{moment(int(times[i]))} @{stamp(int(stamps[i]))}" for i in (0, -1))
+            return f"time       {first}" + (f" .. {last}  {len(times)} moments" if len(times) > 1 else "")
 
 
 def _meta(name: str, data: bytes, stamp: Stamp) -> str:

@@ -82,7 +82,11 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
-        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``."""
+        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``.
+
+        Until then ``describe`` says that its ``state`` is ``building``. If the store is stopped meanwhile, it begins
+        again in the background when it is opened, and tells the logger ``kivi.store`` how far it is.
+        """
         self._create_aggregate(wanted)
 
     @abstractmethod
@@ -97,7 +101,10 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @abstractmethod
     def describe(self, name: str) -> dict[str, Any]:
-        """A table's definition and what is cheap to know about its contents, as plain data."""
+        """A table's definition and what is cheap to know about its contents, as plain data.
+
+        ``state`` is ``building`` for an aggregate whose earlier events are still being summed, else ``ready``.
+        """
 
     @abstractmethod
     def drop(self, name: str) -> None:
@@ -180,7 +187,10 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @abstractmethod
     def checkpoint(self, path: Any) -> None:
-        """A consistent copy of the store in a new directory ``path``, on the machine where the store is."""
+        """A consistent copy of the store in a new directory ``path``, on the machine where the store is.
+
+        The directory in which it is made is there already (InvalidArgument); a copy that fails leaves nothing.
+        """
 
 
 class Reads(ABC):

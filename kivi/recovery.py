@@ -15,6 +15,7 @@ A transaction from before a restart cannot commit: conflict facts begin at the l
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -35,7 +36,15 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import DataLoss, FormatTooNew, NotAStore, StoreInUse
+from kivi.errors import (
+    DataLoss,
+    FormatTooNew,
+    InvalidArgument,
+    NotAStore,
+    ResourceExhausted,
+    StoreInUse,
+    Unavailable,
+)
 from kivi.events.store import destroy
 from kivi.keys import decode_key, prefix_end
 from kivi.log import CommitLog, Kind, Record
@@ -269,15 +278,26 @@ def checkpoint(store: Store, path: str) -> None:
     """A copy that opens by itself: fold and flush, copy the engine at that position, begin an empty log after it.
 
     The copy has its own identity. Commits that arrive meanwhile are not in it. It appears under ``path`` when it is
-    complete: an empty directory left by a crash would open as a new store, and be taken for a backup.
+    complete: an empty directory left by a crash would open as a new store, and be taken for a backup. A checkpoint
+    that fails leaves nothing.
+
+    Raises NotAStore if ``path`` is something already, InvalidArgument if it cannot be made where it should be,
+    ResourceExhausted without space.
     """
     from kivi.log.segmented import SegmentedLog
 
     path = os.path.abspath(path)
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise NotAStore(f"{path} is not an empty directory: a checkpoint makes a new one")
-    partial = f"{path}.partial-{secrets.token_hex(4)}"
-    os.makedirs(partial)
+    parent = os.path.dirname(path)
+    made = partial = f"{path}.partial-{secrets.token_hex(4)}"
+    try:
+        os.mkdir(partial)
+    except OSError as error:
+        raise InvalidArgument(
+            f"a checkpoint cannot be made in {parent} ({error.strerror}): name a directory that is there and can be "
+            "written to"
+        ) from None
     try:
         with store.consolidator.paused() as position:
             store.engine.checkpoint(os.path.join(partial, "engine"))
@@ -287,9 +307,15 @@ def checkpoint(store: Store, path: str) -> None:
         )
         write_marker(partial, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
         os.rename(partial, path)
-        sync_directory(os.path.dirname(path))
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        made = path
+        sync_directory(parent)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
+            raise kind(
+                f"the checkpoint {path} could not be written ({error.strerror}): nothing is left of it"
+            ) from error
         raise
 
 

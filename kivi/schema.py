@@ -18,13 +18,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from kivi.errors import InvalidArgument, SchemaError
+from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.types import ColumnType, shown
 
-__all__ = ["Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
+__all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
 
+COLUMNS_MAX: Final = 32_767
+"""Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
 
 Operator = Literal["sum", "min", "max"]
 
@@ -96,6 +98,13 @@ class TableSchema:
     """Where a column is among ``columns``; key columns are nowhere."""
 
     def __post_init__(self) -> None:
+        if len(self.columns) > COLUMNS_MAX:
+            raise ResourceExhausted(
+                f"table {self.name!r} would have {len(self.columns):,} columns besides its key, beyond the limit "
+                f"columns_max = {COLUMNS_MAX:,}: use several tables",
+                limit="columns_max",
+                maximum=COLUMNS_MAX,
+            )
         for column in (*self.key, *self.columns):
             if column.name in self.by_name:
                 raise SchemaError(f"table {self.name!r} names the column {column.name!r} twice")

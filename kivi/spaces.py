@@ -11,7 +11,7 @@
     0x06 EVENT_DATA  table u32 | block u64                      the block itself
     0x07 TOKEN       token                                      what became of a request token
     0x08 BATCH       scope 0x00 0x00 | sequence u64             what became of a batch token
-    0x09 TIME        milliseconds u64                           commit time -> commit timestamp
+    0x09 TIME        microseconds u64                           commit times from then on (kivi.moments)
     0x0a TOMBSTONE   cts u64 | table u32 | row key              to do: sweep the row deleted at that CTS
 
 All integers are big endian, so order is numeric. A space or a table is a range of neighbours, so that one scan reads
@@ -37,6 +37,7 @@ __all__ = [
     "row_key",
     "space_prefix",
     "split_row_key",
+    "split_time_key",
     "split_tombstone_key",
     "split_version_key",
     "table_prefix",
@@ -72,7 +73,7 @@ class Space(IntEnum):
     BATCH = 8
     """Batch tokens."""
     TIME = 9
-    """Moments and the commit timestamp that was newest then."""
+    """Commit times: at which moment which commit timestamp was the newest."""
     TOMBSTONE = 10
     """Rows that were deleted, oldest first, until their tombstones are swept."""
 
@@ -140,8 +141,14 @@ def batch_key(scope: str, sequence: int) -> bytes:
     return bytes([Space.BATCH]) + encode_text(scope) + _U64.pack(sequence)
 
 
-def time_key(ms: int) -> bytes:
-    return bytes([Space.TIME]) + _U64.pack(ms)
+def time_key(time_us: int) -> bytes:
+    """A backward scan that ends before ``time_key(t + 1)`` meets the row that knows moment t first."""
+    return bytes([Space.TIME]) + _U64.pack(time_us)
+
+
+def split_time_key(data: bytes) -> int:
+    """``time_key`` undone: microseconds."""
+    return int(_U64.unpack_from(data, 1)[0])
 
 
 def tombstone_key(cts: int, table_id: int, key: bytes) -> bytes:

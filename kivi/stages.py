@@ -49,6 +49,8 @@ class Stages:
         self._store_id = store_id
         self._max_bytes = max_bytes
         self._stages: dict[int, LiveStage] = {}
+        self.live_bytes = 0
+        """Of the stages that no commit has named."""
 
     # -- ids --------------------------------------------------------------------------------------
 
@@ -75,6 +77,11 @@ class Stages:
 
     def add(self, stage: LiveStage) -> None:
         self._stages[stage.sequence] = stage
+        self._count(stage, 1)
+
+    def _count(self, stage: LiveStage, sign: int) -> None:
+        if not stage.committed_at:
+            self.live_bytes += sign * stage.nbytes
 
     def live(self, sequences: Iterable[int], table: int) -> list[LiveStage]:
         """These stages, all live and of ``table``. Raises NotFound."""
@@ -98,11 +105,14 @@ class Stages:
         for sequence in sequences:
             stage = self._stages.get(sequence)
             if stage is not None:
+                self._count(stage, -1)
                 stage.committed_at = cts
 
     def drop(self, sequences: Iterable[int]) -> None:
         for sequence in sequences:
-            self._stages.pop(sequence, None)
+            stage = self._stages.pop(sequence, None)
+            if stage is not None:
+                self._count(stage, -1)
 
     def undo(self, cts: int) -> None:
         """The commit at ``cts`` aborted: its stages are given up with it."""
@@ -126,10 +136,6 @@ class Stages:
     def oldest(self, upto: int) -> int | None:
         """The log must be kept from here on, once base includes everything at or below ``upto``."""
         return min((s.sequence for s in self._stages.values() if not 0 < s.committed_at <= upto), default=None)
-
-    @property
-    def live_bytes(self) -> int:
-        return sum(s.nbytes for s in self._stages.values() if not s.committed_at)
 
     def __len__(self) -> int:
         return len(self._stages)

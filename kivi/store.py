@@ -345,18 +345,28 @@ class Store:
     ) -> Lease:
         """A lease on the watermark, on a commit timestamp or on a moment (microseconds UTC).
 
-        With ``min_snapshot`` it waits until the watermark is there; Unavailable when the time is up.
+        With ``min_snapshot`` it waits until the watermark is there; Unavailable when the time is up. A moment that is
+        over waits likewise, for the commits up to it that are still in flight: it has one answer, now and later.
         """
         self.check_open()
-        if min_snapshot is not None and self._watermark.value < min_snapshot:
-            waited = 10.0 if timeout_s is None else timeout_s
-            if not self._watermark.wait_for(min_snapshot, waited):
-                raise Unavailable(
-                    f"the snapshot {min_snapshot} is not readable yet; the watermark is {self._watermark.value}"
-                )
+        timeout_s = 10.0 if timeout_s is None else timeout_s
+        if min_snapshot is not None:
+            self._reach(min_snapshot, timeout_s)
         if as_of_us is not None:
-            as_of_ts = min(self.timeline.at(as_of_us), self._watermark.value)
+            over = as_of_us < self.committer.now_us()
+            with self.committer.entry_lock:  # whoever has a commit time by now has told the timeline
+                pass
+            as_of_ts = self.timeline.at(as_of_us)
+            if over:
+                self._reach(as_of_ts, timeout_s)
+            else:
+                as_of_ts = min(as_of_ts, self._watermark.value)
         return self.leases.open(as_of_ts, ttl_s)
+
+    def _reach(self, ts: int, timeout_s: float) -> None:
+        """Waits until ``ts`` can be read. Raises Unavailable when the time is up."""
+        if not self._watermark.wait_for(ts, timeout_s):
+            raise Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {self._watermark.value}")
 
     def renew(self, lease_id: int, ttl_s: float | None = None) -> None:
         self.leases.renew(self.leases.find(lease_id), ttl_s)

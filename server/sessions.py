@@ -391,6 +391,8 @@ class Session:
                 return pools.writes
             case "begin" if request.begin.min_snapshot > self.store.watermark():
                 return pools.waits
+            case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
+                return pools.reads
             case "outcome":
                 return pools.waits
             case "get" if len(request.get.keys) > _SLOW_KEYS:

@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from kivi.definitions import aggregate_schema, event_table_schema, parse_duration_us, row_table_schema, time_slot
 from kivi.derived import evaluate_expression, parse_expression
-from kivi.errors import InvalidArgument, KiviError, OutOfRange, SchemaError
-from kivi.schema import Column, OperatorCall, TableSchema
+from kivi.errors import InvalidArgument, KiviError, OutOfRange, ResourceExhausted, SchemaError
+from kivi.schema import COLUMNS_MAX, Column, OperatorCall, TableSchema
 from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 T = ColumnType.parse
@@ -637,3 +637,12 @@ def test_a_derived_column_uses_numeric_columns_only(derived: dict[str, str], say
     with pytest.raises(SchemaError) as caught:
         aggregate_schema("a", EVENTS, ["endpoint"], measures, derived)
     assert says in caught.value.message
+
+
+def test_more_columns_than_a_log_record_can_number_are_refused() -> None:
+    """By name and when the table is made, not by the first commit that writes to the last of them."""
+    columns = dict.fromkeys([f"c{i}" for i in range(COLUMNS_MAX)], "int64")
+    assert len(row_table_schema("t", {"id": "int64"}, columns).columns) == COLUMNS_MAX
+    with pytest.raises(ResourceExhausted, match="columns_max = 32,767") as caught:
+        row_table_schema("t", {"id": "int64"}, {**columns, "one_more": "int64"})
+    assert caught.value.details == {"limit": "columns_max", "maximum": COLUMNS_MAX}

@@ -1,36 +1,49 @@
-"""Combining: many delta runs become one run with one row per key, before anything is folded into base.
+"""Combining: many delta runs as one run, with one row per key, before anything is folded into base.
 
-What many commits added to a row is then one addition: a reader searches few runs, and consolidation writes a base row
-once for all of them. The laws that make it no one's business (``+`` is the column's operator, b a base row):
+**Within one transaction.** A backfill is one transaction whose deltas are derived in chunks, thousands of them, that
+mostly touch the same rows. What a transaction does to a row is *one* delta, combined at commit and stored (R10), so its
+chunks may be combined with each other. With ``f`` one row's fold over deltas in order, and a key without a row in a run
+left out:
 
-    b + d1 + d2  =  b + (d1 + d2)           SUM of integers and decimals (128 bits, so order cannot matter), MIN, MAX
-    stamp(d1 + d2)  =  max(cts1, cts2)      what folding both would have stamped the row with
+    combine([r])             = r
+    combine([r1, ..., rn])   = per key: f(... f(f(identity, d1), d2) ..., dn)        in the order of the runs
+    combine([r1, ..., rn])   = combine([combine([r1, ..., rm]), rm+1, ..., rn])      a prefix may be combined first
 
-They do not hold for SUM of floats: across commits these fold strictly left to right (R10). ``is_combinable`` says
-which tables qualify; within one transaction, whose float deltas are combined once and stored, ``combined`` adds them in
-the order of the runs.
+The last is what makes it online, and for SUM over floats it holds for prefixes only: they are added strictly left to
+right, so that the bits do not depend on when it happened.
 
-A combined row can be read at S >= its stamp, and by nobody at an S between the commits that it is made of. Who combines
-sees to it that no such snapshot is or will be open: ``kivi.mvcc.consolidate``.
+**Across commits**, what many commits added to a row may become one addition, before base is written once for all of
+them, where these laws make it nobody's business (``+`` is the column's operator, b a base row):
 
-Pure: no I/O and no clock; timestamps are given.
+    b + d1 + d2  =  b + (d1 + d2)            SUM of integers and decimals, in 128 bits; MIN; MAX
+    stamp(d1 + d2)  =  max(cts1, cts2)       what folding both would have stamped the row with
+
+They do not hold for SUM over floats, which fold strictly left to right across commits: ``is_combinable`` says which
+tables qualify. A combined row can be read at S >= its stamp, and by nobody at an S between the commits that it is made
+of. Who combines sees to it that no such snapshot is or will be open: ``kivi.mvcc.combine``.
+
+* Integers and decimals: each limb is summed by itself. Exact while sums stay within 2**95, which 2**32 rows of 64 bits
+  cannot leave.
+* MIN and MAX skip rows that have none, and have none where no row had one.
+* A SUM over floats that leaves the finite numbers is OutOfRange: the deltas of one transaction are finite.
+
+Pure: no I/O and no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from kivi.delta.gather import sorted_keys
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of
+from kivi.delta.runs import Array, Cells, DeltaRun, neutral_of, ufunc_of
+from kivi.errors import OutOfRange
+from kivi.rows import is_wide
 from kivi.schema import Column, TableSchema
 from kivi.types import INT64_MAX
 
-__all__ = ["combined", "is_combinable", "worth_combining"]
-
-_HIGH_MAX: Final = 2**62
+__all__ = ["Combining", "combine", "is_combinable", "pieces", "worth_combining"]
 
 
 def is_combinable(schema: TableSchema) -> bool:
@@ -38,46 +51,55 @@ def is_combinable(schema: TableSchema) -> bool:
     return all(c.operator and not (c.operator == "sum" and c.type.name == "float64") for c in schema.columns)
 
 
-def combined(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
-    """One run with the keys of all, each once, stamped with the newest CTS it includes.
+def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
+    """One run with the deltas of ``runs``, at least one: of one commit, or of a table that ``is_combinable``.
 
-    Floats are added left to right in the order of ``runs`` and of rows in them. Raises OverflowError if sums would
-    leave the 95 bits that a delta holds: then leave them uncombined. Median for ten runs of 4,000 keys: 3 ms.
+    Of one CTS if all are of that, and otherwise with the newest of each key. Ten runs of 100,000 rows into 377,000,
+    two sums, a count and a max: 0.21 s; with strings of many widths in the key 0.32 s. Raises OutOfRange.
     """
-    live = [run for run in runs if run.rows]
-    if not live:
-        return runs[0]
-    if len(live) == 1 and live[0].distinct:
-        return live[0]
-    ordered = sorted_keys([(run, range(run.rows)) for run in live])
-    starts = np.flatnonzero(ordered.first)
-    stamps = np.concatenate(
-        [np.full(run.rows, run.cts, np.uint64) if isinstance(run.cts, int) else run.cts for run in live]
-    )
-    columns = tuple(
-        _combined(column, Cells.joined([run.columns[i] for run in live]).take(ordered.order), starts)
-        for i, column in enumerate(schema.columns)
-    )
-    stamps = np.maximum.reduceat(stamps[ordered.order], starts)
-    return DeltaRun(ordered.array(ordered.order[starts]), stamps, columns, distinct=True)
+    filled = [run for run in runs if run.rows] or runs[:1]
+    cts = filled[0].cts
+    one = isinstance(cts, int) and all(isinstance(run.cts, int) and run.cts == cts for run in filled)
+    if not one and not is_combinable(schema):
+        raise ValueError("only deltas of one commit are combined where floats are added")
+    if not filled[0].rows or (len(filled) == 1 and filled[0].distinct):
+        return filled[0]
+    found = sorted_keys([(run, range(run.rows)) for run in filled])
+    order, starts = found.order, np.flatnonzero(found.first)
+    most = int(np.diff(starts, append=len(order)).max())
+    columns = []
+    for i, column in enumerate(schema.columns):
+        cells = Cells.joined([run.columns[i] for run in filled]).take(order)
+        if is_wide(column):
+            columns.append(_exact(cells, starts, most))
+        elif column.operator == "sum":
+            columns.append(_floats(schema, column, cells, np.cumsum(found.first) - 1, len(starts)))
+        else:
+            columns.append(_extremes(column, cells, starts))
+    if not one:
+        stamps = [np.full(r.rows, r.cts, np.uint64) if isinstance(r.cts, int) else r.cts for r in filled]
+        cts = np.maximum.reduceat(np.concatenate(stamps)[order], starts)
+    return DeltaRun(found.array(order[starts]), cts, tuple(columns), distinct=True)
 
 
-def _combined(column: Column, cells: Cells, starts: Array) -> Cells:
-    if column.operator != "sum":
-        return _extremes(column, cells, starts)
-    if column.type.name == "float64":
-        sums = np.zeros(len(starts))
-        number = np.zeros(len(cells.values), np.int64)
-        number[starts[1:]] = 1
-        np.add.at(sums, np.cumsum(number), cells.values)  # strictly left to right, which reduceat is not
-        return Cells(sums)
-    rows = int(np.diff(starts, append=len(cells.values)).max())  # of one key, at most
-    if cells.high is None and max(-int(cells.values.min()), int(cells.values.max())) * rows <= INT64_MAX:
-        return Cells(np.add.reduceat(cells.values, starts))
+def _exact(cells: Cells, starts: Array, most: int) -> Cells:
+    """``most``: how many rows a key may have."""
+    values = cells.values
+    if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
+        return Cells(np.add.reduceat(values, starts))
     low, high = cells.limbs()
-    if max(-int(high.min()), int(high.max())) * rows > _HIGH_MAX:
-        raise OverflowError(f"sums of column {column.name!r} leave the bits of a delta")
-    return Cells.of_limbs(np.add.reduceat(low & LOW, starts), np.add.reduceat(high + (low >> LIMB), starts))
+    return Cells.of_limbs(np.add.reduceat(low, starts), np.add.reduceat(high, starts))
+
+
+def _floats(schema: TableSchema, column: Column, cells: Cells, group_of: Array, groups: int) -> Cells:
+    sums = np.zeros(groups)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.add.at(sums, group_of, cells.values)
+    if not np.isfinite(sums).all():
+        raise OutOfRange(
+            f"the events add up to more than a float64 holds in {schema.name!r}.{column.name}", column=column.name
+        )
+    return Cells(sums)
 
 
 def _extremes(column: Column, cells: Cells, starts: Array) -> Cells:
@@ -86,7 +108,51 @@ def _extremes(column: Column, cells: Cells, starts: Array) -> Cells:
         return Cells(pick.reduceat(cells.values, starts))
     seen = np.logical_or.reduceat(cells.valid, starts)
     found = pick.reduceat(np.where(cells.valid, cells.values, neutral_of(column)), starts)
-    return Cells(found) if seen.all() else Cells(np.where(seen, found, 0), None, seen)
+    found = found.astype(cells.values.dtype, copy=False)
+    if seen.all():
+        return Cells(found)
+    found[~seen] = 0
+    return Cells(found, None, seen)
+
+
+class Combining:
+    """The runs of one transaction, combined as they come.
+
+    A run waits until as many rows wait as there are combined ones, and at least ``rows_min``. So n rows cost O(n log n)
+    in all, and what is held is at most twice the distinct rows, or ``rows_min``, and one run; while runs are combined
+    their columns are copied, one at a time.
+    """
+
+    def __init__(self, schema: TableSchema, rows_min: int) -> None:
+        self._schema = schema
+        self._rows_min = rows_min
+        self._runs: list[DeltaRun] = []  # the first is all there was until then
+        self._waiting = 0
+
+    def add(self, run: DeltaRun) -> None:
+        """The next run, in order. Raises OutOfRange."""
+        self._runs.append(run)
+        self._waiting += run.rows
+        if self._waiting >= max(self._rows_min, self._runs[0].rows):
+            self._combine()
+
+    def _combine(self) -> None:
+        self._runs[:] = [combine(self._schema, self._runs)]
+        self._waiting = 0
+
+    def result(self) -> DeltaRun | None:
+        """Everything, and lets go of it; None if there was nothing. Raises OutOfRange."""
+        if self._runs:
+            self._combine()
+        return self._runs.pop() if self._runs else None
+
+
+def pieces(run: DeltaRun, rows: int) -> Iterator[DeltaRun]:
+    """The run cut into runs of at most ``rows`` rows, in key order. They share its memory."""
+    for at in range(0, run.rows, rows):
+        part = slice(at, min(at + rows, run.rows))
+        cts = run.cts if isinstance(run.cts, int) else run.cts[part]
+        yield DeltaRun(run.keys.slice(at, part.stop - at), cts, tuple(cells.take(part) for cells in run.columns))
 
 
 def worth_combining(rows: Sequence[int]) -> int:

@@ -29,7 +29,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
 from typing import TypeVar
 
-from kivi.delta.combine import combined, is_combinable, worth_combining
+from kivi.delta.combine import combine as combined
+from kivi.delta.combine import is_combinable, worth_combining
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun
@@ -74,10 +75,7 @@ def _replace(
     runs: list[DeltaRun],
     rows: list[tuple[bytes, int, RowOp]],
 ) -> None:
-    try:
-        pending.replace(schema.id, runs, rows, combined(schema, parts))
-    except OverflowError:  # sums that no delta can hold: base rows can, so they wait for the fold as they are
-        return
+    pending.replace(schema.id, runs, rows, combined(schema, parts))
 
 
 def _gaps(items: Iterable[T], keep: list[int], cts_of: Callable[[T], int]) -> Iterator[list[T]]:

@@ -42,7 +42,7 @@ from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import Unavailable
+from kivi.errors import SnapshotTooOld, Unavailable
 from kivi.keys import prefix_end
 from kivi.log import CommitLog
 from kivi.mvcc.combine import combine, is_combined
@@ -291,14 +291,15 @@ class Consolidator:
         self._before_position(upto)
         batch = WriteBatch()
         with self._entry_lock:
-            rows = [*self._tokens.take(upto), *self._timeline.take(upto), *self._stages.rows(upto)]
+            rows = [*self._tokens.take(upto), *self._stages.rows(upto)]
+        rows += self._timeline.take(upto)
         for key, value in rows:
             batch.put(key, value)
         batch.put(POSITION, upto.to_bytes(8, "little"))
         self._write(batch)
         with self._entry_lock:
             self._tokens.drop(upto)
-        self._timeline.forget(upto, int(self._clock() * 1_000_000))
+        self._timeline.forget(upto)
         self.position = upto
 
     def _maybe_flush(self) -> None:
@@ -550,7 +551,7 @@ class Consolidator:
             moment = int(self._clock() * 1_000_000) - schema.history_us
             try:
                 reached = self._timeline.at(moment)
-            except Exception:  # nothing that old is known: everything is kept
+            except SnapshotTooOld:  # nothing that old is known: everything is kept
                 reached = 0
             oldest = self._leases.oldest()
             floor = max(floor, min(reached, oldest if oldest is not None else reached))

@@ -106,12 +106,12 @@ class Pending:
                     copied = list(ops)
                     insort(copied, (cts, op), key=lambda item: item[0])
                     index[key] = copied
-            for table, batch in applied.events:
+            for table, events in _by_table((t, PendingEvents(cts, batch)) for t, batch in applied.events):
                 pending = self._table(table)
-                pending.events = _in_order(pending.events, PendingEvents(cts, batch), lambda item: item.cts)
-            for table, run in applied.runs:
+                pending.events = _in_order(pending.events, events, lambda item: item.cts)
+            for table, runs in _by_table(applied.runs):
                 pending = self._table(table)
-                pending.runs = _in_order(pending.runs, run, last_cts)
+                pending.runs = _in_order(pending.runs, runs, last_cts)
             nbytes = applied.nbytes
             self.nbytes += nbytes
             self.applied_bytes += nbytes
@@ -215,7 +215,7 @@ class Pending:
                     pending.index[key] = left
                 else:
                     del pending.index[key]
-            pending.runs = _in_order(kept, by, last_cts)
+            pending.runs = _in_order(kept, [by], last_cts)
             pending.changes += 1
             freed = sum(run.nbytes for run in runs) + sum(_row_bytes(key, op) for key, _, op in rows)
             self._release(freed - by.nbytes, len(runs) + len(rows) - 1)
@@ -309,8 +309,16 @@ def last_cts(run: DeltaRun) -> int:
     return run.cts if isinstance(run.cts, int) else int(run.cts.max())
 
 
-def _in_order(items: tuple[Any, ...], item: Any, cts_of: Any) -> tuple[Any, ...]:
-    cts = cts_of(item)
-    if not items or cts_of(items[-1]) <= cts:
-        return (*items, item)
-    return tuple(sorted((*items, item), key=cts_of))
+def _by_table(items: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, list[Any]]]:
+    """A commit may name tens of thousands of stages of one table: they are added at once."""
+    found: dict[int, list[Any]] = {}
+    for table, item in items:
+        found.setdefault(table, []).append(item)
+    return found.items()
+
+
+def _in_order(items: tuple[Any, ...], added: list[Any], cts_of: Any) -> tuple[Any, ...]:
+    """``added`` are of one commit."""
+    if not items or cts_of(items[-1]) <= cts_of(added[0]):
+        return (*items, *added)
+    return tuple(sorted((*items, *added), key=cts_of))

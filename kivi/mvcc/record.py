@@ -3,10 +3,10 @@
 ::
 
     COMMIT body
-      u8   version (1)
+      u8   version (2)
       u8   token kind: 0 none, 1 request token, 2 batch token
       u64  start_ts
-      u32  guards   u32 rows   u32 derived rows   u16 appends   u16 runs
+      u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
       guard...     u32 table, key, i16 column (-1: the row's existence)
       row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
@@ -39,8 +39,8 @@ from kivi.mvcc.verdict import Guard
 __all__ = ["Abort", "Bulk", "Commit", "Stage", "StageKind", "decode_abort", "decode_commit", "decode_stage"]
 
 Buffer = bytes | bytearray | memoryview
-_VERSION: Final = 1
-_HEAD: Final = struct.Struct("<BBQIIIHH")
+_VERSION: Final = 2
+_HEAD: Final = struct.Struct("<BBQIIIII")
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -301,7 +302,11 @@ def test_dump_verify_backup_and_restore(cli, tmp_path):
     cli("backup", data, tmp_path / "backup")
     assert state() == before
     cli("backup", data, tmp_path / "backup", code=1)
+    cli("backup", data, tmp_path / "no" / "such" / "backup", code=1)
+    assert str(tmp_path / "no" / "such") in cli.errors
+    assert not (tmp_path / "no").exists()
     cli("restore", tmp_path / "backup", tmp_path / "restored")
+    assert {path.name for path in tmp_path.iterdir()} == {"data", "backup", "restored"}
     with ServerProcess(tmp_path / "restored") as server, server.connect() as db, db.snapshot() as snap:
         assert sum(row["n"] for row in snap.scan("agg")) == 5_001
     cli("verify", tmp_path, code=1)
@@ -336,7 +341,38 @@ def test_dump_shows_what_is_stored_in_the_words_of_the_golden_histories(cli, tmp
     assert after[:2] == ["    rows     acc(1, 'x')  n+=21 peak max=7", "    rows     acc(2, 'x')  delete"]
     assert {"    guards   acc(1, 'x').n", "    guards   acc(2, 'x')"} <= set(lines)
     assert f"stored row        acc(1, 'x') @{first}  name='ada' n=0 peak=null fee=1.50" in lines
+    (moments,) = (line for line in lines if line.startswith("stored time "))  # those of the one pass
+    assert re.fullmatch(rf"stored time +\S+Z @\d+ \.\. \S+Z @{first}  2 moments", moments), moments
     assert "row table=acc id=1 of=x name=ada n=21 peak=7 fee=1.50" in lines
+
+
+def test_dump_goes_on_at_moments_beyond_the_years_of_python(cli, tmp_path):
+    data = str(tmp_path / "data")
+    late, early = 300_000_000_000_000_000, -(2**63) + 300_000_000
+    with kivi.open(data, background=False) as db:
+        columns = {"at": "timestamp", "n": kivi.sum("int64"), "last": kivi.max("timestamp")}
+        db.create_table("t", key={"ts": "timestamp"}, columns=columns)
+        db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+        slot = kivi.time_slot("ts", "5m", name="slot")
+        db.create_aggregate("by_slot", source="ev", group_by=[slot], measures={"x": kivi.sum("x")})
+        for moment in (late, early, 0):
+            with db.transaction() as tx:
+                tx.put("t", (moment,), at=moment, n=1, last=moment)
+                tx.append("ev", [{"ts": moment, "x": 1}])
+            if moment == early:
+                db.consolidate()
+                db.store.consolidator.flush()
+        db.store.crash()
+    lines = cli("dump", data).splitlines()
+    assert f"    rows     t({late} us)  at={late} us n=1 last={late} us" in lines  # from the log
+    for moment in (late, early):
+        assert f"row table=t ts={moment} at={moment} n=1 last={moment}" in lines
+        assert f"row table=ev ts={moment} x=1" in lines
+        assert any(line.startswith(f"stored row        t({moment} us) @") for line in lines)
+    assert "row table=t ts=1970-01-01T00:00:00Z at=1970-01-01T00:00:00Z n=1 last=1970-01-01T00:00:00Z" in lines
+    rows = [json.loads(line) for line in cli("dump", data, "-o", "json").splitlines()]
+    slots = [row["slot"] for row in rows if row["what"] == "row" and row["table"] == "by_slot"]
+    assert slots == [early // 300_000_000 * 300_000_000, "1970-01-01T00:00:00Z", late]
 
 
 def damage(segment: Path) -> None:

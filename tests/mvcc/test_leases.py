@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.embedded import Database
 from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld, Unavailable
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.watermark import Watermark
+from kivi.settings import Settings
+from kivi.store import Store
 from tests.golden.driver import EmbeddedDriver
 
 
@@ -306,6 +309,42 @@ def test_r15_a_snapshot_from_before_a_restart_is_refused(make: Make) -> None:
     driver.store.release(old)
     with pytest.raises(SnapshotTooOld):
         driver.store.commit_wait(txn)
+
+
+class Clocks:
+    """A wall clock that somebody sets, and a monotonic one: in place of the module ``time`` where a store is opened."""
+
+    def __init__(self) -> None:
+        self.wall_s, self.monotonic_s = 1_700_000_000.0, 50.0
+        self.time = lambda: self.wall_s
+        self.monotonic = lambda: self.monotonic_s
+
+
+@pytest.mark.parametrize("set_by_s", [-7 * 86_400, -30, 30, 7 * 86_400])
+def test_r15_a_wall_clock_that_is_set_neither_cuts_nor_revives_a_lease(
+    set_by_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clocks = Clocks()
+    monkeypatch.setattr("kivi.store.time", clocks)
+    store = Store.open(None, settings=Settings(background=False, lease_ttl_s=60), clock=clocks.time)
+    try:
+        db = Database(store)
+        db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
+        snap, tx = db.snapshot(), db.transaction()
+        tx.put("t", (1,), n=1)
+        clocks.wall_s += set_by_s
+        clocks.monotonic_s += 59
+        assert list(snap.scan("t")) == []
+        tx.commit()
+        clocks.monotonic_s += 2
+        clocks.wall_s -= set_by_s + 61  # back to when it was opened
+        for _ in range(2):
+            with pytest.raises(SnapshotTooOld, match="time limit"):
+                list(snap.scan("t"))
+            clocks.wall_s -= 3600
+        assert store.stats()["leases"] == 0
+    finally:
+        store.close()
 
 
 def test_r17_min_snapshot_waits_until_its_deadline_then_unavailable(make: Make) -> None:

@@ -10,17 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kivi
 from kivi.embedded import Database
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import InvalidArgument, SnapshotTooOld
+from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
+from kivi.keys import prefix_end
 from kivi.log import Kind
 from kivi.log.files import Files
 from kivi.log.memory import MemoryLog
-from kivi.mvcc.timeline import STEP_US, Timeline
+from kivi.moments import MOMENTS_MAX
+from kivi.mvcc.timeline import Timeline
 from kivi.settings import Settings
+from kivi.spaces import Space, space_prefix, time_key
 from kivi.store import Store
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
@@ -184,23 +189,209 @@ def test_the_timeline_is_exact_while_it_is_in_memory() -> None:
         timeline.at(999_999)
 
 
-def test_an_old_moment_resolves_to_a_state_before_it_never_after() -> None:
-    """Saved in steps of 10 ms: at most one step early."""
-    engine = MemoryEngine()
-    timeline = Timeline(engine)
-    times = {cts: 1_000_000_000 + cts * 3_700 for cts in range(1, 400)}
-    for cts, time_us in times.items():
-        timeline.note(cts, time_us)
+def save(timeline: Timeline, engine: MemoryEngine, upto: int) -> int:
+    """What a pass does. How many rows it wrote."""
     batch = WriteBatch()
-    for key, value in timeline.take(399):
+    for key, value in timeline.take(upto):
         batch.put(key, value)
     engine.write(batch)
-    reopened = Timeline(engine)
-    for cts, time_us in list(times.items())[10:]:
-        found = reopened.at(time_us)
-        assert found <= cts
-        exact_before = max(c for c, t in times.items() if t <= time_us - 2 * STEP_US)
-        assert found >= exact_before
+    timeline.forget(upto)
+    return len(batch)
+
+
+def rows(engine: MemoryEngine) -> list[bytes]:
+    prefix = space_prefix(Space.TIME)
+    return [key for key, _ in engine.scan(prefix, prefix_end(prefix))]
+
+
+def expected(commits: list[tuple[int, int]], time_us: int) -> int | None:
+    """The model: the last commit at or before the moment."""
+    return max((cts for cts, at in commits if at <= time_us), default=None)
+
+
+def found(timeline: Timeline, time_us: int) -> int | None:
+    try:
+        return timeline.at(time_us)
+    except SnapshotTooOld:
+        return None
+
+
+STEPS = st.tuples(
+    st.integers(1, 3) | st.sampled_from([255, 256, 70_000]), st.sampled_from([0, 0, 1, 2, 300, 70_000, 2**33])
+)
+
+
+@given(
+    st.lists(st.tuples(STEPS, st.sampled_from(["", "", "pass", "part", "reopen"])), max_size=60), st.integers(0, 2**50)
+)
+@settings(max_examples=200, deadline=None)
+def test_a_moment_has_one_answer_wherever_its_commits_are(history: Any, start_us: int) -> None:
+    """In memory, in rows of any size, and after a crash that loses what no pass has saved and replays it."""
+    engine = MemoryEngine()
+    timeline = Timeline(engine)
+    commits: list[tuple[int, int]] = []
+    cts, time_us, saved = 0, start_us, 0
+    for (cts_step, time_step), then in history:
+        cts, time_us = cts + cts_step, time_us + time_step
+        commits.append((cts, time_us))
+        timeline.note(cts, time_us)
+        if then in ("pass", "part"):  # the watermark is at the last commit, or a few before it
+            saved = max(saved, cts if then == "pass" else commits[max(0, len(commits) - 3)][0])
+            save(timeline, engine, saved)
+        elif then == "reopen":
+            timeline = Timeline(engine)
+            for replayed in commits:
+                if replayed[0] > saved:
+                    timeline.note(*replayed)
+    for _, moment in commits:
+        for asked in (moment - 1, moment, moment + 1):
+            assert found(timeline, asked) == expected(commits, asked)
+    in_engine = [moment for cts, moment in commits if cts <= saved]
+    assert len({*in_engine}) <= timeline.check() <= len(in_engine)
+
+
+def test_commits_of_one_microsecond_that_a_crash_parts() -> None:
+    """Of two commits at one time the first was folded; the second was lost, or was not: nobody had been told of it."""
+    for kept in (False, True):
+        engine = MemoryEngine()
+        timeline = Timeline(engine)
+        timeline.note(5, 100)
+        timeline.note(6, 100)
+        save(timeline, engine, 5)
+        timeline = Timeline(engine)
+        if kept:
+            timeline.note(6, 100)
+            save(timeline, engine, 6)
+        assert timeline.at(100) == (6 if kept else 5)
+        assert len(rows(engine)) == 1
+
+
+def test_a_row_of_commit_times_is_bounded() -> None:
+    engine = MemoryEngine()
+    timeline = Timeline(engine)
+    commits = [(cts, 10**15 + 7 * cts) for cts in range(1, 3 * MOMENTS_MAX)]
+    for commit in commits:
+        timeline.note(*commit)
+    assert save(timeline, engine, 10**9) == 3
+    assert timeline.check() == len(commits)
+    for cts, time_us in commits[:: MOMENTS_MAX // 16]:
+        assert timeline.at(time_us) == cts
+        assert found(timeline, time_us - 1) == (cts - 1 or None)
+
+
+def test_what_is_trimmed_is_refused_and_the_rest_stays_exact() -> None:
+    """The newest row before the limit stays: it answers for the moments from the limit to the next row."""
+    engine = MemoryEngine()
+    timeline = Timeline(engine)
+    commits = [(cts, 1_000 * cts) for cts in range(1, 101)]
+    for commit in commits:
+        timeline.note(*commit)
+        if commit[0] % 10 == 0:
+            save(timeline, engine, commit[0])
+    for limit_us in (55_500, 61_000, 70_999):
+        while (batch := timeline.trim(limit_us, 2)) is not None:
+            engine.write(batch)
+        first_us = int.from_bytes(rows(engine)[0][1:], "big")
+        assert first_us <= limit_us
+        assert len(rows(engine)) == 10 - first_us // 10_000
+        for asked in range(500, 101_000, 500):
+            assert found(timeline, asked) == (expected(commits, asked) if asked >= first_us else None)
+    assert timeline.trim(70_999, 2) is None
+
+
+@pytest.mark.parametrize("value", [b"", (7).to_bytes(8, "little"), bytes(10), b"\1\1" + bytes(9), b"\3\1" + bytes(12)])
+def test_commit_times_that_do_not_decode_are_data_loss_by_name(value: bytes) -> None:
+    """Eight bytes are what another version wrote: never a timestamp by accident."""
+    engine = MemoryEngine()
+    batch = WriteBatch()
+    batch.put(time_key(1_000), value)
+    engine.write(batch)
+    for call in (lambda: Timeline(engine).at(2_000), Timeline(engine).check):
+        with pytest.raises(DataLoss, match="commit times"):
+            call()
+
+
+HOUR_US = 3_600_000_000
+
+
+class Ticking:
+    """A log's clock that only the test moves."""
+
+    def __init__(self) -> None:
+        self.us = time.time_ns() // 1_000 + 60_000_000  # the table was made before
+
+    def __call__(self) -> int:
+        return self.us * 1_000
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_as_of_a_moment_between_two_commits_is_after_precisely_the_first(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before and after restarts, crashes, consolidation and the trimming of what is older."""
+    driver = EmbeddedDriver(str(tmp_path / "store") if where == "disk" else None)
+    clock = Ticking()
+
+    def tick() -> None:
+        monkeypatch.setattr(driver.store.log, "_clock", clock)
+
+    try:
+        table(driver, history="1h")
+        tick()
+        commits: list[tuple[int, int]] = []
+        for n in range(40):
+            clock.us += 25 * HOUR_US if n == 20 else (1, 3, 1_000, 20_000)[n % 4]
+            with driver.db.transaction() as tx:
+                tx.put("t", (1,), v=n)
+            commits.append((int(tx.commit_ts or 0), clock.us))
+            if n in (11, 12, 25):
+                driver.db.consolidate()
+        moments = sorted({time_us + step for _, time_us in commits for step in (0, 1, 999)})
+        driver.wait(clock.us / 1e6 - time.time() + 60)
+        forgotten = 0
+        fold = lambda: driver.db.consolidate()  # noqa: E731
+        for restart in (lambda: None, driver.crash, fold, driver.reopen, driver.crash, fold, driver.reopen):
+            restart()
+            for _ in range(3):
+                driver.store.consolidator.sweep()
+            for moment in moments:
+                cts = expected(commits, moment)
+                try:
+                    with driver.db.snapshot(as_of=_at(moment)) as snap:
+                        assert snap.ts == cts
+                        assert snap.get("t", (1,), columns=["v"]) == {"v": [c for c, _ in commits].index(snap.ts)}
+                except SnapshotTooOld:
+                    assert moment < commits[20][1] - HOUR_US, "the history of an hour is kept"
+                    forgotten += 1
+        assert forgotten, "what is older than the history is swept, and older than a day trimmed"
+    finally:
+        driver.close()
+
+
+def _at(time_us: int) -> dt.datetime:
+    return dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=time_us)
+
+
+def test_as_of_a_moment_that_is_over_waits_for_the_commits_in_flight() -> None:
+    """Without them the same question would have another answer a moment later."""
+    driver = EmbeddedDriver()
+    try:
+        table(driver)
+        before = add(driver)
+        tx = driver.db.transaction()
+        tx.delta("t", (1,), n=1)
+        cts, _ = hold(driver.store, tx)
+        time.sleep(0.002)
+        moment = driver.store.committer.now_us() - 1
+        with pytest.raises(kivi.Unavailable):
+            driver.store.begin(as_of_us=moment, timeout_s=0.02)
+        assert driver.store.begin(as_of_us=moment + 10**9, timeout_s=0.02).ts == before, (
+            "what is yet to come: as of now"
+        )
+        threading.Timer(0.02, driver.store.committer.finish_held, [cts]).start()
+        assert driver.store.begin(as_of_us=moment, timeout_s=10).ts == cts
+    finally:
+        driver.close()
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])

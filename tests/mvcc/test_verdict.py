@@ -10,7 +10,10 @@ import kivi
 from kivi.delta.ops import Barrier, RowOp
 from kivi.embedded import Database
 from kivi.errors import Conflict, SnapshotTooOld
+from kivi.log.memory import MemoryLog
 from kivi.mvcc.verdict import EXISTENCE, Collision, Facts, Footprint, Guard
+from kivi.settings import Settings
+from kivi.store import Store
 from tests.golden.driver import EmbeddedDriver
 
 # The table of R5, with its last sentence ("guard(E) conflicts with every concurrent write of the row") as a row and a
@@ -169,6 +172,105 @@ def test_r15_below_the_floor_nothing_can_be_judged() -> None:
     assert aged.floor > 0
     for start in range(aged.floor, 4):
         assert aged.check(footprint("put(c)", start), no_aggregate) is not None
+
+
+# -- how long facts are kept ------------------------------------------------------------------------------
+
+WINDOW_US = 1_000
+
+
+def put_of(cts: int, start: int) -> Footprint:
+    """A put of the row that only the commit at ``cts`` writes."""
+    return Footprint(start, [(T, b"%d" % cts, RowOp(Barrier.PATCH, {C: 1}, {}))], [])
+
+
+@pytest.mark.parametrize("gap_us", [1, 7, 99, 499, 500, 999, 1_000, 1_001])
+@pytest.mark.parametrize("start_us", [0, 10**15])
+def test_r15_facts_live_for_their_window_and_not_for_ever(gap_us: int, start_us: int) -> None:
+    """Whenever a transaction began, it can be judged, and rightly, at every commit until its window is over."""
+    known = facts(window_us=WINDOW_US, entries=10**6)
+    time_of = {cts: start_us + cts * gap_us for cts in range(1, 5 * WINDOW_US // gap_us + 5)}
+    oldest = forgotten = 1
+    for now, now_us in time_of.items():
+        known.note(put_of(now, now - 1), now, now_us)
+        while now_us - time_of[oldest] > WINDOW_US:
+            oldest += 1
+        for cts in {oldest, (oldest + now) // 2, now}:  # a transaction that began right before it, and overlaps it
+            assert cts - 1 >= known.floor, f"began {now_us - time_of[cts]} us ago, and cannot be judged"
+            assert known.check(put_of(cts, cts - 1), no_aggregate) == Collision(T, b"%d" % cts, C, cts)
+        while now_us - time_of[forgotten + 1] > 2 * WINDOW_US + 2 * gap_us:
+            forgotten += 1
+        assert known.floor >= forgotten - 1
+    assert len(known) < 2 * (WINDOW_US // gap_us + 2)
+
+
+def test_r15_facts_rotate_by_the_times_of_their_records() -> None:
+    """The same records at a tenth of the pace keep a tenth as many facts; how long the test takes has no part in it."""
+
+    def floor(gap_us: int) -> int:
+        known = facts(window_us=WINDOW_US)
+        for cts in range(1, 101):
+            known.note(put_of(cts, cts - 1), cts, 10**15 + cts * gap_us)
+        return known.floor
+
+    assert 75 <= floor(100) <= 90
+    assert (floor(10), floor(0)) == (0, 0)
+
+
+class Records:
+    """A log's clock, and the store's: both moved by the test."""
+
+    def __init__(self) -> None:
+        self.now_us = 1_700_000_000_000_000
+        self.log = MemoryLog(clock=lambda: self.now_us * 1_000)
+        chosen = Settings(background=False, conflict_window_s=300, lease_ttl_s=10_000)
+        self.store = Store.open(None, settings=chosen, log=self.log, clock=lambda: self.now_us / 1e6)
+        self.db = Database(self.store)
+        self.db.create_table("t", key={"id": "int64"}, columns={"c": kivi.sum("int64"), "d": "int64"})
+
+    def put(self, key: int) -> int:
+        with self.db.transaction() as tx:
+            tx.put("t", (key,), d=1)
+        return int(tx.commit_ts or 0)
+
+    def commits_for(self, seconds: float) -> None:
+        """A commit every 7 s, of rows that nobody else writes."""
+        end_us = self.now_us + int(seconds * 1_000_000)
+        while self.now_us + 7_000_000 < end_us:
+            self.now_us += 7_000_000
+            self.put(self.now_us)
+        self.now_us = end_us
+
+
+@pytest.fixture(name="records")
+def _records() -> Any:
+    made = Records()
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("before_s", [0, 1, 100, 299, 300, 301, 450])
+def test_r15_a_transaction_just_within_the_window_commits_or_conflicts(records: Records, before_s: int) -> None:
+    """conflict_window_s says how long a transaction may be open, wherever in a generation of facts it began."""
+    records.commits_for(before_s)
+    blind, first, late = (records.db.transaction() for _ in range(3))
+    blind.put("t", (1,), d=1)
+    first.put("t", (2,), d=1)
+    late.put("t", (3,), d=1)
+    records.now_us += 1
+    winner = records.put(2)
+    records.commits_for(299.9)
+    blind.commit()
+    with pytest.raises(Conflict) as caught:
+        first.commit()
+    assert (caught.value.key, caught.value.commit_ts) == ((2,), winner)
+    records.commits_for(2 * 300 + 20)
+    before = records.log.last
+    with pytest.raises(SnapshotTooOld, match="conflicts are only known from"):
+        late.commit()
+    assert records.log.last == before
+    with records.db.snapshot() as snap:
+        assert snap.get("t", (3,)) is None
 
 
 def test_r15_a_blind_write_from_below_the_floor_is_refused() -> None:

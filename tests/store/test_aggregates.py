@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import random
 import threading
 import time
@@ -17,8 +18,11 @@ import pyarrow as pa
 import pytest
 
 import kivi
+from kivi import backfill
 from kivi.definitions import aggregate_schema
+from kivi.delta.combine import Combining
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
+from kivi.store import Store
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 
@@ -278,7 +282,7 @@ def test_a_crash_during_backfill(driver: EmbeddedDriver, chunk: int) -> None:
     """What it leaves is BUILDING and unreadable; opening builds it again, from its own start."""
     db, rng = driver.db, random.Random(2)
     for _ in range(5):
-        db.append("inv", [event(rng) for _ in range(100)])
+        db.append("inv", [event(rng) for _ in range(300)])  # a chunk each
         if rng.random() < 0.5:
             db.consolidate()
     chunks = []
@@ -293,16 +297,15 @@ def test_a_crash_during_backfill(driver: EmbeddedDriver, chunk: int) -> None:
         measures = {"total": kivi.sum("resp"), "calls": kivi.count()}
         driver.db.create_aggregate("agg", source="inv", group_by=["customer"], measures=measures, progress=progress)
 
-    try:
+    with pytest.raises(Dead):
         create(progress)
-    except Dead:
-        assert db.describe("agg")["state"] == "building"
-        with db.snapshot() as snap, pytest.raises(NotFound, match="built"):
-            list(snap.scan("agg"))
-        driver.crash()
+    assert db.describe("agg")["state"] == "building"
+    with db.snapshot() as snap, pytest.raises(NotFound, match="built"):
+        list(snap.scan("agg"))
+    driver.crash()
     resumed = driver.store._resumed
-    if resumed is not None:
-        resumed.join(20)
+    assert resumed is not None
+    resumed.join(20)
     driver.db.append("inv", [event(rng)])
     for step in (lambda: None, lambda: driver.db.consolidate(), lambda: driver.crash()):
         step()
@@ -312,6 +315,197 @@ def test_a_crash_during_backfill(driver: EmbeddedDriver, chunk: int) -> None:
                 key: (row["total"], row["calls"]) for key, row in recount(list(snap.scan("inv")))["by_customer"].items()
             }
             assert found == expected
+
+
+def float_sums(events: list[dict[str, Any]], chunk_rows: list[int]) -> dict[str, float]:
+    """What a backfill adds up, in plain Python: each chunk from 0.0, then the chunks, all from left to right."""
+    out: dict[str, float] = {}
+    at = 0
+    for rows in chunk_rows:
+        sums: dict[str, float] = {}
+        for e in events[at : at + rows]:
+            sums[e["customer"]] = sums.get(e["customer"], 0.0) + e["load"]
+        for key, value in sums.items():
+            out[key] = out.get(key, 0.0) + value
+        at += rows
+    assert at == len(events)
+    return out
+
+
+def test_backfill_stages_what_its_chunks_add_up_to_in_pieces(
+    driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R10: one delta a row, whatever the number of chunks; floats strictly from left to right."""
+    monkeypatch.setattr(backfill, "_PIECE_ROWS", 2)
+    db, rng = driver.db, random.Random(8)
+    sizes = [300, 1, 1, 299, 100, 100, 56, 256, 9]
+    events = [{**event(rng), "load": rng.uniform(-1e9, 1e9), "endpoint": i % 7} for i in range(sum(sizes))]
+    at = 0
+    for i, size in enumerate(sizes):
+        db.append("inv", events[at : at + size])
+        at += size
+        if i in (1, 4):
+            db.consolidate()
+    staged: list[int] = []
+    log_stage = driver.store.log_stage
+
+    def counted(kind: Any, table: int, rows: int, *args: Any) -> None:
+        staged.append(rows)
+        log_stage(kind, table, rows, *args)
+
+    monkeypatch.setattr(driver.store, "log_stage", counted)
+    seen: list[tuple[int, int]] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append((done, total))
+
+    measures = {"load": kivi.sum("load"), "calls": kivi.count(), "slowest": kivi.max("resp")}
+    for name, group_by in (("one", ["customer"]), ("two", ["customer", "endpoint"])):
+        db.create_aggregate(name, source="inv", group_by=group_by, measures=measures, progress=progress)
+    half = len(seen) // 2
+    assert seen[:half] == seen[half:]
+    assert seen[-1] == (len(events), len(events))
+    chunks = [b - a for (a, _), (b, _) in itertools.pairwise([(0, 0), *seen[:half]])]
+    assert len(chunks) >= 3 and min(chunks[:-1]) >= 256, "commits of a few events are gathered"
+    assert staged == [2, 1] + [2] * 10 + [1], "3 and 21 rows, two to a piece"
+    expected = float_sums(events, chunks)
+    for step in (lambda: None, lambda: driver.crash(), lambda: driver.db.consolidate(), lambda: driver.reopen()):
+        step()
+        with driver.db.snapshot() as snap:
+            assert {row["customer"]: row["load"] for row in snap.scan("one")} == expected
+            assert sum(row["calls"] for row in snap.scan("two")) == len(events)
+    assert driver.store.stages.live_bytes == 0
+
+
+def test_backfill_holds_as_many_rows_as_the_aggregate_has(
+    driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as many as the events: chunks that touch the same rows are combined before the next ones are summed."""
+    monkeypatch.setattr(backfill, "_PIECE_ROWS", 4)
+    held: list[int] = []
+    add = Combining.add
+
+    def noted(self: Combining, run: Any) -> None:
+        add(self, run)
+        held.append(sum(each.rows for each in self._runs))
+
+    monkeypatch.setattr(Combining, "add", noted)
+    rng = random.Random(9)
+    for _ in range(12):
+        driver.db.append("inv", [{**event(rng), "endpoint": rng.randrange(4)} for _ in range(256)])
+    measures = {"calls": kivi.count()}
+    driver.db.create_aggregate("agg", source="inv", group_by=["endpoint"], measures=measures)
+    assert len(held) == 12
+    assert max(held) <= 8
+
+
+@pytest.mark.parametrize("error", [MemoryError, pa.ArrowInvalid, ZeroDivisionError])
+@pytest.mark.parametrize("where", ["derive", "progress", "stage"])
+def test_whatever_goes_wrong_in_a_backfill_leaves_no_aggregate(
+    driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch, error: type[Exception], where: str
+) -> None:
+    """Not BUILDING for ever, which nobody could read or create again."""
+    db, rng = driver.db, random.Random(1)
+    db.append("inv", [event(rng) for _ in range(300)])
+    armed = True
+
+    def fail(*_: Any) -> Any:
+        raise error("no")
+
+    def progress(done: int, total: int) -> None:
+        if armed and where == "progress":
+            fail()
+
+    def create() -> None:
+        measures = {"calls": kivi.count()}
+        db.create_aggregate("agg", source="inv", group_by=["customer"], measures=measures, progress=progress)
+
+    with monkeypatch.context() as patched:
+        if where == "derive":
+            patched.setattr(backfill, "derive", fail)
+        elif where == "stage":
+            patched.setattr(driver.store, "log_stage", fail)
+        with pytest.raises(error, match="no"):
+            create()
+    armed = False
+    assert db.tables() == ["inv"]
+    driver.crash()
+    db = driver.db
+    assert driver.store._resumed is None
+    db.append("inv", [event(rng)])
+    create()
+    with db.snapshot() as snap:
+        assert sum(row["calls"] for row in snap.scan("agg")) == 301
+
+
+# -- what a backfill that goes on after a restart tells ---------------------------------------------------------
+
+
+def left_building(driver: EmbeddedDriver, rng: random.Random) -> None:
+    """The process died in the middle of creating an aggregate."""
+    for _ in range(3):
+        driver.db.append("inv", [event(rng) for _ in range(300)])
+
+    def progress(done: int, total: int) -> None:
+        raise Dead
+
+    with pytest.raises(Dead):
+        driver.db.create_aggregate(
+            "agg", source="inv", group_by=["customer"], measures={"calls": kivi.count()}, progress=progress
+        )
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "kivi.store"]
+
+
+def test_a_backfill_that_goes_on_tells_the_log(
+    driver: EmbeddedDriver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_building(driver, random.Random(3))
+    for every_s, lines in ((1_000.0, 0), (0.0, 3)):
+        caplog.clear()
+        monkeypatch.setattr(backfill, "_TELL_EVERY_S", every_s)
+        with monkeypatch.context() as patched, caplog.at_level("INFO", "kivi.store"):
+            if lines == 0:
+                patched.setattr(Store, "redefine", _unavailable)
+            driver.crash()
+            assert driver.store._resumed is not None
+            driver.store._resumed.join(20)
+        first, *between, last = told(caplog)
+        assert first == ("INFO", "aggregate 'agg' was left building: summing its events again, from the beginning")
+        assert between == [
+            ("INFO", f"aggregate 'agg': {done} of 900 events are summed") for done in (300, 600, 900)[:lines]
+        ]
+        if lines == 0:
+            assert last[0] == "ERROR"
+            assert "'agg' could not be built (no space): it stays building" in last[1]
+            assert driver.db.describe("agg")["state"] == "building"
+    assert last[0] == "INFO"
+    assert last[1].startswith("aggregate 'agg' is complete: 900 events in ")
+    assert driver.db.describe("agg")["state"] == "ready"
+
+
+def _unavailable(*_: Any) -> Any:
+    raise ResourceExhausted("no space")
+
+
+def test_a_backfill_that_cannot_go_on_is_an_error_in_the_log(
+    driver: EmbeddedDriver, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_building(driver, random.Random(3))
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no memory")
+
+    with monkeypatch.context() as patched, caplog.at_level("INFO", "kivi.store"):
+        patched.setattr(backfill, "derive", fail)
+        driver.crash()
+        assert driver.store._resumed is not None
+        driver.store._resumed.join(20)
+    assert [level for level, _ in told(caplog)] == ["INFO", "ERROR"]
+    assert told(caplog)[1][1] == "aggregate 'agg' could not be built (no memory): it is dropped; create it again"
+    assert driver.db.tables() == ["inv"]
 
 
 def test_a_snapshot_from_before_the_aggregate_does_not_see_it(driver: EmbeddedDriver) -> None:
