@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import shutil
 import threading
 import time
@@ -264,6 +265,36 @@ def test_commits_of_one_microsecond_that_a_crash_parts() -> None:
             save(timeline, engine, 6)
         assert timeline.at(100) == (6 if kept else 5)
         assert len(rows(engine)) == 1
+
+
+def test_a_moment_has_one_answer_while_passes_save_it() -> None:
+    """What leaves memory between a reader's two looks is in the engine by then."""
+    engine = MemoryEngine()
+    timeline = Timeline(engine)
+    last = 0
+    stop = threading.Event()
+    wrong: list[tuple[int, int]] = []
+
+    def ask(seed: int) -> None:
+        rng = random.Random(seed)
+        while not stop.is_set():
+            if last:
+                asked = rng.randint(max(1, last - 40), last)
+                if (answer := timeline.at(1_000 * asked + rng.randrange(1_000))) != asked:
+                    wrong.append((asked, answer))
+
+    threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for cts in range(1, 6_001):
+        timeline.note(cts, 1_000 * cts)
+        last = cts - 1
+        if cts % 3 == 0:
+            save(timeline, engine, cts)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
 
 
 def test_a_row_of_commit_times_is_bounded() -> None:
