@@ -14,11 +14,23 @@ import grpc
 from kivi import client_methods as methods
 from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
-from kivi.client_steps import Closed, ConnectionLost, Stream, Timeout, Unary, Upload
+from kivi.client_steps import Closed, ConnectionLost, Message, Stream, Timeout, Unary, Upload
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["FRAME_BYTES", "Calls", "Link", "answer", "encoded", "failed", "lost", "silent", "unreachable"]
+__all__ = [
+    "FRAME_BYTES",
+    "Calls",
+    "Link",
+    "Queued",
+    "answer",
+    "encoded",
+    "failed",
+    "leaving",
+    "lost",
+    "silent",
+    "unreachable",
+]
 
 FRAME_BYTES: Final = 1 << 20  # a frame is sent when it has grown to this, whatever else waits
 
@@ -64,7 +76,7 @@ class Session(Protocol):
     epoch: int
     broken: KiviError | None
 
-    def put(self, request: session_pb2.Request) -> None: ...
+    def put(self, request: Message) -> None: ...
 
 
 S = TypeVar("S", bound=Session)
@@ -104,7 +116,7 @@ class Link(ABC, Generic[S]):
             raise ConnectionLost(sent=False)
         return session
 
-    def tell(self, request: session_pb2.Request, epoch: int | None = None) -> int:
+    def tell(self, request: Message, epoch: int | None = None) -> int:
         if epoch is not None:
             session = self._current
             if session is None or session.epoch != epoch or session.broken is not None:
@@ -115,12 +127,34 @@ class Link(ABC, Generic[S]):
         return session.epoch
 
 
+_TAG: Final = b"\x0a"  # of ``ClientFrame.requests``: field 1, length-delimited
+_BYTE: Final = tuple(bytes((i,)) for i in range(256))
+
+
+def leaving(queued: Queued) -> bytes:
+    """What is sent of it: nothing, if it was taken back."""
+    if type(queued) is bytes:
+        return queued
+    try:
+        return encoded(queued.pop())  # type: ignore[union-attr]
+    except IndexError:
+        return b""
+
+
 # -- failures -----------------------------------------------------------------------------------------
+
+
+Queued = bytes | list[session_pb2.Request]
 
 
 def encoded(request: session_pb2.Request) -> bytes:
     """A request as a frame of its own. Raises ResourceExhausted for one that no message can hold."""
-    data: bytes = session_pb2.ClientFrame(requests=(request,)).SerializeToString()
+    body = request.SerializeToString()
+    size, head = len(body), _TAG
+    while size > 0x7F:  # its length as a varint
+        head += _BYTE[size & 0x7F | 0x80]
+        size >>= 7
+    data: bytes = head + _BYTE[size] + body
     if len(data) > methods.MESSAGE_BYTES_MAX:
         raise ResourceExhausted(
             f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "

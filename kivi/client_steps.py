@@ -34,6 +34,7 @@ __all__ = [
     "Closed",
     "ConnectionLost",
     "Effect",
+    "Message",
     "Sleep",
     "Steps",
     "Stream",
@@ -112,11 +113,15 @@ class Transport(Protocol):
 
     session: bytes
 
-    def tell(self, request: session_pb2.Request, epoch: int | None = None) -> int:
+    def tell(self, request: Message, epoch: int | None = None) -> int:
         """Queues a request that wants no answer; returns the epoch of the session it travels in.
 
         With ``epoch`` it is dropped when that session is gone.
         """
+
+
+Message = session_pb2.Request | list[session_pb2.Request]
+"""What is queued: a request, or one that is in a list of its own until it leaves, from where it may be taken back."""
 
 
 def timeout_ms(timeout_s: float | None) -> int:

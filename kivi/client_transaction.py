@@ -63,6 +63,7 @@ class TransactionCore:
         self.sent = False  # operations are at the server, or it has answered with an error: not to be begun again
         self.broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
         self._epoch = -1
+        self._unsent: list[session_pb2.Request] = []  # Begin, until the session's sender takes it from here
         self._next = session_pb2.Request(txn=self.number)
         self._begin = session_pb2.Begin(min_snapshot=max(core.seen_ts, wanted.min_snapshot or 0))
         self.read_only = isinstance(wanted, SnapshotArguments)
@@ -91,9 +92,22 @@ class TransactionCore:
     # -- the life of a transaction --------------------------------------------------------------
 
     def begin(self) -> None:
-        """Queued, not awaited: what follows on the session arrives after it."""
+        """Queued, not awaited: what follows on the session arrives after it.
+
+        A transaction that commits before its Begin has left (others keep the stream busy) takes it back, and begins
+        and commits in one request: the server would have begun it no earlier.
+        """
         request = session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
-        self._epoch = self.core.transport.tell(request)
+        self._unsent = [request]
+        self._epoch = self.core.transport.tell(self._unsent)
+
+    def _taken_back(self) -> bool:
+        """True if Begin had not left, and now never will. Atomic: the sender pops it too."""
+        try:
+            self._unsent.pop()
+        except IndexError:
+            return False
+        return True
 
     def _again(self) -> bool:
         """Begins anew on another session, if nothing that was seen or written depends on the old one."""
@@ -175,6 +189,8 @@ class TransactionCore:
         """Fire and forget."""
         if not self.ended:
             self.ended = True
+            if self._taken_back():
+                return
             self.core.transport.tell(session_pb2.Request(txn=self.number, release=session_pb2.Release()), self._epoch)
 
     def renew(self, ttl_s: float | None) -> Steps[None]:
@@ -197,6 +213,8 @@ class TransactionCore:
         token = request_token(self.token, self.batch)
         request = self._take()
         request.commit.CopyFrom(commit_message(token, self.batch))
+        if self.start_ts is None and not self._begin.min_snapshot > self.core.seen_ts and self._taken_back():
+            request.txn = 0
         self.ended = True
         restarted = False
         while True:

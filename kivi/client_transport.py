@@ -16,11 +16,23 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
-from kivi.client_calls import FRAME_BYTES, Calls, Link, answer, encoded, failed, lost, silent, unreachable
+from kivi.client_calls import (
+    FRAME_BYTES,
+    Calls,
+    Link,
+    Queued,
+    answer,
+    encoded,
+    failed,
+    leaving,
+    lost,
+    silent,
+    unreachable,
+)
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, Effect, Sleep, Steps, Stream
+from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -53,7 +65,7 @@ class _Session:
         self.hello = threading.Event()
         self._transport = transport
         self._lock = threading.Lock()
-        self._out: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._large = 0
         self._waiters: dict[int, _Waiter] = {}
         self._ids = itertools.count(1)
@@ -62,17 +74,19 @@ class _Session:
 
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
-        out, held = self._out, None
-        while (first := held or out.get()) is not None:
-            parts, size, held = [first], len(first), None
+        out, held = self._out, b""
+        while (queued := held or out.get()) is not None:
+            first, held = leaving(queued), b""
+            parts, size = [first], len(first)
             while size < FRAME_BYTES:
                 try:
-                    part = out.get_nowait()
+                    queued = out.get_nowait()
                 except queue.Empty:
                     break
-                if part is None:
+                if queued is None:
                     out.put(None)
                     break
+                part = leaving(queued)
                 if size + len(part) > FRAME_BYTES:  # the next frame's: together they might be too much for a message
                     held = part
                     break
@@ -81,10 +95,11 @@ class _Session:
             if size >= _LARGE_BYTES:
                 with self._lock:
                     self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
-            yield first if len(parts) == 1 else b"".join(parts)
+            if size:
+                yield first if len(parts) == 1 else b"".join(parts)
 
-    def put(self, request: session_pb2.Request) -> None:
-        data = encoded(request)
+    def put(self, request: Message) -> None:
+        data: Queued = request if isinstance(request, list) else encoded(request)
         if len(data) >= _LARGE_BYTES:
             while self._large > _QUEUED_BYTES_MAX and self.broken is None:
                 time.sleep(0.001)

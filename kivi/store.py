@@ -33,6 +33,7 @@ from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, cha
 from kivi.engine import Engine
 from kivi.errors import (
     AlreadyExists,
+    CommitUnknown,
     Conflict,
     InvalidArgument,
     KiviError,
@@ -48,6 +49,7 @@ from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.plain import Plain
 from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.timeline import Timeline
@@ -60,7 +62,7 @@ from kivi.settings import Settings
 from kivi.stages import LiveStage, Stages, sequences_of
 from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
-__all__ = ["Lease", "Outcome", "Scan", "Settings", "Store", "TokenState", "Txn"]
+__all__ = ["Lease", "Outcome", "Plain", "Scan", "Settings", "Store", "TokenState", "Txn"]
 
 TokenState = Literal["committed", "aborted", "unknown"]
 Progress = Callable[[int, int], None]
@@ -497,6 +499,26 @@ class Store:
         except KiviError as error:
             settled(Outcome(None, error))
 
+    def submit_plain(
+        self,
+        group: list[Plain],
+        catalog_version: int,
+        done: Callable[[list[Plain], CommitUnknown | None], None],
+    ) -> list[Plain]:
+        """Commits transactions of deltas together; gives back those that have to go through ``commit``.
+
+        ``catalog_version`` is that of the catalog by which they were made. ``done`` is called once, from the log's
+        thread, unless all are given back: it must be quick. The leases of those that are entered end.
+        """
+        self.check_open()
+
+        def settled(entered: list[Plain], error: CommitUnknown | None) -> None:
+            for plain in entered:
+                self.leases.release(plain.lease)
+            done(entered, error)
+
+        return self.committer.submit_plain(group, catalog_version, settled)
+
     def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Prepared:
         view = self.catalog.entered
 
@@ -545,8 +567,6 @@ class Store:
         timeout_s: float | None = None,
     ) -> int:
         """The blocking form: the commit timestamp, or raises. CommitUnknown if the time is up first."""
-        from kivi.errors import CommitUnknown
-
         settled = threading.Event()
         outcomes: list[Outcome] = []
 

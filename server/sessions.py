@@ -49,7 +49,7 @@ from kivi_server.translate import Translator
 
 from kivi.client_errors import to_error
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
-from kivi.store import Lease, Outcome, Store, Txn
+from kivi.store import Lease, Outcome, Plain, Store, Txn
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Session", "Sessions"]
@@ -60,6 +60,7 @@ _SLOW_OPERATIONS: Final = 500
 _SLOW_BYTES: Final = 64 << 10
 _SLOW_KEYS: Final = 500
 _WORKERS: Final = 4
+_GROUP: Final = 256  # plain commits that are entered together
 _READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
 _STATES: Final = {
     "committed": session_pb2.OutcomeReply.STATE_COMMITTED,
@@ -111,13 +112,13 @@ class Sessions:
         self._turn += 1
         return self._queues[self._turn % len(self._queues)]
 
-    def commit_started(self) -> None:
+    def commit_started(self, count: int = 1) -> None:
         with self._mutex:
-            self._commits += 1
+            self._commits += count
 
-    def commit_ended(self) -> None:
+    def commit_ended(self, count: int = 1) -> None:
         with self._mutex:
-            self._commits -= 1
+            self._commits -= count
 
     @property
     def commits_in_flight(self) -> int:
@@ -198,7 +199,7 @@ class Session:
         self.access = access
         self.name = secrets.token_bytes(16)
         self.txns: dict[int, _Transaction] = {}
-        self.out: deque[bytes] = deque()
+        self.out: deque[tuple[bytes, int]] = deque()  # encoded frames, and how many answers are in each
         self.writing = False
         self.write_began = 0.0
         self._loop = loop
@@ -268,15 +269,16 @@ class Session:
             self._woken = False
             while self.out:
                 parts: list[bytes] = []
-                size = 0
-                while self.out and (not parts or size + len(self.out[0]) <= _WRITE_BYTES):
-                    part = self.out.popleft()
+                size = answers = 0
+                while self.out and (not parts or size + len(self.out[0][0]) <= _WRITE_BYTES):
+                    part, count = self.out.popleft()
                     parts.append(part)
                     size += len(part)
+                    answers += count
                 self.writing, self.write_began = True, time.monotonic()
                 await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
                 self.writing = False
-                self._answered += len(parts)
+                self._answered += answers
                 with self._out_lock:
                     self._out_bytes -= size
                 if self._paused and self._out_bytes < limits.QUEUED_BYTES_MAX // 2:
@@ -301,9 +303,14 @@ class Session:
             large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
             response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
             data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+        self._send(data, 1)
+
+    def _send(self, data: bytes, answers: int) -> None:
+        if self._closed:
+            return
         with self._out_lock:
             self._out_bytes += len(data)
-        self.out.append(data)
+        self.out.append((data, answers))
         if not self._woken:
             self._woken = True
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -347,11 +354,54 @@ class Session:
 
     def _pump(self) -> None:
         """Runs what is in the inbox, as long as the replies find room; the writer goes on when there is some."""
-        while self._inbox:
+        inbox = self._inbox
+        while inbox:
             if self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
                 self._paused = True
                 return
-            self._dispatch(*self._inbox.popleft())
+            group: list[Plain] = []
+            version = self.translator.plain.version()
+            while inbox and len(group) < _GROUP and (plain := self.translator.plain.read(inbox[0])) is not None:
+                group.append(plain)
+                inbox.popleft()
+            if group:
+                self._commit_plain(group, version)
+            elif inbox:
+                self._dispatch(*inbox.popleft())
+
+    def _commit_plain(self, group: list[Plain], version: int) -> None:
+        """Transactions of deltas, together; those that are not as regular as they look, one by one."""
+        try:
+            if self.sessions.stopping:
+                raise stopping()
+            require(self.access, Access.WRITE, "writing")
+            self.sessions.commit_started(len(group))
+            left = group
+            try:
+                left = self.store.submit_plain(group, version, self._plain_done)
+            finally:
+                self.sessions.commit_ended(len(left))
+        except Exception as error:
+            for plain in group:
+                self._fail(plain.tag[0], None, error)
+            return
+        for plain in left:
+            self._dispatch(*plain.tag)
+
+    def _plain_done(self, group: list[Plain], error: CommitUnknown | None) -> None:
+        """Called by the log's thread: one message for all of them."""
+        try:
+            if error is not None:
+                for plain in group:
+                    self._fail(plain.tag[0], None, plain.unknown or error)
+                return
+            frame = session_pb2.ServerFrame()
+            for plain in group:
+                response = frame.responses.add(id=plain.tag[0].id, start_ts=plain.start_ts)
+                response.commit.commit_ts = plain.cts
+            self._send(frame.SerializeToString(), len(group))
+        finally:
+            self.sessions.commit_ended(len(group))
 
     def _dispatch(self, request: session_pb2.Request, received: float) -> None:
         number = request.txn

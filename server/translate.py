@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from kivi_server import limits
+from kivi_server.plain import PlainReader
 
 from kivi.arguments import type_of
 from kivi.arrow.columns import arrow_schema
@@ -66,6 +67,7 @@ class Translator:
         self.store = store
         self._value_bytes_max = store.settings.max_value_bytes
         self._rows_max = store.settings.max_append_rows
+        self.plain = PlainReader(store)
 
     def schema(self, name: str, table_id: int) -> TableSchema:
         """The table, if it still is the one the client means (0: whichever is there)."""

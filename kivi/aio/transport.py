@@ -5,15 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import deque
 from typing import Any, TypeVar
 
 import grpc
 
-from kivi.client_calls import FRAME_BYTES, Calls, Link, answer, encoded, failed, lost, silent, unreachable
+from kivi.client_calls import (
+    FRAME_BYTES,
+    Calls,
+    Link,
+    Queued,
+    answer,
+    encoded,
+    failed,
+    leaving,
+    lost,
+    silent,
+    unreachable,
+)
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, Effect, Sleep, Steps, Stream
+from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -30,7 +43,7 @@ class _Session:
         self.broken: KiviError | None = None
         self.hello = asyncio.Event()
         self._transport = transport
-        self._out: list[bytes] = []
+        self._out: deque[Queued] = deque()
         self._wake = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[session_pb2.Response]] = {}
         self._ids = itertools.count(1)
@@ -38,8 +51,8 @@ class _Session:
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
 
-    def put(self, request: session_pb2.Request) -> None:
-        self._out.append(encoded(request))
+    def put(self, request: Message) -> None:
+        self._out.append(request if isinstance(request, list) else encoded(request))
         self._wake.set()
 
     async def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
@@ -73,14 +86,15 @@ class _Session:
             while True:
                 await self._wake.wait()
                 self._wake.clear()
-                while self._out:
-                    size = end = 0
-                    while end < len(self._out) and (end == 0 or size + len(self._out[end]) <= FRAME_BYTES):
-                        size += len(self._out[end])
-                        end += 1
-                    frame = b"".join(self._out[:end])
-                    del self._out[:end]
-                    await self._call.write(frame)
+                out = self._out
+                while out:
+                    part = leaving(out.popleft())
+                    parts, size = [part], len(part)
+                    while out and size + len(out[0]) <= FRAME_BYTES:
+                        parts.append(part := leaving(out.popleft()))
+                        size += len(part)
+                    if size:
+                        await self._call.write(b"".join(parts))
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the receiving task learns why
 

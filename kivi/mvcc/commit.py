@@ -30,12 +30,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from kivi.delta.runs import with_cts
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import DeltaRun, with_cts
 from kivi.errors import (
     CommitUnknown,
     Conflict,
@@ -48,13 +49,14 @@ from kivi.errors import (
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
+from kivi.mvcc.plain import Plain
 from kivi.mvcc.record import Abort, Commit
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
 from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
 from kivi.mvcc.watermark import Watermark, call_all
 
-__all__ = ["Aborted", "Committer", "Counters", "Outcome", "Prepared", "StaleCatalog"]
+__all__ = ["Aborted", "Committer", "Counters", "Flying", "Outcome", "Prepared", "StaleCatalog"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +109,43 @@ class Counters:
     rederived: int = 0
 
 
+class Flying(Protocol):
+    """A commit between its CTS and its finish: what others that meet it there need to know."""
+
+    cts: int
+    waiters: list[Callable[[Outcome], None]]
+    unknown: CommitUnknown | None
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def rows(self) -> Sequence[tuple[int, bytes, RowOp]]: ...
+
+    @property
+    def runs(self) -> Sequence[tuple[int, DeltaRun]]: ...
+
+
 @dataclass(slots=True)
 class _Entered:
-    """A commit between its CTS and its finish."""
+    """Any commit but a plain one."""
 
     prepared: Prepared
     waiters: list[Callable[[Outcome], None]]
     cts: int = 0
     unknown: CommitUnknown | None = None
+
+    @property
+    def digest(self) -> bytes:
+        return self.prepared.digest
+
+    @property
+    def rows(self) -> Sequence[tuple[int, bytes, RowOp]]:
+        return self.prepared.applied.rows
+
+    @property
+    def runs(self) -> Sequence[tuple[int, DeltaRun]]:
+        return self.prepared.applied.runs
 
     def settle(self, outcome: Outcome) -> None:
         call_all([partial(done, outcome) for done in self.waiters])
@@ -155,9 +186,9 @@ class Committer:
         self._timeline = timeline
         self._clock = clock
         self._entry = threading.Lock()
-        self._by_token: dict[str, _Entered] = {}
+        self._by_token: dict[str, Flying] = {}
         self._by_batch: dict[tuple[str, int], _Entered] = {}
-        self._in_flight: dict[int, _Entered] = {}
+        self._in_flight: dict[int, Flying] = {}
         self._held: dict[int, _Entered] = {}
         self._fencing: dict[str, list[Callable[[Outcome], None]]] = {}
         self.hold: Callable[[Commit], bool] | None = None
@@ -275,7 +306,7 @@ class Committer:
             token, digest = commit.request
             flying = self._by_token.get(token)
             if flying is not None:
-                if flying.prepared.commit.request and flying.prepared.commit.request[1] != digest:
+                if flying.digest != digest:
                     raise InvalidArgument(f"the token {token!r} is in use for another payload; nothing was applied")
                 return self._joined(flying, done)
             if token in self._fencing:
@@ -298,7 +329,7 @@ class Committer:
                 return Outcome(first, repeated=True)
         return None
 
-    def _joined(self, flying: _Entered, done: Callable[[Outcome], None]) -> Outcome | bool:
+    def _joined(self, flying: Flying, done: Callable[[Outcome], None]) -> Outcome | bool:
         """Waits with the attempt in flight; if the log failed under that one, nobody will ever tell."""
         if flying.unknown is not None:
             return Outcome(None, flying.unknown)
@@ -311,9 +342,8 @@ class Committer:
             if stamp is None:
                 return None
             for cts, entered in self._in_flight.items():
-                applied = entered.prepared.applied
-                if any(t == table and k == key for t, k, _ in applied.rows) or any(
-                    t == table and run.find(key) for t, run in applied.runs
+                if any(t == table and k == key for t, k, _ in entered.rows) or any(
+                    t == table and run.find(key) for t, run in entered.runs
                 ):
                     stamp = max(stamp, cts)
             return stamp
@@ -332,6 +362,108 @@ class Committer:
                 if run.find(key):
                     return Collision(table, key, None, stamp)
         return None
+
+    # -- the same for many plain ones -------------------------------------------------------------
+
+    def submit_plain(
+        self, group: list[Plain], catalog_version: int, done: Callable[[list[Plain], CommitUnknown | None], None]
+    ) -> list[Plain]:
+        """Enters commits of deltas together; gives back those that have to go through ``submit``, in order.
+
+        ``done`` is called once, from the log's thread, with those that were entered: committed at their ``cts``, or
+        with an error that concerns all of them. It must be quick.
+        """
+        if self._pending.nbytes > self._soft_bytes:
+            self.on_pressure()
+            if self._pending.nbytes > self._hard_bytes:
+                return group
+        left: list[Plain] = []
+        entered: list[Plain] = []
+        with self._entry:
+            if catalog_version != self._catalog_version() or self.hold is not None:
+                return group
+            facts, seen = self._facts, set[str]()
+            now_us = self.now_us()
+            for plain in group:
+                if self._is_regular(plain, seen, now_us) and not facts.collides(plain):
+                    entered.append(plain)
+                else:
+                    left.append(plain)
+            if not entered:
+                return left
+            try:
+                ticket = self._log.append(
+                    [(Kind.COMMIT, (plain.body(),)) for plain in entered],
+                    lambda error: self._plain_durable(entered, error, done),
+                )
+            except KiviError:
+                return group
+            cts = ticket.first
+            self._watermark.enter_many(cts, ticket.last)
+            for plain in entered:
+                plain.cts = cts
+                self._in_flight[cts] = plain
+                facts.note_deltas(plain, cts, ticket.time_us)
+                self._timeline.note(cts, ticket.time_us)
+                if plain.token:
+                    self._by_token[plain.token] = plain
+                cts += 1
+        return left
+
+    def _is_regular(self, plain: Plain, seen: set[str], now_us: int) -> bool:
+        """Steps 3 and 4 find nothing to say."""
+        token = plain.token
+        if token:
+            if token in seen or token in self._by_token or token in self._fencing:
+                return False
+            if self._tokens.is_known(token, now_us):
+                return False
+            seen.add(token)
+        try:
+            self._leases.check(plain.lease)
+        except SnapshotTooOld:
+            return False
+        return plain.start_ts >= self._facts.floor
+
+    def _plain_durable(
+        self,
+        group: list[Plain],
+        error: BaseException | None,
+        done: Callable[[list[Plain], CommitUnknown | None], None],
+    ) -> None:
+        if error is not None:
+            unknown = CommitUnknown(
+                f"the log failed while these commits were being made durable ({error}): "
+                "restart the store, then ask outcome()"
+            )
+            with self._entry:
+                self.counters.unknown += len(group)
+                for plain in group:
+                    self._in_flight.pop(plain.cts, None)
+                    plain.unknown = CommitUnknown(unknown.message, token=plain.token or None)
+            done(group, unknown)
+            for plain in group:
+                call_all([partial(waiter, Outcome(None, plain.unknown)) for waiter in plain.waiters])
+            return
+        with self._entry:  # the log may be faster than ``submit_plain``, which gives them their CTS under this lock
+            pass
+        self._pending.apply_plain(group)
+        with self._entry:
+            for plain in group:
+                del self._in_flight[plain.cts]
+                if plain.token:
+                    self._tokens.remember(plain.token, plain.cts, plain.digest)
+                    del self._by_token[plain.token]
+        self.counters.commits += len(group)
+
+        def acknowledge() -> None:
+            done(group, None)
+            for plain in group:
+                if plain.waiters:
+                    outcome = Outcome(plain.cts, repeated=True)
+                    call_all([partial(waiter, outcome) for waiter in plain.waiters])
+
+        self._watermark.finish_many(group[0].cts, group[-1].cts, acknowledge)
 
     # -- 9 to 12 --------------------------------------------------------------------------------
 

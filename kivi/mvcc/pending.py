@@ -31,6 +31,7 @@ from sortedcontainers import SortedDict
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.runs import DeltaRun
+from kivi.mvcc.plain import Plain
 
 __all__ = ["Applied", "Pending", "PendingEvents", "TablePending"]
 
@@ -116,6 +117,29 @@ class Pending:
             self.nbytes += nbytes
             self.applied_bytes += nbytes
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
+
+    def apply_plain(self, group: Sequence[Plain]) -> None:
+        """``apply`` for commits of deltas, whose CTS ascend."""
+        nbytes = operations = 0
+        with self._mutex:
+            for plain in group:
+                cts = plain.cts
+                for table, key, op in plain.rows:
+                    index = self._table(table).index
+                    ops = index.get(key)
+                    if ops is None:
+                        index[key] = [(cts, op)]
+                    elif ops[-1][0] < cts:
+                        ops.append((cts, op))
+                    else:
+                        copied = list(ops)
+                        insort(copied, (cts, op), key=lambda item: item[0])
+                        index[key] = copied
+                    nbytes += _row_bytes(key, op)
+                    operations += 1
+            self.nbytes += nbytes
+            self.applied_bytes += nbytes
+            self.operations += operations
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""

@@ -36,7 +36,18 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.errors import DataLoss
 from kivi.mvcc.verdict import Guard
 
-__all__ = ["Abort", "Bulk", "Commit", "Stage", "StageKind", "decode_abort", "decode_commit", "decode_stage"]
+__all__ = [
+    "Abort",
+    "Bulk",
+    "Commit",
+    "Stage",
+    "StageKind",
+    "decode_abort",
+    "decode_commit",
+    "decode_stage",
+    "deltas_body",
+    "deltas_section",
+]
 
 Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
@@ -46,6 +57,9 @@ _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
 _I64: Final = struct.Struct("<Bq")
 _F64: Final = struct.Struct("<Bd")
+_ROW: Final = struct.Struct("<II")
+_INT_CELL: Final = struct.Struct("<HBq")
+_SIGN: Final = 1 << 63
 _BULK: Final = struct.Struct("<IQQ")
 _INT64: Final = range(-(2**63), 2**63)
 
@@ -105,6 +119,21 @@ class Commit:
             if pad := -size % 8:
                 buffers.append(bytes(pad))
         return buffers
+
+
+def deltas_section(rows: Iterable[tuple[int, bytes, RowOp]]) -> bytes:
+    """The rows of a commit of deltas, as ``Commit.encode`` writes them."""
+    out = bytearray()
+    _put_rows(out, rows)
+    return bytes(out)
+
+
+def deltas_body(start_ts: int, rows: int, section: bytes, token: str = "", digest: bytes = b"") -> bytes:
+    """The body of a commit of so many rows of deltas, byte for byte what ``Commit.encode`` gives."""
+    if not token:
+        return _HEAD.pack(_VERSION, 0, start_ts, 0, rows, 0, 0, 0) + section
+    text = token.encode()
+    return b"".join((_HEAD.pack(_VERSION, 1, start_ts, 0, rows, 0, 0, 0), _U32.pack(len(text)), text, digest, section))
 
 
 class _Reader:
@@ -171,14 +200,17 @@ def _put_bytes(out: bytearray, data: bytes) -> None:
 
 def _put_rows(out: bytearray, rows: Iterable[tuple[int, bytes, RowOp]]) -> None:
     for table, key, op in rows:
-        out += _U32.pack(table)
-        _put_bytes(out, key)
+        out += _ROW.pack(table, len(key))
+        out += key
         out.append(op.barrier)
         for cells in (op.puts, op.deltas):
             out += _U16.pack(len(cells))
             for column, value in cells.items():
-                out += _U16.pack(column)
-                _put_cell(out, value)
+                if type(value) is int and -_SIGN <= value < _SIGN:
+                    out += _INT_CELL.pack(column, 1, value)
+                else:
+                    out += _U16.pack(column)
+                    _put_cell(out, value)
 
 
 def _get_row(reader: _Reader) -> tuple[int, bytes, RowOp]:

@@ -84,6 +84,13 @@ class Tokens:
             self.hits += 1
         return found
 
+    def is_known(self, token: str, now_us: int) -> bool:
+        """Whether ``find`` or ``check_age`` would have something to say about it."""
+        if token in self._requests or self._engine.get(token_key(token)) is not None:
+            return True
+        issued = issued_at_us(token)
+        return issued is not None and issued < now_us - self._ttl_us
+
     def remember(self, token: str, cts: int, digest: bytes) -> None:
         self._requests[token] = Remembered(cts, digest)
 

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 from kivi.delta.ops import Barrier, RowOp
 
-__all__ = ["EXISTENCE", "Collision", "Facts", "Footprint", "Guard"]
+__all__ = ["EXISTENCE", "Collision", "Deltas", "Facts", "Footprint", "Guard"]
 
 EXISTENCE: Final = -1
 """The column of a guard on the row's existence."""
@@ -47,6 +47,19 @@ class Footprint(NamedTuple):
     start_ts: int
     rows: Iterable[tuple[int, bytes, RowOp]]
     guards: Iterable[Guard]
+
+
+class Deltas(Protocol):
+    """The same of a commit of deltas, whose guards are of its tables' schemas."""
+
+    @property
+    def start_ts(self) -> int: ...
+
+    @property
+    def rows(self) -> Iterable[tuple[int, bytes, RowOp]]: ...
+
+    @property
+    def guards(self) -> Iterable[Guard]: ...
 
 
 class Collision(NamedTuple):
@@ -121,6 +134,40 @@ class Facts:
             if facts is not None and (hit := _guard_collision(facts, column, start)) is not None:
                 return Collision(table, key, *hit)
         return None
+
+    def collides(self, plain: Deltas) -> bool:
+        """Whether ``check`` would find a collision for a commit of deltas."""
+        start = plain.start_ts
+        for table, key, op in plain.rows:
+            facts = self._find((table, key))
+            if facts is not None and _write_collision(facts, op, start) is not None:
+                return True
+        for table, key, column in plain.guards:
+            facts = self._find((table, key))
+            if facts is not None and _guard_collision(facts, column, start) is not None:
+                return True
+        return False
+
+    def note_deltas(self, plain: Deltas, cts: int, time_us: int) -> None:
+        """``note`` for a commit of deltas."""
+        if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us:
+            self._rotate(time_us)
+        self._last = cts
+        for table, key, op in plain.rows:
+            facts = self._own((table, key))
+            facts.write = cts
+            deltas = facts.deltas
+            if deltas is None:
+                deltas = facts.deltas = {}
+            for column in op.deltas:
+                deltas[column] = cts
+        for table, key, column in plain.guards:
+            facts = self._own((table, key))
+            facts.guard_any = cts
+            guards = facts.guards
+            if guards is None:
+                guards = facts.guards = {}
+            guards[column] = cts
 
     def guarded(self, table: int, key: bytes) -> int:
         """The newest guard of any kind on a row: what a delta derived from an append is checked against."""

@@ -58,6 +58,17 @@ class Watermark:
         with self._lock:
             self._entered.append(sequence)
 
+    def enter_many(self, first: int, last: int) -> None:
+        """``enter`` for consecutive numbers."""
+        with self._lock:
+            self._entered.extend(range(first, last + 1))
+
+    def finish_many(self, first: int, last: int, then: Callable[[], None]) -> None:
+        """``finish`` for consecutive numbers that were entered together; ``then`` runs once W has passed the last."""
+        with self._lock:
+            self._finished.update(range(first, last))
+        self.finish(last, then)
+
     def finish(self, sequence: int, then: Callable[[], None] | None = None) -> None:
         """``sequence`` is durable and applied, or durably aborted. ``then`` runs once W has passed it (R17).
 

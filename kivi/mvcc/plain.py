@@ -1,0 +1,74 @@
+"""Plain commits: transactions of deltas and nothing else, many at a time.
+
+What an application that counts sends most is one delta a transaction, from many threads at once. These arrive together
+and leave together: under one hold of the entry lock, in one group of the log, with one step of the watermark and one
+message of answers; but each is a transaction of its own, with its own verdict, record, CTS and outcome. Deltas never
+conflict with deltas (R3), so the verdicts of a group do not depend on each other, and its members may take their CTS
+together after all were decided: ``commit.Committer.submit_plain``.
+
+Whatever is not regular (a token that is known, a collision, a lease that has ended, a catalog that has changed, no
+room, a held commit) is not decided there: it is given back and goes the way of every other commit, which says what is
+wrong with it. Records and digests are the same bytes on both ways.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kivi.delta.ops import RowOp
+from kivi.mvcc.leases import Lease
+from kivi.mvcc.record import deltas_body, deltas_section
+from kivi.mvcc.verdict import Guard
+
+if TYPE_CHECKING:
+    from kivi.errors import CommitUnknown
+
+__all__ = ["Plain"]
+
+_NO_DIGEST = bytes(16)
+
+
+class Plain:
+    """One transaction: ``rows`` sorted, of PATCH operations with deltas only; ``guards`` are its tables' schema guards.
+
+    ``tag`` is the caller's. Once entered it is the attempt in flight (``commit.Flying``).
+    """
+
+    __slots__ = (
+        "_section",
+        "cts",
+        "digest",
+        "guards",
+        "lease",
+        "rows",
+        "runs",
+        "start_ts",
+        "tag",
+        "token",
+        "unknown",
+        "waiters",
+    )
+
+    def __init__(
+        self, lease: Lease, rows: list[tuple[int, bytes, RowOp]], guards: Sequence[Guard], token: str, tag: Any
+    ) -> None:
+        self.lease = lease
+        self.start_ts = lease.ts
+        self.rows = rows
+        self.guards = guards
+        self.token = token
+        self.tag = tag
+        self.cts = 0
+        self.runs: tuple[Any, ...] = ()
+        self.unknown: CommitUnknown | None = None
+        self.waiters: list[Callable[[Any], None]] = []
+        self._section = section = deltas_section(rows)
+        self.digest = _NO_DIGEST
+        if token:
+            self.digest = hashlib.blake2b(deltas_body(0, len(rows), section), digest_size=16).digest()
+
+    def body(self) -> bytes:
+        """The record's body."""
+        return deltas_body(self.start_ts, len(self.rows), self._section, self.token, self.digest)
