@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ from kivi import backfill, recovery, scan
 from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.arrow.records import event_batch
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
+from kivi.delta.ops import RowOp
 from kivi.engine import Engine
 from kivi.errors import (
     AlreadyExists,
@@ -56,6 +58,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
+from kivi.plain import DeltaPlan, plans_of
 from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
 from kivi.settings import Settings
@@ -498,6 +501,25 @@ class Store:
                     continue
         except KiviError as error:
             settled(Outcome(None, error))
+
+    @property
+    def catalog_version(self) -> int:
+        return self.catalog.entered.version
+
+    def delta_plans(self) -> tuple[int, dict[str, DeltaPlan]]:
+        """The catalog's version, and by which deltas of its row tables are read for ``plain``."""
+        return plans_of(self.catalog)
+
+    def plain(self, rows: list[tuple[DeltaPlan, bytes, RowOp]], token: str, tag: Any) -> Plain | None:
+        """A transaction of deltas that begins now, for ``submit_plain``; None if a row occurs twice."""
+        ordered = [(plan.id, key, op) for plan, key, op in rows]
+        guards = [plan.guard for plan, _, _ in rows]
+        if len(rows) > 1:
+            ordered.sort(key=lambda row: row[:2])
+            if any(a[:2] == b[:2] for a, b in itertools.pairwise(ordered)):
+                return None
+            guards = list(dict.fromkeys(guards))
+        return Plain(self.leases.blind(), ordered, guards, token, tag)
 
     def submit_plain(
         self,

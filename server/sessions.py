@@ -361,7 +361,7 @@ class Session:
                 return
             group: list[Plain] = []
             version = self.translator.plain.version()
-            while inbox and len(group) < _GROUP and (plain := self.translator.plain.read(inbox[0])) is not None:
+            while inbox and len(group) < _GROUP and (plain := self.translator.plain.read(*inbox[0])) is not None:
                 group.append(plain)
                 inbox.popleft()
             if group:

@@ -89,7 +89,7 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow sortedcontainers",
     ),
     "tables": Room(
-        "kivi.catalog kivi.events kivi.events.* kivi.stages",
+        "kivi.catalog kivi.events kivi.events.* kivi.plain kivi.stages",
         "the catalog, event blocks and staged batches stand on mvcc, and know no store",
         rooms="errors values settings engine log delta mvcc",
         packages="numpy pyarrow",

@@ -1,0 +1,86 @@
+"""Reading plain commits (``kivi.mvcc.plain``): deltas as a client writes them, held to their tables' columns.
+
+What has to be known of a table is looked up once for each state of the catalog. Whatever is not just so is None here,
+and goes the general way, which accepts it or says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from kivi.catalog import Catalog, schema_guard
+from kivi.delta.ops import Barrier, RowOp
+from kivi.keys import encode_key
+from kivi.schema import TableSchema
+from kivi.types import ColumnType
+
+__all__ = ["DeltaPlan", "plans_of"]
+
+_SIGN: Final = 1 << 63
+_NOTHING: Final[dict[int, Any]] = {}
+_KEY_CHARACTERS_MAX: Final = 256  # longer keys are measured on the general way
+_KINDS: Final[dict[str, type]] = {"int64": int, "timestamp": int, "decimal": int, "float64": float, "string": str}
+
+
+class DeltaPlan:
+    """What deltas of one row table may be. Values are in stored form."""
+
+    __slots__ = ("_columns", "guard", "id", "key")
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.id = schema.id
+        self.guard = schema_guard(schema.id)
+        self._columns: dict[str, tuple[int, ColumnType, type]] = {
+            column.name: (i, column.type, _KINDS[column.type.name])
+            for i, column in enumerate(schema.columns)
+            if column.operator is not None
+        }
+        types = [column.type for column in schema.key]
+        self.key: Callable[[Sequence[Any]], bytes | None] = _key_of(types)
+
+    def deltas(self, names: Iterable[str], values: Sequence[Any]) -> RowOp | None:
+        """One delta for each of some columns."""
+        found: dict[int, Any] = {}
+        value: Any
+        for name, value in zip(names, values, strict=True):
+            column = self._columns.get(name)
+            if column is None:
+                return None
+            i, type_, kind = column
+            if kind is not type(value) or i in found:
+                return None
+            if kind is float:
+                if not math.isfinite(value):
+                    return None
+                value += 0.0  # -0.0 + 0.0 is 0.0
+            elif type_.name == "decimal" and not type_.stored_min <= value <= type_.stored_max:
+                return None
+            found[i] = value
+        return RowOp(Barrier.PATCH, _NOTHING, found) if found else None
+
+
+def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:
+    kinds = [_KINDS.get(type_.name) for type_ in types]
+    if any(type_.name not in ("int64", "timestamp", "string") for type_ in types):
+        return lambda values: None
+    if kinds == [int]:
+        return lambda values: (values[0] + _SIGN).to_bytes(8, "big") if [*map(type, values)] == kinds else None
+
+    def encoded(values: Sequence[Any]) -> bytes | None:
+        if [*map(type, values)] != kinds:
+            return None
+        if sum(len(value) for value in values if type(value) is str) > _KEY_CHARACTERS_MAX:
+            return None
+        return encode_key(types, values)
+
+    return encoded
+
+
+def plans_of(catalog: Catalog) -> tuple[int, dict[str, DeltaPlan]]:
+    """The catalog's version as it is entered, and the plans by table name; none while a change is on its way."""
+    view = catalog.entered
+    if view.version != catalog.visible.version:
+        return view.version, {}
+    return view.version, {name: DeltaPlan(schema) for name, schema in view.by_name.items() if schema.kind == "row"}
