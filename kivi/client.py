@@ -92,7 +92,10 @@ class Transaction(_Reads, interface.Transaction):
         return self._core.commit_ts
 
     def _write(self, table: str, bind: Bind) -> None:
-        if self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema)))):
+        flush = self._db._core.write(table, self._core, bind)
+        if flush is None:
+            flush = self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema))))
+        if flush:
             self._run(self._core.flush())
 
     def renew(self, ttl_s: float | None = None) -> None:

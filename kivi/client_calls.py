@@ -7,6 +7,7 @@ to await.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -136,7 +137,7 @@ def leaving(queued: Queued) -> bytes:
     if type(queued) is bytes:
         return queued
     try:
-        return encoded(queued.pop())  # type: ignore[union-attr]
+        return encoded(queued.pop()())  # type: ignore[union-attr]
     except IndexError:
         return b""
 
@@ -144,7 +145,7 @@ def leaving(queued: Queued) -> bytes:
 # -- failures -----------------------------------------------------------------------------------------
 
 
-Queued = bytes | list[session_pb2.Request]
+Queued = bytes | list[Callable[[], session_pb2.Request]]
 
 
 def encoded(request: session_pb2.Request) -> bytes:

@@ -40,6 +40,7 @@ from kivi.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.retrying import backoff_s
 from kivi.schema import TableSchema
 from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.writes import Bind
 
 __all__ = ["Core"]
 
@@ -93,6 +94,16 @@ class Core:
         if isinstance(error, errors.NotFound):
             self.schemas.pop(table, None)
         return False
+
+    def write(self, table: str, into: TransactionCore, bind: Bind) -> bool | None:
+        """``TransactionCore.write`` by the cached schema, without a step; None: it has to be looked at (``use``)."""
+        schema = self.schemas.get(table)
+        if schema is None:
+            return None
+        try:
+            return into.write(schema, bind(schema))
+        except InvalidArgument:
+            return None
 
     def use(self, table: str, fn: Callable[[TableSchema], T]) -> Steps[T]:
         """``fn(schema)``, which validates before it does anything.

@@ -120,8 +120,8 @@ class Transport(Protocol):
         """
 
 
-Message = session_pb2.Request | list[session_pb2.Request]
-"""What is queued: a request, or one that is in a list of its own until it leaves, from where it may be taken back."""
+Message = session_pb2.Request | list[Callable[[], session_pb2.Request]]
+"""What is queued: a request, or what makes one when it leaves, in a list of its own from where it may be taken back."""
 
 
 def timeout_ms(timeout_s: float | None) -> int:

@@ -63,7 +63,7 @@ class TransactionCore:
         self.sent = False  # operations are at the server, or it has answered with an error: not to be begun again
         self.broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
         self._epoch = -1
-        self._unsent: list[session_pb2.Request] = []  # Begin, until the session's sender takes it from here
+        self._unsent: list[Callable[[], session_pb2.Request]] = []  # Begin, until the sender takes it from here
         self._next = session_pb2.Request(txn=self.number)
         self._begin = session_pb2.Begin(min_snapshot=max(core.seen_ts, wanted.min_snapshot or 0))
         self.read_only = isinstance(wanted, SnapshotArguments)
@@ -97,9 +97,11 @@ class TransactionCore:
         A transaction that commits before its Begin has left (others keep the stream busy) takes it back, and begins
         and commits in one request: the server would have begun it no earlier.
         """
-        request = session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
-        self._unsent = [request]
+        self._unsent = [self._beginning]
         self._epoch = self.core.transport.tell(self._unsent)
+
+    def _beginning(self) -> session_pb2.Request:
+        return session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
 
     def _taken_back(self) -> bool:
         """True if Begin had not left, and now never will. Atomic: the sender pops it too."""
@@ -212,7 +214,10 @@ class TransactionCore:
             return self.commit_ts
         token = request_token(self.token, self.batch)
         request = self._take()
-        request.commit.CopyFrom(commit_message(token, self.batch))
+        if self.batch is None:
+            request.commit.token = token
+        else:
+            request.commit.CopyFrom(commit_message(token, self.batch))
         if self.start_ts is None and not self._begin.min_snapshot > self.core.seen_ts and self._taken_back():
             request.txn = 0
         self.ended = True

@@ -21,7 +21,7 @@ __all__ = ["DeltaPlan", "plans_of"]
 _SIGN: Final = 1 << 63
 _NOTHING: Final[dict[int, Any]] = {}
 _KEY_CHARACTERS_MAX: Final = 256  # longer keys are measured on the general way
-_KINDS: Final[dict[str, type]] = {"int64": int, "timestamp": int, "decimal": int, "float64": float, "string": str}
+_KINDS: Final[dict[str, Any]] = {"int64": int, "timestamp": int, "decimal": int, "float64": float, "string": str}
 
 
 class DeltaPlan:
@@ -32,7 +32,7 @@ class DeltaPlan:
     def __init__(self, schema: TableSchema) -> None:
         self.id = schema.id
         self.guard = schema_guard(schema.id)
-        self._columns: dict[str, tuple[int, ColumnType, type]] = {
+        self._columns: dict[str, tuple[int, ColumnType, Any]] = {
             column.name: (i, column.type, _KINDS[column.type.name])
             for i, column in enumerate(schema.columns)
             if column.operator is not None

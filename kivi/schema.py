@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
-from kivi.types import ColumnType, shown
+from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 __all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
 
@@ -146,6 +146,9 @@ class TableSchema:
             )
         out = []
         for column, value in zip(self.key, key, strict=False):
+            if type(value) is int and column.type.name == "int64" and INT64_MIN <= value <= INT64_MAX:
+                out.append(value)  # most are: worth a short way
+                continue
             if value is None:
                 raise InvalidArgument(f"key column {column.name!r} of {self.name!r} must not be null")
             out.append(column.type.to_stored(value, f"key column {column.name!r}"))
@@ -164,7 +167,7 @@ class TableSchema:
 
     def _settable(self, name: str) -> Column:
         column = self.column(name)
-        if column in self.key:
+        if name not in self.index_of:
             raise SchemaError(f"{name!r} is a key column of {self.name!r}: give it in the key tuple")
         return column
 
@@ -189,7 +192,9 @@ class TableSchema:
             column = self._settable(name)
             if column.operator is None:
                 raise SchemaError(f"{name!r} of {self.name!r} is a value column without an operator: use put()")
-            if value is not None:
+            if type(value) is int and column.type.name == "int64" and INT64_MIN <= value <= INT64_MAX:
+                out[name] = value
+            elif value is not None:
                 out[name] = column.type.to_stored(value, f"delta of {name!r}")
         return out
 

@@ -149,7 +149,10 @@ class Transaction(_Reads):
         await self._write(table, writes.guard(key, column))
 
     async def _write(self, table: str, bind: writes.Bind) -> None:
-        if await self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema)))):
+        flush = self._db._core.write(table, self._core, bind)
+        if flush is None:
+            flush = await self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema))))
+        if flush:
             await self._run(self._core.flush())
 
     async def renew(self, ttl_s: float | None = None) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -33,6 +33,7 @@ from kivi.wire.v1 import session_pb2
 __all__ = ["Transport"]
 
 T = TypeVar("T")
+_WATCH_S: Final = 0.05  # how late a timeout may be told
 
 
 class _Session:
@@ -47,6 +48,8 @@ class _Session:
         self._wake = asyncio.Event()
         self._waiting: dict[int, asyncio.Future[session_pb2.Response]] = {}
         self._ids = itertools.count(1)
+        self._deadlines: deque[tuple[float, int, float]] = deque()
+        self._watched = False
         self._call = transport.calls.session(wait_for_ready=wait_for_ready)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
@@ -61,21 +64,34 @@ class _Session:
         number = request.id = next(self._ids)
         self.put(request)
         waiting = self._waiting[number] = self._loop.create_future()
-        handle = None
         if timeout_s is not None:
-            handle = self._loop.call_later(timeout_s, self._expire, number, timeout_s)
+            self._deadlines.append((self._loop.time() + timeout_s, number, timeout_s))
+            if not self._watched:
+                self._watched = True
+                self._loop.call_later(min(timeout_s, _WATCH_S), self._watch)
         try:
             reply: session_pb2.Response = await waiting
         finally:
             self._waiting.pop(number, None)
-            if handle is not None:
-                handle.cancel()
         return answer(reply)
 
-    def _expire(self, number: int, timeout_s: float) -> None:
-        waiting = self._waiting.get(number)
-        if waiting is not None and not waiting.done():
-            waiting.set_exception(silent(self._transport.core.endpoint, timeout_s))
+    def _watch(self) -> None:
+        """Tells those whose time is up: one timer for all that wait, as most are answered long before."""
+        now, soonest = self._loop.time(), _WATCH_S
+        left: deque[tuple[float, int, float]] = deque()
+        for deadline, number, timeout_s in self._deadlines:
+            waiting = self._waiting.get(number)
+            if waiting is None or waiting.done():
+                continue
+            if deadline <= now:
+                waiting.set_exception(silent(self._transport.core.endpoint, timeout_s))
+            else:
+                left.append((deadline, number, timeout_s))
+                soonest = min(soonest, deadline - now)
+        self._deadlines = left
+        self._watched = bool(left)
+        if left:
+            self._loop.call_later(max(0.001, soonest), self._watch)
 
     def _lost(self, sent: bool) -> KiviError:
         return lost(self._transport.core.endpoint, self.broken, sent=sent)

@@ -1,0 +1,181 @@
+"""Plain commits: many transactions of deltas entered together, each as if it had come alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.delta.ops import Barrier, RowOp
+from kivi.embedded import Database
+from kivi.mvcc.plain import Plain
+from kivi.mvcc.record import Commit, decode_commit
+from kivi.settings import Settings
+from kivi.store import Store
+from kivi.txn import _digest
+
+
+@pytest.fixture
+def db() -> Iterator[Database]:
+    with Database(Store.open(None, settings=Settings(background=False))) as database:
+        database.create_table(
+            "t", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "hi": kivi.max("int64"), "v": "string"}
+        )
+        yield database
+
+
+def plain(db: Database, key: int, token: str, **deltas: int) -> Plain:
+    _, plans = db.store.delta_plans()
+    plan = plans["t"]
+    raw, op = plan.key([key]), plan.deltas(list(deltas), list(deltas.values()))
+    assert raw is not None and op is not None
+    found = db.store.plain([(plan, raw, op)], token, token)
+    assert found is not None
+    return found
+
+
+def committed(db: Database, group: list[Plain]) -> tuple[list[Plain], list[Plain]]:
+    """(those that were entered and acknowledged, those that were given back)."""
+    done = threading.Event()
+    heard: list[Plain] = []
+
+    def tell(entered: list[Plain], error: Any) -> None:
+        assert error is None
+        heard.extend(entered)
+        done.set()
+
+    left = db.store.submit_plain(group, db.store.catalog_version, tell)
+    if len(left) < len(group):
+        assert done.wait(10)
+    return heard, left
+
+
+def row(db: Database, key: int = 1) -> dict[str, Any] | None:
+    with db.snapshot() as snap:
+        return snap.get("t", (key,))
+
+
+def test_each_has_its_own_timestamp_and_all_are_seen_once_acknowledged(db):
+    group = [plain(db, 1, f"token {i}", n=i, hi=i) for i in range(1, 101)]
+    entered, left = committed(db, group)
+    assert entered == group and not left
+    assert [p.cts for p in group] == list(range(group[0].cts, group[0].cts + 100))
+    assert db.watermark() == group[-1].cts
+    found = row(db)
+    assert found is not None and (found["n"], found["hi"]) == (5050, 100)
+    assert db.outcome("token 7") == group[6].cts
+
+
+def test_records_and_digests_are_the_same_bytes_as_on_the_general_way():
+    rows = [
+        (300, b"\x80key", RowOp(Barrier.PATCH, {}, {0: 2**62, 1: -5})),
+        (301, b"", RowOp(Barrier.PATCH, {}, {2: 0.5})),
+    ]
+    lease = type("L", (), {"ts": 77})()
+    found = Plain(lease, rows, [], "k1-1-abc", None)
+    general = Commit(77, rows=list(rows))
+    general.request = ("k1-1-abc", _digest(general))
+    assert found.digest == general.request[1]
+    assert found.body() == b"".join(bytes(part) for part in general.encode())
+    assert decode_commit(found.body()) == general
+
+
+def test_what_is_not_regular_is_given_back_and_the_rest_committed(db):
+    committed(db, [plain(db, 1, "known", n=1)])
+    stale = plain(db, 3, "stale", n=1)
+    with db.transaction() as tx:
+        tx.put("t", (3,), n=10)
+    twice = [plain(db, 1, "twice", n=1), plain(db, 1, "twice", n=1)]
+    fine = plain(db, 2, "fine", n=5)
+    group = [plain(db, 1, "known", n=1), stale, *twice, fine]
+    entered, left = committed(db, group)
+    assert entered == [twice[0], fine]
+    assert left == [group[0], stale, twice[1]]
+    assert [found["n"] for found in map(lambda key: row(db, key) or {}, (1, 2, 3))] == [2, 5, 10]
+
+
+@pytest.mark.parametrize("change", ["drop", "create"])
+def test_a_catalog_that_has_changed_since_gives_all_back(db, change):
+    version = db.store.catalog_version
+    group = [plain(db, 1, "a", n=1)]
+    if change == "drop":
+        db.drop("t")
+    else:
+        db.create_table("u", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    assert db.store.submit_plain(group, version, lambda *_: pytest.fail("it was entered")) == group
+
+
+def test_a_drop_conflicts_with_plain_commits_and_they_with_it(db):
+    """The schema cell (design, section 6): in flight together, one of them does not commit."""
+    late = plain(db, 1, "late", n=1)
+    version = db.store.catalog_version
+    db.drop("t")
+    assert db.store.submit_plain([late], version, lambda *_: pytest.fail("it was entered")) == [late]
+    db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    txn = db.store.transaction()
+    committed(db, [plain(db, 1, "first", n=1)])
+    from kivi.catalog import TABLES
+
+    txn.delete(TABLES, (db.store.table("t").id,))
+    with pytest.raises(kivi.Conflict):
+        db.store.commit_wait(txn)
+
+
+def test_puts_conflict_with_plain_commits_in_both_orders(db):
+    with db.transaction() as tx:
+        tx.put("t", (1,), n=1)
+        assert tx.start_ts
+        committed(db, [plain(db, 1, "between", n=5)])
+        with pytest.raises(kivi.Conflict):
+            tx.commit()
+    before = plain(db, 1, "before", n=1)
+    with db.transaction() as tx:
+        tx.put("t", (1,), v="x")
+    assert committed(db, [before])[0] == [before]  # another cell
+    before = plain(db, 1, "again", n=1)
+    with db.transaction() as tx:
+        tx.delete("t", (1,))
+    assert committed(db, [before])[1] == [before]
+
+
+def test_a_repeat_in_flight_waits_with_the_first(db):
+    first, repeat = plain(db, 1, "same", n=1), plain(db, 1, "same", n=1)
+    results: list[Any] = []
+    done = threading.Event()
+
+    def tell(entered: list[Plain], error: Any) -> None:
+        done.set()
+
+    left = db.store.submit_plain([first, repeat], db.store.catalog_version, tell)
+    assert left == [repeat]
+    with db.transaction(token="same") as tx:
+        tx.delta("t", (1,), n=1)
+        results.append(tx.commit())
+    assert done.wait(10)
+    assert results == [first.cts]
+    found = row(db)
+    assert found is not None and found["n"] == 1
+    with pytest.raises(kivi.InvalidArgument), db.transaction(token="same") as tx:
+        tx.delta("t", (1,), n=2)
+
+
+def test_what_a_plan_does_not_take_goes_the_general_way(db):
+    db.create_table(
+        "all",
+        key={"a": "string", "b": "int64"},
+        columns={"f": kivi.sum("float64"), "d": kivi.sum("decimal(4,2)"), "n": kivi.sum("int64"), "v": "int64"},
+    )
+    plan = db.store.delta_plans()[1]["all"]
+    assert plan.key(["x", 1]) is not None
+    for key in (["x"], ["x", None], ["x", True], [1, 1], ["x", 1.0], ["x", 1, 2], ["y" * 300, 1]):
+        assert plan.key(key) is None
+    good = plan.deltas(["f", "d", "n"], [-0.0, 9999, 1])
+    assert good is not None and str(good.deltas[0]) == "0.0"
+    for names, values in (
+        (["v"], [1]), (["none"], [1]), (["n"], [None]), (["n"], [True]), (["n"], [1.0]), (["f"], [1]), ([], []),
+        (["f"], [float("nan")]), (["f"], [float("inf")]), (["d"], [10000]), (["n", "n"], [1, 1]),
+    ):  # fmt: skip
+        assert plan.deltas(names, values) is None
