@@ -94,7 +94,7 @@ def test_what_is_not_regular_is_given_back_and_the_rest_committed(db):
     entered, left = committed(db, group)
     assert entered == [twice[0], fine]
     assert left == [group[0], stale, twice[1]]
-    assert [found["n"] for found in map(lambda key: row(db, key) or {}, (1, 2, 3))] == [2, 5, 10]
+    assert [found["n"] for found in (row(db, key) or {} for key in (1, 2, 3))] == [2, 5, 10]
 
 
 @pytest.mark.parametrize("change", ["drop", "create"])
