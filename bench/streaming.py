@@ -1,0 +1,112 @@
+"""The append stream: batches to one table from a few threads or tasks of one client, again and again in turn.
+
+Shared by the goals that need one. Several appends are in flight, since the network, the server's work on columns and
+the disk take turns otherwise; what a user would write is just this: a few threads that call ``db.append``, or tasks
+that await it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench.together import in_tasks, in_threads, run
+
+__all__ = ["IN_FLIGHT", "WARM_UP", "Streamed", "in_flight", "stream", "stream_aio"]
+
+IN_FLIGHT: Final = {10_000: 16, 100_000: 4}  # appends at a time, by the rows of a batch
+WARM_UP: Final = 8  # batches before the clock
+
+
+def in_flight(batch_rows: int) -> int:
+    return IN_FLIGHT.get(batch_rows, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """``sent[i]``: how often batch i was acknowledged, the warm-up too; ``events`` and ``seconds`` without it."""
+
+    sent: list[int]
+    events: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.events / self.seconds
+
+
+class _Turns:
+    """Which batch is next, and which were acknowledged."""
+
+    def __init__(self, batches: Sequence[Any]) -> None:
+        self.batches = batches
+        self.acknowledged: list[int] = []
+        self._next = itertools.count()  # its next() is one C call: threads share it without a lock
+
+    def take(self) -> int:
+        return next(self._next) % len(self.batches)
+
+    def streamed(self, before: int, seconds: float) -> Streamed:
+        sent = [0] * len(self.batches)
+        for i in self.acknowledged:
+            sent[i] += 1
+        rows = [batch.num_rows for batch in self.batches]
+        return Streamed(sent, sum(rows[i] for i in self.acknowledged[before:]), seconds)
+
+
+def stream(
+    db: Any, table: str, batches: Sequence[Any], threads: int, seconds: float, warm_up: int = WARM_UP
+) -> Streamed:
+    """Appends from threads of this process until the time is up and everything is acknowledged."""
+    turns = _Turns(batches)
+
+    def once() -> None:
+        i = turns.take()
+        if db.append(table, batches[i]) <= 0:
+            raise AssertionError("an append was answered without a commit timestamp")
+        turns.acknowledged.append(i)
+
+    for _ in range(warm_up):
+        once()
+    _, took = in_threads([once] * threads, seconds)
+    return turns.streamed(warm_up, took)
+
+
+def stream_aio(
+    endpoint: str, table: str, batches: Sequence[Any], tasks: int, seconds: float, warm_up: int = WARM_UP
+) -> Streamed:
+    """The same with tasks of the client for asyncio."""
+    import kivi.aio
+
+    async def measured() -> Streamed:
+        async with await kivi.aio.connect(endpoint, timeout=120.0) as db:
+            turns = _Turns(batches)
+
+            async def once() -> None:
+                i = turns.take()
+                if await db.append(table, batches[i]) <= 0:
+                    raise AssertionError("an append was answered without a commit timestamp")
+                turns.acknowledged.append(i)
+
+            for _ in range(warm_up):
+                await once()
+            _, took = await in_tasks([once] * tasks, seconds)
+            return turns.streamed(warm_up, took)
+
+    return run(measured())
+
+
+def stamps_by_second(at: Sequence[float], rows: int) -> list[float]:
+    """Events of each whole second, from the times at which their batches were acknowledged."""
+    seconds: list[float] = [0.0] * (int(max(at, default=0.0)) + 1)
+    for moment in at:
+        seconds[int(moment)] += rows
+    return seconds
+
+
+def now() -> float:
+    """The clock that processes of one machine share (CLOCK_MONOTONIC), in seconds."""
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
