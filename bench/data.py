@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["ENDPOINTS", "HOT", "SLOTS", "SLOT_US", "START_US", "Expected", "Pool", "Totals", "make"]
+__all__ = ["ENDPOINTS", "HOT", "PER_NAME", "SLOTS", "SLOT_US", "START_US", "Expected", "Pool", "Totals", "make"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -24,6 +24,7 @@ SLOT_US: Final = 300_000_000
 SLOTS: Final = 12
 ENDPOINTS: Final = 10_000
 HOT: Final = 252  # the endpoint of the hot row
+PER_NAME: Final = {"customer": 2_000, "application": 400, "server": 100}  # endpoints of each
 _KEYS_MAX: Final = 1 << 24
 
 
@@ -90,7 +91,7 @@ class Pool:
     @staticmethod
     def _named(endpoint: Ints, batch: Any, dictionary: bool) -> Any:
         columns = {}
-        for name, each in (("customer", 2_000), ("application", 400), ("server", 100)):
+        for name, each in PER_NAME.items():
             words = pa.array([f"{name}-{i:03}" for i in range(ENDPOINTS // each)])
             coded = pa.DictionaryArray.from_arrays(pa.array((endpoint // each).astype(np.int32)), words)
             columns[name] = coded if dictionary else coded.cast(pa.string())
@@ -130,7 +131,7 @@ def make(name: str, batch_rows: int, events: int, seed: int = 1) -> Pool:
         ranks = random.choice(ENDPOINTS, count, p=weights / weights.sum())
         endpoint, span = random.permutation(ENDPOINTS)[ranks], SLOT_US * SLOTS  # frequent ones are no neighbours
     elif name.startswith("even-"):
-        endpoint, span = random.integers(0, int(name[5:]), count), SLOT_US
+        endpoint, span = random.permutation(np.arange(count) % int(name[5:])), SLOT_US
     else:
         raise ValueError(f"there is no pool {name!r}")
     ts_us = START_US + random.integers(0, span, count)

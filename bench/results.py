@@ -7,9 +7,12 @@ can always be made again.
 from __future__ import annotations
 
 import json
+import subprocess
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench import environment
 from bench.sheet import Sheet, Spread, number
 
 __all__ = ["page", "raw", "shown", "write"]
@@ -44,7 +47,8 @@ def raw(sheet: Sheet, machine: dict[str, Any], settings: dict[str, Any]) -> dict
             ]
             for run, details in zip(sheet.runs, sheet.details, strict=True)
         ],
-        "plots": sheet.plots,
+        "series": sheet.series,
+        "plot": None,
     }
 
 
@@ -53,6 +57,8 @@ def write(directory: Path, result: dict[str, Any]) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     stamp = result["machine"]["at"].replace(":", "").replace("+0000", "Z")
     path = directory / f"{result['goal']}-{stamp}.json"
+    if any(result["series"]):
+        result["plot"] = _plotted(result, path.with_suffix(".png"))
     path.write_text(json.dumps(result, indent=1) + "\n")
     (directory.parent / "RESULTS.md").write_text(page(directory))
     return path
@@ -96,8 +102,23 @@ def shown(result: dict[str, Any], name: str = "") -> str:
     lines.append("")
     lines += [f"{peer}: {version}.\n" for peer, version in result["peers"].items()]
     lines += [f"Not measured: {peer} ({reason}).\n" for peer, reason in result["skipped"].items()]
-    lines += [f"![{plot}](results/{plot})\n" for plot in result["plots"]]
+    if result["plot"]:
+        lines.append(f"![{result['goal']} over time](results/{result['plot']})\n")
     return "\n".join(lines)
+
+
+def _plotted(result: dict[str, Any], path: Path) -> str | None:
+    """The name of the plot; without the environment that draws, the page does without."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(result, file)
+        file.flush()
+        try:
+            command = [environment.python(), "-m", "bench.plots", file.name, str(path)]
+            subprocess.run(command, check=True, cwd=environment.ROOT)
+        except (environment.CannotInstall, subprocess.CalledProcessError) as error:
+            print(f"kivi: no plot: {error}", flush=True)
+            return None
+    return path.name
 
 
 def _plain(spread: Spread | None) -> dict[str, Any]:

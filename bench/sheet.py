@@ -63,11 +63,12 @@ class Sheet:
     details: list[dict[str, Any]] = field(default_factory=list)
     skipped: dict[str, str] = field(default_factory=dict)  # peer -> why it was not measured
     versions: dict[str, str] = field(default_factory=dict)  # peer -> its version and settings
-    plots: list[str] = field(default_factory=list)
+    series: list[dict[str, dict[str, list[float]]]] = field(default_factory=list)  # of each run: what is plotted
 
     def begin(self) -> None:
         self.runs.append({})
         self.details.append({})
+        self.series.append({})
 
     def record(self, system: str, case: str, value: float, unit: str, **details: Any) -> None:
         """A figure of the current run; printed at once."""

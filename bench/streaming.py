@@ -27,11 +27,15 @@ def in_flight(batch_rows: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """``sent[i]``: how often batch i was acknowledged, the warm-up too; ``events`` and ``seconds`` without it."""
+    """``sent[i]``: how often batch i was acknowledged, the warm-up too; ``events`` and ``seconds`` without it.
+
+    ``at_s``: when each batch was acknowledged, in order, by the clock that all processes share (CLOCK_MONOTONIC).
+    """
 
     sent: list[int]
     events: int
     seconds: float
+    at_s: list[float]
 
     @property
     def rate(self) -> float:
@@ -43,35 +47,48 @@ class _Turns:
 
     def __init__(self, batches: Sequence[Any]) -> None:
         self.batches = batches
-        self.acknowledged: list[int] = []
+        self.acknowledged: list[tuple[int, float]] = []  # which, and when
         self._next = itertools.count()  # its next() is one C call: threads share it without a lock
 
     def take(self) -> int:
         return next(self._next) % len(self.batches)
 
+    def acknowledge(self, i: int, commit_ts: int) -> None:
+        if commit_ts <= 0:
+            raise AssertionError("an append was answered without a commit timestamp")
+        self.acknowledged.append((i, time.monotonic()))
+
     def streamed(self, before: int, seconds: float) -> Streamed:
         sent = [0] * len(self.batches)
-        for i in self.acknowledged:
+        for i, _ in self.acknowledged:
             sent[i] += 1
-        rows = [batch.num_rows for batch in self.batches]
-        return Streamed(sent, sum(rows[i] for i in self.acknowledged[before:]), seconds)
+        timed = self.acknowledged[before:]
+        return Streamed(sent, sum(self.batches[i].num_rows for i, _ in timed), seconds, sorted(at for _, at in timed))
 
 
 def stream(
-    db: Any, table: str, batches: Sequence[Any], threads: int, seconds: float, warm_up: int = WARM_UP
+    db: Any,
+    table: str,
+    batches: Sequence[Any],
+    threads: int,
+    seconds: float = float("inf"),
+    warm_up: int = WARM_UP,
+    count: int | None = None,
 ) -> Streamed:
-    """Appends from threads of this process until the time is up and everything is acknowledged."""
+    """Appends from threads of this process until the time is up and everything is acknowledged.
+
+    ``count``: so many batches after the warm-up, however long they take.
+    """
     turns = _Turns(batches)
+    left = None if count is None else iter(range(count))
 
     def once() -> None:
         i = turns.take()
-        if db.append(table, batches[i]) <= 0:
-            raise AssertionError("an append was answered without a commit timestamp")
-        turns.acknowledged.append(i)
+        turns.acknowledge(i, db.append(table, batches[i]))
 
     for _ in range(warm_up):
         once()
-    _, took = in_threads([once] * threads, seconds)
+    _, took = in_threads([once] * threads, seconds, left)
     return turns.streamed(warm_up, took)
 
 
@@ -87,9 +104,7 @@ def stream_aio(
 
             async def once() -> None:
                 i = turns.take()
-                if await db.append(table, batches[i]) <= 0:
-                    raise AssertionError("an append was answered without a commit timestamp")
-                turns.acknowledged.append(i)
+                turns.acknowledge(i, await db.append(table, batches[i]))
 
             for _ in range(warm_up):
                 await once()
@@ -97,16 +112,3 @@ def stream_aio(
             return turns.streamed(warm_up, took)
 
     return run(measured())
-
-
-def stamps_by_second(at: Sequence[float], rows: int) -> list[float]:
-    """Events of each whole second, from the times at which their batches were acknowledged."""
-    seconds: list[float] = [0.0] * (int(max(at, default=0.0)) + 1)
-    for moment in at:
-        seconds[int(moment)] += rows
-    return seconds
-
-
-def now() -> float:
-    """The clock that processes of one machine share (CLOCK_MONOTONIC), in seconds."""
-    return time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -6,9 +6,10 @@ The clock ends when the last one has its answer, so a rate counts nothing that w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -27,11 +28,15 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return _runner().run(work)
 
 
-def in_threads(jobs: Sequence[Callable[[], None]], seconds: float) -> tuple[int, float]:
+def in_threads(
+    jobs: Sequence[Callable[[], None]], seconds: float, turns: Iterator[Any] | None = None
+) -> tuple[int, float]:
     """Each job in a thread of its own. How often any of them was done, and in how many seconds.
 
-    The first exception is raised when all have ended; it stops the others at their next turn.
+    ``turns``: ends them all when it is used up, if the time is not up before. The first exception is raised when all
+    have ended; it stops the others at their next turn.
     """
+    shared = itertools.repeat(None) if turns is None else turns
     done = [0] * len(jobs)
     failures: list[BaseException] = []
     ready = threading.Barrier(len(jobs) + 1)
@@ -40,7 +45,9 @@ def in_threads(jobs: Sequence[Callable[[], None]], seconds: float) -> tuple[int,
         count = 0
         ready.wait()
         try:
-            while time.perf_counter() < until and not failures:
+            for _ in shared:
+                if time.perf_counter() >= until or failures:
+                    break
                 job()
                 count += 1
         except BaseException as error:
