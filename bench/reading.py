@@ -66,11 +66,11 @@ def _measure(context: Context, sheet: Sheet, rows: int) -> None:
     if not seconds:
         raise RuntimeError("not one whole second was measured")
     p99s, rates = [second["p99_ms"] for second in seconds], [second["events"] for second in seconds]
-    inside = [took for at, took in reads if done.at_s[0] <= at <= done.at_s[-1]]
+    inside = [took for at, took in reads if done.began_s <= at <= done.at_s[-1]]
     record = sheet.record
     record("kivi", f"append stream, {rows:,}", done.rate, "events/s")
     record("kivi", f"append stream, worst second, {rows:,}", min(rates), "events/s")
-    record("kivi", f"reads, {rows:,}", len(inside) / (done.at_s[-1] - done.at_s[0]), "reads/s")
+    record("kivi", f"reads, {rows:,}", len(inside) / (done.at_s[-1] - done.began_s), "reads/s")
     record("kivi", f"read, p50, {rows:,}", percentile(inside, 50) * 1e3, "ms")
     record("kivi", f"read, p99, {rows:,}", percentile(inside, 99) * 1e3, "ms", worst_ms=max(inside) * 1e3)
     record("kivi", f"read, p99 of the median second, {rows:,}", statistics.median(p99s), "ms")
@@ -100,7 +100,7 @@ def _reads(db: Any, running: Any) -> list[tuple[float, float]]:
 
 def _by_second(reads: list[tuple[float, float]], done: Streamed, rows: int) -> list[dict[str, float]]:
     """Every whole second of the stream that has a read in it."""
-    began = done.at_s[0]
+    began = done.began_s
     events = Counter(int(at - began) for at in done.at_s)
     took: defaultdict[int, list[float]] = defaultdict(list)
     for at, seconds in reads:

@@ -29,12 +29,14 @@ def in_flight(batch_rows: int) -> int:
 class Streamed:
     """``sent[i]``: how often batch i was acknowledged, the warm-up too; ``events`` and ``seconds`` without it.
 
-    ``at_s``: when each batch was acknowledged, in order, by the clock that all processes share (CLOCK_MONOTONIC).
+    ``began_s``, and ``at_s``: when each batch was acknowledged, in order; by the clock that all processes of a machine
+    share (CLOCK_MONOTONIC).
     """
 
     sent: list[int]
     events: int
     seconds: float
+    began_s: float
     at_s: list[float]
 
     @property
@@ -58,12 +60,13 @@ class _Turns:
             raise AssertionError("an append was answered without a commit timestamp")
         self.acknowledged.append((i, time.monotonic()))
 
-    def streamed(self, before: int, seconds: float) -> Streamed:
+    def streamed(self, before: int, seconds: float, began_s: float) -> Streamed:
         sent = [0] * len(self.batches)
         for i, _ in self.acknowledged:
             sent[i] += 1
         timed = self.acknowledged[before:]
-        return Streamed(sent, sum(self.batches[i].num_rows for i, _ in timed), seconds, sorted(at for _, at in timed))
+        events = sum(self.batches[i].num_rows for i, _ in timed)
+        return Streamed(sent, events, seconds, began_s, sorted(at for _, at in timed))
 
 
 def stream(
@@ -88,8 +91,9 @@ def stream(
 
     for _ in range(warm_up):
         once()
+    began_s = time.monotonic()
     _, took = in_threads([once] * threads, seconds, left)
-    return turns.streamed(warm_up, took)
+    return turns.streamed(warm_up, took, began_s)
 
 
 def stream_aio(
@@ -108,7 +112,8 @@ def stream_aio(
 
             for _ in range(warm_up):
                 await once()
+            began_s = time.monotonic()
             _, took = await in_tasks([once] * tasks, seconds)
-            return turns.streamed(warm_up, took)
+            return turns.streamed(warm_up, took, began_s)
 
     return run(measured())
