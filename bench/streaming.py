@@ -7,6 +7,7 @@ that await it.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from bench.together import in_tasks, in_threads, run
 __all__ = ["IN_FLIGHT", "WARM_UP", "Streamed", "in_flight", "stream", "stream_aio"]
 
 IN_FLIGHT: Final = {10_000: 16, 100_000: 4}  # appends at a time, by the rows of a batch
-WARM_UP: Final = 8  # batches before the clock
+WARM_UP: Final = 32  # batches before the clock, by all threads or tasks
 
 
 def in_flight(batch_rows: int) -> int:
@@ -89,8 +90,7 @@ def stream(
         i = turns.take()
         turns.acknowledge(i, db.append(table, batches[i]))
 
-    for _ in range(warm_up):
-        once()
+    in_threads([once] * threads, float("inf"), iter(range(warm_up)))
     began_s = time.monotonic()
     _, took = in_threads([once] * threads, seconds, left)
     return turns.streamed(warm_up, took, began_s)
@@ -110,8 +110,7 @@ def stream_aio(
                 i = turns.take()
                 turns.acknowledge(i, await db.append(table, batches[i]))
 
-            for _ in range(warm_up):
-                await once()
+            await asyncio.gather(*(once() for _ in range(warm_up)))
             began_s = time.monotonic()
             _, took = await in_tasks([once] * tasks, seconds)
             return turns.streamed(warm_up, took, began_s)

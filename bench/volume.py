@@ -31,7 +31,7 @@ from bench.context import Context
 from bench.data import make
 from bench.server import Server, disk_bytes
 from bench.sheet import Figures, Ratio, Sheet
-from bench.streaming import WARM_UP, Streamed
+from bench.streaming import Streamed
 
 __all__ = ["sheet", "take"]
 
@@ -103,7 +103,7 @@ def _watched(server: Server, running: Callable[[], bool]) -> list[dict[str, floa
 
 
 def _stream_figures(sheet: Sheet, server: Server, samples: list[dict[str, float]], done: Streamed) -> None:
-    events = done.events + WARM_UP * BATCH
+    events = sum(done.sent) * BATCH
     tenth = max(1, len(done.at_s) // 10)
     moments = [done.began_s, *done.at_s]
     first, last = (tenth * BATCH / (moments[i + tenth] - moments[i]) for i in (0, len(done.at_s) - tenth))

@@ -22,7 +22,7 @@ __all__ = ["Job", "Outcome", "PeerFailed", "answer", "run", "take_turns"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent.parent
 _MARK: Final = "outcome: "
-WARM_UP: Final = 8  # batches before the clock
+WARM_UP: Final = 8  # batches before the clock; one after the other
 
 
 @dataclass(frozen=True, slots=True)
