@@ -87,12 +87,13 @@ def _measure(context: Context, sheet: Sheet, case: str, pool: Pool, batches: lis
         }
         tables.create(db, named=len(batches[0].schema) > 3, keyed=("endpoint_id",), more=groups)
         done = stream(db, tables.EVENTS, batches, in_flight(pool.batch_rows), context.seconds)
+        backlog_s = tables.settled_s(db)
         tables.check(db, pool.expected(done.sent), f"kivi, {case}")
         for name, (_, minutes, endpoints) in more.items():
             coarse = Pool(pool.name, pool.batch_rows, pool.endpoint // endpoints, pool.ts_us, pool.resp_us)
             expected = coarse.expected(done.sent, minutes * _MINUTE_US).totals
             verify.same(f"kivi, {case}, {name}", _totals(tables.held(db, name)), expected)
-    sheet.record("kivi", case, done.rate, "events/s", events=done.events)
+    sheet.record("kivi", case, done.rate, "events/s", events=done.events, backlog_s=round(backlog_s, 2))
 
 
 def _totals(held: Any) -> Totals:

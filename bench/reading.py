@@ -61,6 +61,7 @@ def _measure(context: Context, sheet: Sheet, rows: int) -> None:
         with started(order) as appending:
             reads = _reads(db, appending.running)
             done = appending.streamed()
+        tables.settled_s(db)
         tables.check(db, pool.expected(done.sent), "kivi")
     seconds = _by_second(reads, done, rows)
     if not seconds:
