@@ -2,13 +2,14 @@
 
 PYTHON ?= python3
 MINUTES ?= 30
+GOAL ?= all
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check soak mutants demo proto format clean
+.PHONY: help venv test check soak mutants bench demo proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-
 mutants: $(INSTALLED) ## Plant the bugs that the rules list, one by one: their checkers must turn red
 	@$(BIN)/python -m tests.proof.mutate
 
+bench: $(INSTALLED) ## Measure beside peers: GOAL=1 to 6 (default all), ARGS=--quick for a brief run
+	@$(BIN)/python -m bench $(if $(filter all,$(GOAL)),all,goal$(GOAL)) $(ARGS)
+
 demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard
 	@$(BIN)/python -m apm_demo
 
@@ -54,7 +58,7 @@ format: $(INSTALLED) ## Format the code and mend what lint can mend
 	@$(BIN)/ruff format --quiet .
 
 clean: ## Remove .venv and everything that was built or cached
-	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) bench/.venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip and setuptools come first and are pinned too, so that nothing is fetched unpinned to build kivi itself.

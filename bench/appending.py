@@ -1,0 +1,85 @@
+"""An append stream in a process of its own, so that who measures something else meanwhile does not share its GIL.
+
+``python -m bench.appending`` is told an ``Order`` as JSON on its command line. It prints a line when its events are
+made and it is connected, begins when it is sent one, and prints a ``Streamed`` as JSON at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import kivi
+from bench import tables
+from bench.data import make
+from bench.machine import ROOT
+from bench.streaming import Streamed, in_flight, stream
+
+__all__ = ["Appending", "Order", "started"]
+
+_READY: Final = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """``pool`` with ``pool_events`` events; for so many ``seconds``, or so many ``batches`` after the warm-up."""
+
+    endpoint: str
+    pool: str
+    batch_rows: int
+    pool_events: int
+    seconds: float | None = None
+    batches: int | None = None
+
+
+class Appending:
+    """The running process."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def streamed(self) -> Streamed:
+        """Waits for its end. Raises RuntimeError if it failed."""
+        said, _ = self._process.communicate()
+        if self._process.returncode:
+            raise RuntimeError(f"the appending process ended with exit code {self._process.returncode}")
+        return Streamed(**json.loads(said))
+
+
+@contextmanager
+def started(order: Order) -> Iterator[Appending]:
+    """It has begun to append when this is entered; it is ended when this is left."""
+    command = [sys.executable, "-m", "bench.appending", json.dumps(asdict(order))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None and process.stdin is not None
+        try:
+            if process.stdout.readline().strip() != _READY:
+                raise RuntimeError("the appending process did not come up")
+            process.stdin.write("\n")
+            process.stdin.flush()
+            yield Appending(process)
+        finally:
+            process.kill()
+
+
+def _main(order: Order) -> None:
+    batches = make(order.pool, order.batch_rows, order.pool_events).batches
+    with kivi.connect(order.endpoint, timeout=120.0) as db:
+        print(_READY, flush=True)
+        sys.stdin.readline()
+        seconds = float("inf") if order.seconds is None else order.seconds
+        threads = in_flight(order.batch_rows)
+        done = stream(db, tables.EVENTS, batches, threads, seconds, count=order.batches)
+    print(json.dumps(asdict(done)))
+
+
+if __name__ == "__main__":
+    _main(Order(**json.loads(sys.argv[1])))

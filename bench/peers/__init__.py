@@ -1,0 +1,101 @@
+"""What kivi is compared with. Each peer runs in a process of its own, and is told what to do on its command line.
+
+A peer that is a library (the limit, DuckDB, ClickHouse, SQLite) is a module with ``main``: it gets a ``Job`` as JSON,
+makes the same events as everybody from the seed, takes batches one after the other until the time is up, reads its
+aggregate back, and prints one line of JSON, an ``Outcome``. PostgreSQL is a server, and has its own module.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from bench.data import Pool, Totals, make
+
+__all__ = ["Job", "Outcome", "PeerFailed", "answer", "run", "take_turns"]
+
+_ROOT: Final = Path(__file__).resolve().parent.parent.parent
+_MARK: Final = "outcome: "
+WARM_UP: Final = 8  # batches before the clock; one after the other
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """``pool`` is a name of ``data.make``; ``directory`` is empty and on the disk under test."""
+
+    pool: str
+    batch_rows: int
+    events: int
+    seconds: float
+    directory: str
+
+    def made(self) -> Pool:
+        return make(self.pool, self.batch_rows, self.events)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was sent (as in ``streaming.Streamed``), what is held now, and what it was measured with."""
+
+    sent: list[int]
+    events: int
+    seconds: float
+    rows: int
+    count: int
+    total: int
+    about: str
+    """The peer's version and settings, for people."""
+
+    @property
+    def rate(self) -> float:
+        return self.events / self.seconds
+
+    @property
+    def totals(self) -> Totals:
+        return Totals(self.rows, self.count, self.total)
+
+
+class PeerFailed(Exception):
+    """A peer could not be run; the message is the end of what it said."""
+
+
+def run(module: str, job: Job, python: str = sys.executable) -> Outcome:
+    """Runs ``bench.peers.<module>`` with this Python. Raises PeerFailed."""
+    command = [python, "-m", f"bench.peers.{module}", json.dumps(asdict(job))]
+    ended = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
+    for line in ended.stdout.splitlines():
+        if line.startswith(_MARK):
+            return Outcome(**json.loads(line.removeprefix(_MARK)))
+    said = (ended.stderr or ended.stdout).strip().splitlines()
+    raise PeerFailed(f"exit code {ended.returncode}: {' | '.join(said[-3:])}")
+
+
+def answer(main: Callable[[Job], Outcome]) -> None:
+    """A peer's last line: does the job of the command line and prints its outcome."""
+    print(_MARK + json.dumps(asdict(main(Job(**json.loads(sys.argv[1]))))), flush=True)
+
+
+def take_turns(pool: Pool, once: Callable[[int], None], seconds: float) -> tuple[list[int], int, float]:
+    """``once(i)`` makes batch i durable. The first three fields of an Outcome."""
+    sent = [0] * len(pool)
+    count = 0
+
+    def turn() -> None:
+        nonlocal count
+        i = count % len(pool)
+        once(i)
+        sent[i] += 1
+        count += 1
+
+    for _ in range(WARM_UP):
+        turn()
+    began = time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        turn()
+    return sent, (count - WARM_UP) * pool.batch_rows, time.perf_counter() - began

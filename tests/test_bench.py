@@ -1,0 +1,155 @@
+"""What the measurements decide by: totals and rows are compared with what was sent, and a difference ends them.
+
+No peers, no rates, no clock: those are `make bench`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import kivi
+from bench import peers, tables, verify
+from bench.data import SLOT_US, START_US, Pool, Totals, make
+from bench.peers import limit
+from bench.producers import _check, _Producer
+from bench.results import page, raw, write
+from bench.sheet import Ratio, Sheet, best, number, percentile
+from bench.streaming import stream
+from bench.verify import WrongTotals
+
+KINDS = ("hot", "wide", "even-50")
+
+
+def held(pool: Pool, sent: list[int]) -> pa.Table:
+    """What a right aggregate holds, as kivi's read gives it."""
+    expected = pool.expected(sent)
+    columns = {"endpoint_id": expected.endpoint, "slot": expected.slot_us, "n": expected.count, "total": expected.total}
+    return pa.table(columns)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_expected_equals_a_recount(kind: str) -> None:
+    pool, sent = make(kind, 100, 500), [2, 0, 1, 3, 1]
+    recount: defaultdict[tuple[int, int], list[int]] = defaultdict(lambda: [0, 0])
+    for times, batch in zip(sent, pool.batches, strict=True):
+        for event in batch.set_column(1, "ts", batch.column(1).cast(pa.int64())).to_pylist() * times:
+            row = recount[event["endpoint_id"], START_US + (event["ts"] - START_US) // SLOT_US * SLOT_US]
+            row[0] += 1
+            row[1] += event["resp_time_us"]
+    expected = pool.expected(sent)
+    rows = zip(expected.endpoint, expected.slot_us, expected.count, expected.total, strict=True)
+    assert [((endpoint, slot), [count, total]) for endpoint, slot, count, total in rows] == sorted(recount.items())
+    assert expected.totals == Totals(len(recount), 700, sum(total for _, total in recount.values()))
+
+
+def test_the_same_seed_makes_the_same_events() -> None:
+    assert make("wide", 100, 300).batches == make("wide", 100, 300).batches
+    assert make("hot", 100, 300, seed=1).batches != make("hot", 100, 300, seed=2).batches
+
+
+def test_a_store_that_holds_what_was_sent_is_believed_and_one_event_more_is_not(tmp_path: Path) -> None:
+    pool = make("wide", 500, 2_000)
+    with kivi.open(tmp_path / "data") as db:
+        tables.create(db)
+        done = stream(db, tables.EVENTS, pool.batches, threads=3, seconds=60, warm_up=2, count=9)
+        assert sum(done.sent) == 11 and done.events == 9 * 500 and len(done.at_s) == 9
+        tables.check(db, pool.expected(done.sent), "kivi")
+        db.append(tables.EVENTS, [{"endpoint_id": 3, "ts": START_US, "resp_time_us": 0}])
+        with pytest.raises(WrongTotals, match="kivi holds .*count=5501.* was sent .*count=5500"):
+            tables.check(db, pool.expected(done.sent), "kivi")
+
+
+@pytest.mark.parametrize("column", ["endpoint_id", "slot", "n", "total"])
+def test_a_row_that_differs_is_refused_even_where_the_totals_agree(column: str) -> None:
+    pool = make("even-50", 100, 500)
+    right = held(pool, [1] * 5)
+    verify.every_row("kivi", right.take(list(reversed(range(len(right))))), pool.expected([1] * 5))
+    values = right[column].to_pylist()
+    values[7], values[8] = values[7] - 1, values[8] + 1
+    wrong = right.set_column(right.schema.get_field_index(column), column, pa.array(values))
+    with pytest.raises(WrongTotals, match="rows have a wrong"):
+        verify.every_row("kivi", wrong, pool.expected([1] * 5))
+
+
+def test_a_row_that_is_missing_is_refused() -> None:
+    pool = make("even-50", 100, 500)
+    with pytest.raises(WrongTotals, match="rows=49"):
+        verify.every_row("kivi", held(pool, [1] * 5).slice(1), pool.expected([1] * 5))
+
+
+@pytest.mark.parametrize("stamps", [[3, 1, 0], [3, 1], [3, 3, 1]])
+def test_every_transaction_has_a_timestamp_of_its_own(stamps: list[int]) -> None:
+    verify.each_own("kivi", [3, 1, 2], 3)
+    with pytest.raises(WrongTotals):
+        verify.each_own("kivi", stamps, 3)
+
+
+def test_a_producer_whose_future_has_no_commit_is_refused(tmp_path: Path) -> None:
+    pool = make("hot", 500, 1_500)  # more events than producers: as many as there are parts are used
+    batch = pool.batches[0]
+    with kivi.open(tmp_path / "data") as db:
+        tables.create(db)
+        commit_ts = db.append(tables.EVENTS, batch)
+        producer = _Producer([batch.to_pylist()])
+        producer.begin()
+        producer.next()
+        producer.commits = [[commit_ts] * 500]
+        assert _check(db, pool, [producer], "kivi") == 500
+        for commits in ([commit_ts] * 499, [commit_ts] * 499 + [0]):
+            producer.commits = [commits]
+            with pytest.raises(WrongTotals, match="500 events, 499 futures"):
+                _check(db, pool, [producer], "kivi")
+
+
+def test_the_limit_holds_what_it_was_given(tmp_path: Path) -> None:
+    job = peers.Job("wide", 100, 1_000, 0.05, str(tmp_path / "limit"))
+    outcome = limit.main(job)
+    verify.same("limit", outcome.totals, job.made().expected(outcome.sent).totals)
+    assert outcome.count >= outcome.events > 0
+
+
+def filled() -> Sheet:
+    ratios = [
+        Ratio("a / b", lambda figures: figures["a", "x"] / figures["b", "x"], at_least=2.0),
+        Ratio("a / c", lambda figures: figures["a", "x"] / best(figures, "c", "x", "y"), at_most=2.0),
+    ]
+    sheet = Sheet("goal1", "A title", ratios)
+    for a, b in ((10.0, 4.0), (90.0, 30.0), (20.0, 20.0)):
+        sheet.begin()
+        sheet.record("a", "x", a, "events/s", events=5)
+        sheet.record("b", "x", b, "events/s")
+    sheet.skip("c", "it is not here")
+    return sheet
+
+
+def test_ratios_are_formed_within_each_run() -> None:
+    ratio, spread = filled().compared()[0]
+    assert spread is not None and (spread.least, spread.median, spread.greatest, spread.runs) == (1.0, 2.5, 3.0, 3)
+    assert ratio.reached(spread.median)
+    assert filled().compared()[1][1] is None
+
+
+def test_the_page_says_what_was_reached_and_what_was_not_measured(tmp_path: Path) -> None:
+    machine = {
+        "at": "2026-01-01T00:00:00+00:00", "commit": "abc", "cores": 2, "processor": "P", "memory_bytes": 2**33,
+        "system": "Linux", "filesystem": "ext4", "sync_p50_us": 200, "load_1m": 0.1, "versions": {"python": "3"},
+    }  # fmt: skip
+    result = raw(filled(), machine, {"quick": False, "runs": 3, "seconds": 5.0})
+    path = write(tmp_path / "results", result)
+    assert path.name == "goal1-2026-01-01T000000Z.json"
+    text = (tmp_path / "RESULTS.md").read_text()
+    assert text == page(tmp_path / "results")
+    assert "| a / b | 2.5 | 1 to 3 | at least 2 | yes |" in text
+    assert "| a / c | not measured |" in text and "Not measured: c (it is not here)." in text
+    assert result["runs"][0][0] == {"system": "a", "case": "x", "value": 10.0, "events": 5}
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [number(v) for v in (1234567.8, 999.4, 12.345, 0.01234, None)] == ["1,234,568", "999", "12.3", "0.0123", "-"]
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0 and percentile([1.0], 99) == 1.0
+    assert percentile(list(itertools.chain([1.0] * 99, [9.0])), 99) == 9.0
