@@ -78,9 +78,9 @@ def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:
     return encoded
 
 
-def plans_of(catalog: Catalog) -> tuple[int, dict[str, DeltaPlan]]:
-    """The catalog's version as it is entered, and the plans by table name; none while a change is on its way."""
+def plans_of(catalog: Catalog) -> tuple[int, dict[str, DeltaPlan] | None]:
+    """The catalog's version as it is entered, and the plans by table name; None while a change is on its way."""
     view = catalog.entered
     if view.version != catalog.visible.version:
-        return view.version, {}
+        return view.version, None
     return view.version, {name: DeltaPlan(schema) for name, schema in view.by_name.items() if schema.kind == "row"}

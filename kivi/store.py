@@ -506,8 +506,9 @@ class Store:
     def catalog_version(self) -> int:
         return self.catalog.entered.version
 
-    def delta_plans(self) -> tuple[int, dict[str, DeltaPlan]]:
-        """The catalog's version, and by which deltas of its row tables are read for ``plain``."""
+    def delta_plans(self) -> tuple[int, dict[str, DeltaPlan] | None]:
+        """The catalog's version, and by which deltas of its row tables are read for ``plain``; None for now: a change
+        of the catalog is on its way."""
         return plans_of(self.catalog)
 
     def plain(self, rows: list[tuple[DeltaPlan, bytes, RowOp]], token: str, tag: Any) -> Plain | None:

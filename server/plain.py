@@ -29,9 +29,10 @@ class PlainReader:
 
     def version(self) -> int:
         """Of the catalog that requests are read by from now on."""
-        if self._plans[0] != self._store.catalog_version or not self._plans[1]:
-            self._plans = self._store.delta_plans()
-        return self._plans[0]
+        version, plans = self._plans
+        if version != self._store.catalog_version or plans is None:
+            self._plans = version, _ = self._store.delta_plans()
+        return version
 
     def read(self, request: session_pb2.Request, received: float) -> Plain | None:
         """The transaction, tagged with both arguments, or None if it is not plain."""
@@ -46,6 +47,8 @@ class PlainReader:
         if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
             return None
         plans = self._plans[1]
+        if plans is None:
+            return None
         rows = []
         for operation in operations:
             plan = plans.get(operation.table)

@@ -425,7 +425,7 @@ class Session:
             if body != "release":
                 self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
             return
-        pool = self._pool(request, body)
+        pool = self._pool(request, body) if body != "release" else None
         if pool is not None:
             if transaction is not None:
                 transaction.busy = True
@@ -454,8 +454,9 @@ class Session:
                 if spec.HasField("where") or not (spec.prefix.values or spec.limit):
                     return pools.reads
         operations = request.operations
-        if len(operations) > _SLOW_OPERATIONS or any(
-            len(operation.arrow) > _SLOW_BYTES or operation.stages for operation in operations
+        if operations and (
+            len(operations) > _SLOW_OPERATIONS
+            or any(len(operation.arrow) > _SLOW_BYTES or operation.stages for operation in operations)
         ):
             return pools.writes
         return None

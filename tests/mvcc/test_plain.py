@@ -29,6 +29,7 @@ def db() -> Iterator[Database]:
 
 def plain(db: Database, key: int, token: str, **deltas: int) -> Plain:
     _, plans = db.store.delta_plans()
+    assert plans is not None
     plan = plans["t"]
     raw, op = plan.key([key]), plan.deltas(list(deltas), list(deltas.values()))
     assert raw is not None and op is not None
@@ -168,7 +169,9 @@ def test_what_a_plan_does_not_take_goes_the_general_way(db):
         key={"a": "string", "b": "int64"},
         columns={"f": kivi.sum("float64"), "d": kivi.sum("decimal(4,2)"), "n": kivi.sum("int64"), "v": "int64"},
     )
-    plan = db.store.delta_plans()[1]["all"]
+    plans = db.store.delta_plans()[1]
+    assert plans is not None
+    plan = plans["all"]
     assert plan.key(["x", 1]) is not None
     for key in (["x"], ["x", None], ["x", True], [1, 1], ["x", 1.0], ["x", 1, 2], ["y" * 300, 1]):
         assert plan.key(key) is None
