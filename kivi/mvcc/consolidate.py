@@ -39,7 +39,7 @@ import pyarrow as pa
 
 from kivi.delta.derive import run_from_rows
 from kivi.delta.gather import gather
-from kivi.delta.ops import RowOp, apply_op
+from kivi.delta.ops import RowOp, apply_op, fold
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import SnapshotTooOld, Unavailable
@@ -383,8 +383,12 @@ class Consolidator:
         batch = WriteBatch()
         for key, raw in zip(keys, raws, strict=True):
             base = layout.decode(raw) if raw is not None else None
-            states = _states(schema, base, self._pending.ops(schema.id, key, upto))
-            if len(states) == (base is not None):
+            ops = self._pending.ops(schema.id, key, upto)
+            if keep or schema.history_us is not None:
+                states = _states(schema, base, ops)
+            else:
+                states = [state] if (state := fold(schema, base, ops, upto)) is not None else []
+            if not states or states[-1] is base:
                 continue
             final = states[-1]
             batch.put(row_key(schema.id, key), layout.encode(final))
