@@ -17,7 +17,8 @@ import matplotlib.pyplot as plt
 
 __all__ = ["draw"]
 
-_WIDTH_IN: Final = 7.0
+_WIDTH_IN: Final = 4.5  # of a column
+_WIDTH_MIN_IN: Final = 10.0
 _HEIGHT_IN: Final = 2.6
 
 
@@ -25,7 +26,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     """One picture of all runs of a goal that has series."""
     columns = [(i + 1, name, series) for i, run in enumerate(result["series"]) for name, series in run.items()]
     rows = 3 if result["goal"] == "goal6" else 2
-    size = (max(_WIDTH_IN * len(columns), 10), _HEIGHT_IN * rows + 0.6)
+    size = (max(_WIDTH_IN * len(columns), _WIDTH_MIN_IN), _HEIGHT_IN * rows + 0.6)
     figure, axes = plt.subplots(rows, len(columns), figsize=size, squeeze=False, sharex="col", sharey="row")
     for column, (run, name, series) in enumerate(columns):
         own = axes[:, column]
