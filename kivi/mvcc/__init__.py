@@ -31,9 +31,9 @@ at any readable S: operations at or below a base row's stamp are inert, so *when
     before   base (13,1)@0      pending +(16,1)@1  +(21,1)@2        reader open at S=1
     after    base (50,3)@2      version (29,2)@1                    the reader at 1 still sees (29,2)
 
-Base is not written for every commit. In between, the deltas of aggregates that commits left in pending are *combined* in
-memory (``combine``): those that every snapshot that is or can be opened sees together, or not at all, become one.
-They wait some seconds for their fold, so a row that a thousand commits touch is written once.
+Base is not written for every commit. In between, the deltas of aggregates that commits left in pending are
+*combined* in memory (``combine``): those that every snapshot that is or can be opened sees together, or not at
+all, become one. They wait some seconds for their fold, so a row that a thousand commits touch is written once.
 
 **Plain commits.** Transactions of deltas alone need no verdict against each other, so those that arrive together are
 entered together (``plain``): one hold of the entry lock, one group of the log, one step of W.
