@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import random
 import threading
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kivi.arrow.columns import stored_rows
+from kivi.arrow.columns import TIMESTAMP, stored_column, stored_rows
 from kivi.arrow.records import event_batch
 from kivi.definitions import event_table_schema
 from kivi.engine import WriteBatch
@@ -713,3 +715,51 @@ TestBlocks.settings = settings(max_examples=100, stateful_step_count=60, deadlin
 
 def test_the_types_of_this_table():
     assert TYPES["d"] == ColumnType("decimal", 9, 2)
+
+
+# -- narrow columns ------------------------------------------------------------------------------------
+
+EDGES = [0, 1, 255, 256, 65_535, 65_536, 2**32 - 1, 2**32, 2**63 - 1]
+
+
+@given(
+    st.sampled_from(EDGES),
+    st.integers(-(2**63), 2**63 - 1),
+    st.lists(st.none() | st.floats(0, 1), min_size=1, max_size=30),
+    st.sampled_from(["int64", "timestamp", "decimal(18,3)"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_integers_come_back_whatever_width_they_are_stored_in(
+    span: int, low: int, places: list[float | None], type_name: str
+) -> None:
+    """Around every width, at both ends of the numbers, with nulls."""
+    schema = event_table_schema("e", "ts", {"ts": "timestamp", "v": type_name})
+    type_ = schema.column("v").type
+    least = max(type_.stored_min, min(low, type_.stored_max - min(span, type_.stored_max - type_.stored_min)))
+    most = min(type_.stored_max, least + span)
+    values = [None if p is None else min(most, least + int(p * (most - least))) for p in places] + [least, most]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(range(len(values)), pa.int64()).cast(TIMESTAMP), stored_column(type_, values)], ["ts", "v"]
+    )
+    engine = MemoryEngine()
+    events = EventStore(engine, dataclasses.replace(schema, id=300))
+    writes = WriteBatch()
+    events.seal(writes, [(7, batch)], 7)
+    engine.write(writes)
+    with events.view(7) as view:
+        found = pa.Table.from_batches(list(view.scan()))
+        assert found.column("v").combine_chunks().equals(batch.column("v"))
+        assert list(view.scan(columns=["v"], where=bind(col("v").is_null(), lambda name: type_)))[:1] == [
+            b for b in [batch.select(["v"]).filter(batch.column("v").is_null())] if b.num_rows
+        ]
+
+
+def test_small_numbers_take_few_bytes() -> None:
+    schema = dataclasses.replace(event_table_schema("e", "ts", {"ts": "timestamp", "v": "int64"}), id=300)
+    rng = np.random.default_rng(1)
+    values = rng.integers(10**12, 10**12 + 250, 10_000)
+    batch = pa.RecordBatch.from_arrays([pa.array(values).cast(TIMESTAMP), pa.array(values)], ["ts", "v"])
+    engine = MemoryEngine()
+    writes = WriteBatch()
+    EventStore(engine, schema).seal(writes, [(7, batch)], 7)
+    assert writes.size_bytes < 2.2 * 10_000

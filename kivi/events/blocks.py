@@ -2,6 +2,10 @@
 
 A header is JSON, and says of its block what a reader would otherwise have to open it for. The data are one record
 batch, so that a column is read without the others. See ``kivi.events`` for what headers and meta mean together.
+
+Columns of integers are stored as what they lie above their least value, which the header has, in the fewest bytes that
+hold it (frame of reference): 131,072 events of an endpoint below 10,000, a time within an hour and a duration below
+one second, all at random, take 9.8 bytes each, and 14.0 with LZ4 alone.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import arrow_schema, stored_array
+from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, stored_array
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss
 from kivi.keys import prefix_end
@@ -161,6 +165,27 @@ def statistics(type_: ColumnType, array: Any) -> tuple[Any, Any, int, int | None
     return low, high, count, int((values & 0xFFFFFFFF).sum()) + (int((values >> 32).sum()) << 32)
 
 
+_WIDTHS: Final = ((2**8, pa.uint8(), np.uint8), (2**16, pa.uint16(), np.uint16), (2**32, pa.uint32(), np.uint32))
+
+
+def _narrowed(schema: TableSchema, events: Any, stats: dict[str, tuple[Any, Any, int, int | None]]) -> Any:
+    """The columns of integers by their distance from their least value, in the fewest bytes; nulls stay nulls."""
+    arrays, names = [], []
+    for i, column in enumerate(schema.columns):
+        array = events.column(i)
+        low, high, count, _ = stats.get(column.name, (None, None, 0, None))
+        if column.type.name in ("int64", "timestamp", "decimal") and count:
+            for beyond, type_, dtype in _WIDTHS:
+                if high - low < beyond:
+                    values = (stored_array(column.type, array) - low).astype(dtype)
+                    mask = None if not array.null_count else array.is_null().to_numpy(zero_copy_only=False)
+                    array = pa.array(values, type_, mask=mask)
+                    break
+        arrays.append(array)
+        names.append(column.name)
+    return pa.RecordBatch.from_arrays(arrays, names)
+
+
 def read_headers(engine: Engine, table: int, name: str) -> tuple[Meta | None, list[Block]]:
     """Meta and all headers in one consistent view: a single engine scan."""
     prefix = table_prefix(Space.EVENT, table)
@@ -187,6 +212,7 @@ class Blocks:
         self.schema = schema
         self._compression = compression
         self._arrow = arrow_schema(schema)
+        self._types = {column.name: column.type for column in schema.columns}
 
     def meta(self) -> Meta:
         return Meta.decode(self._engine.get(event_meta_key(self.schema.id)))
@@ -204,11 +230,22 @@ class Blocks:
             options = pa.ipc.IpcReadOptions(included_fields=fields)
             with pa.ipc.open_stream(pa.py_buffer(raw), options=options) as reader:
                 batch = reader.read_next_batch()
+            arrays = [self._widened(block, name, batch.column(i)) for i, name in enumerate(batch.schema.names)]
+            batch = pa.RecordBatch.from_arrays(arrays, batch.schema.names)
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
             raise self._lost(block, f"damaged ({error})") from None
         if batch.num_rows != block.rows:
             raise self._lost(block, f"damaged (it has {batch.num_rows} events, its header says {block.rows})")
-        return batch.replace_schema_metadata(None)
+        return batch
+
+    def _widened(self, block: Block, name: str, array: Any) -> Any:
+        type_ = self._types[name]
+        if array.type == arrow_type(type_):
+            return array
+        values = pc.add(array.cast(pa.int64()), pa.scalar(block.columns[name][0], pa.int64()))
+        if type_.name == "timestamp":
+            return values.cast(TIMESTAMP)
+        return decimals(type_, values) if type_.name == "decimal" else values
 
     def runs(self, block: Block) -> Runs:
         """All runs of a block: CTS and row counts."""
@@ -238,13 +275,13 @@ class Blocks:
         cts, rows = runs
         packed = len(cts) if len(cts) > _INLINE_RUNS else 0
         shown = [0, -1] if packed else range(len(cts))
-        body = self._encoded(events, {_RUNS: _pack_runs(cts, rows)} if packed else None)
-        batch.put(event_data_key(self.schema.id, data), body)
         stats = {
             column.name: statistics(column.type, events.column(i))
             for i, column in enumerate(self.schema.columns)
             if column.type.name in NUMERIC
         }
+        body = self._encoded(_narrowed(self.schema, events, stats), {_RUNS: _pack_runs(cts, rows)} if packed else None)
+        batch.put(event_data_key(self.schema.id, data), body)
         times = stats[self.schema.event_time or ""]
         header = Block(
             order=order,
