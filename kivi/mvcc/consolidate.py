@@ -10,8 +10,8 @@ One pass, up to the watermark F::
 
 In the background most passes are *light*: they combine what aggregates have pending in memory (``mvcc.combine``),
 seal the events that fill a block, and fold the rest; the position stays. A whole pass follows every ``fold_every_s``,
-or when half of the pending budget is used or much log has been written. So a base row is written every few seconds
-however many commits touch it, and blocks are of their full size from the start.
+or when light ones do not keep pending below its soft limit, or much log has been written. So a base row is written
+every few seconds however many commits touch it, and blocks are of their full size from the start.
 
 The engine keeps some prefix of these batches after a crash. Replay starts after the recorded position; operations
 that base has already are at or below its rows' stamps and inert. So a crash anywhere in a pass is harmless, and the
@@ -207,10 +207,14 @@ class Consolidator:
             if self._stop.is_set():
                 return
             try:
-                if hurried or self._is_due():
-                    self.run()
-                else:
+                due = self._is_due()
+                if not due:
                     self.run_light()
+                    due = (
+                        self._pending.nbytes > self._settings.pending_soft_bytes
+                    )  # what is left is not for light passes
+                if due:
+                    self.run()
                 self.sweep()
                 self.compact()
                 self._also()
@@ -257,7 +261,6 @@ class Consolidator:
         settings, pending = self._settings, self._pending
         return (
             time.monotonic() - self._folded_at >= settings.fold_every_s
-            or 2 * pending.nbytes > settings.pending_soft_bytes
             or pending.applied_bytes - self._applied_bytes > _LOG_FACTOR * settings.pending_soft_bytes
         )
 
