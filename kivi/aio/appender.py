@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kivi.arguments import check_batching
-from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Columns, closed
+from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, closed
 from kivi.errors import InvalidArgument, ResourceExhausted
-from kivi.schema import TableSchema
+from kivi.event_rows import EventRows, Row
 
 if TYPE_CHECKING:
     from kivi.aio.database import Database
@@ -19,12 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["Appender"]
 
 
+class _Batch:
+    """Rows that gather or are on their way, and a future for each."""
+
+    __slots__ = ("first_at", "futures", "is_done", "large_bytes", "rows")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.futures: list[asyncio.Future[int]] = []
+        self.large_bytes = 0
+        self.first_at = 0.0
+        self.is_done = False
+
+
 class Appender:
     """Whatever has gathered when the previous batch was answered travels together.
 
     A batch leaves when ``max_events`` or 16 MiB have gathered, or ``linger_ms`` after its first event.
     Batches of one appender commit in order. ``append`` does not wait: beyond 100,000 events or 64 MiB
-    that are not durable yet it raises ResourceExhausted, and ``await app.room()`` waits for space.
+    that are not durable yet it raises ResourceExhausted, and ``await app.room()`` waits for space. (In a
+    table with text or bytes an event counts as 256 bytes more than its columns of fixed width, if its
+    text is not longer.)
     """
 
     def __init__(self, db: Database, table: str, linger_ms: float, max_events: int) -> None:
@@ -33,78 +49,113 @@ class Appender:
         self._table = table
         self._linger_s = linger_ms / 1000
         self._max_events = max_events
-        self._schema: TableSchema | None = None
-        self._columns: Columns | None = None
-        self._futures: list[asyncio.Future[int]] = []
-        self._full: deque[tuple[Columns, list[asyncio.Future[int]]]] = deque()  # batches of max_events, to be sent
-        self._first_at = 0.0
-        self._waiting = 0  # events that are not answered yet
-        self._waiting_bytes = 0  # of the batches that are full or on their way
+        self._batch = _Batch()  # the one that gathers
+        self._last = self._batch  # the one that was sealed last
+        self._full: deque[_Batch] = deque()  # sealed, waiting for the sending task
+        self._left = 0  # appends until somebody has to look
+        self._waiting = 0  # events of sealed batches that are not answered yet
+        self._waiting_bytes = 0  # the same in bytes
         self._closing = False
-        self._flushing = False
         self._changed = asyncio.Event()  # there is something for the sending task
         self._answered = asyncio.Event()  # a batch has been answered
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Appender:
-        self._schema = await self._db._schema(self._table)
-        if self._schema.kind != "event":
+        schema = await self._db._schema(self._table)
+        if schema.kind != "event":
             raise InvalidArgument(f"{self._table!r} is not an event table: write its rows in a transaction")
-        self._columns = Columns(self._schema, self._db._value_bytes_max)
+        self._rows = EventRows(schema, self._db._value_bytes_max)
+        self._future = functools.partial(asyncio.Future, loop=asyncio.get_running_loop())
+        # Compiled for the table: it takes the place of the method below, and is called without a detour.
+        self.append = self._rows.compiled(self._put, self._put_large)  # type: ignore[method-assign]
         self._task = asyncio.create_task(self._send())
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def append(self, **event: Any) -> asyncio.Future[int]:
+    def append(self, /, **event: Any) -> asyncio.Future[int]:
         """One event; awaiting the future gives its commit timestamp once it is durable and visible.
 
         Raises SchemaError, InvalidArgument or ResourceExhausted for a bad event, which then concerns no other.
         """
-        if self._columns is None or self._closing:
+        compiled: Any = self.__dict__.get("append")
+        if compiled is None:
             raise closed()
-        if self._waiting >= EVENTS_BUFFERED_MAX:
+        future: asyncio.Future[int] = compiled(**event)
+        return future
+
+    def _put(self, row: Row) -> asyncio.Future[int]:
+        if self._left <= 0:
+            self._look()
+        batch = self._batch
+        batch.rows.append(row)
+        future: asyncio.Future[int] = self._future()
+        batch.futures.append(future)
+        self._left -= 1
+        if self._left <= 0:
+            self._seal_if_full()
+        return future
+
+    def _put_large(self, row: Row, size: int) -> asyncio.Future[int]:
+        self._left = 0
+        self._look()
+        self._batch.large_bytes += size
+        self._left = 1  # it is looked at after this one, too
+        return self._put(row)
+
+    def _look(self) -> None:
+        """Before an event joins a batch that is new, or that has no room as far as it was told. Raises without."""
+        if self._closing:
+            raise closed()
+        batch = self._batch
+        if self._waiting + len(batch.rows) >= EVENTS_BUFFERED_MAX:
             raise _full("events", "events_buffered_max", EVENTS_BUFFERED_MAX)
         if self._waiting_bytes >= BYTES_BUFFERED_MAX:
             raise _full("bytes", "bytes_buffered_max", BYTES_BUFFERED_MAX)
-        self._columns.append(event)
-        self._waiting += 1
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._futures.append(future)
-        if self._columns.count >= self._max_events or self._columns.nbytes >= BATCH_BYTES:
-            self._full.append(self._taken(self._columns))
+        if not batch.rows:
+            batch.first_at = time.monotonic()
             self._changed.set()
-        elif self._columns.count == 1:
-            self._first_at = time.monotonic()
-            self._changed.set()
-        return future
+        room = (BATCH_BYTES - self._bytes(batch)) // self._rows.event_bytes + 1
+        most = min(self._max_events, EVENTS_BUFFERED_MAX - self._waiting)
+        self._left = max(1, min(int(most) - len(batch.rows), room))
 
-    def _taken(self, columns: Columns) -> tuple[Columns, list[asyncio.Future[int]]]:
-        """The batch that has gathered; another one begins."""
-        taken = columns, self._futures
-        self._waiting_bytes += columns.nbytes
-        self._columns, self._futures = Columns(columns.schema, self._db._value_bytes_max), []
-        return taken
+    def _seal_if_full(self) -> None:
+        if len(self._batch.rows) >= self._max_events or self._bytes(self._batch) >= BATCH_BYTES:
+            self._seal()
+
+    def _bytes(self, batch: _Batch) -> int:
+        return len(batch.rows) * self._rows.event_bytes + batch.large_bytes
+
+    def _seal(self) -> None:
+        """The batch that gathers is to be sent, if it has any rows; another one begins."""
+        batch = self._batch
+        if not batch.rows:
+            return
+        self._waiting += len(batch.rows)
+        self._waiting_bytes += self._bytes(batch)
+        self._full.append(batch)
+        self._last, self._batch, self._left = batch, _Batch(), 0
+        self._changed.set()
 
     async def room(self) -> None:
         """Waits until ``append`` has space."""
-        while self._waiting >= EVENTS_BUFFERED_MAX or self._waiting_bytes >= BYTES_BUFFERED_MAX:
+        while self._waiting + len(self._batch.rows) >= EVENTS_BUFFERED_MAX or self._waiting_bytes >= BYTES_BUFFERED_MAX:
             self._answered.clear()
             await self._answered.wait()
 
     async def flush(self) -> None:
         """Waits until everything appended so far is answered; raises nothing: the futures tell."""
-        self._flushing = True
-        self._changed.set()
-        while self._waiting:
+        self._seal()
+        last = self._last
+        while last.futures and not last.is_done:
             self._answered.clear()
             await self._answered.wait()
-        self._flushing = False
 
     async def close(self) -> None:
         """Flushes and ends."""
-        self._closing = True
+        self._seal()
+        self._closing, self._left = True, 0
         self._changed.set()
         if self._task is not None:
             await self._task
@@ -114,26 +165,24 @@ class Appender:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._changed.wait(), seconds)
 
-    async def _take(self) -> tuple[Columns, list[asyncio.Future[int]]] | None:
+    async def _take(self) -> _Batch | None:
         """The next batch, when it is due; None at the end."""
-        assert self._columns is not None
         while not self._full:
-            if self._columns.count:
-                left = self._first_at + self._linger_s - time.monotonic()
-                if left <= 0 or self._closing or self._flushing:
-                    return self._taken(self._columns)
-                await self._wait(left)
-            elif self._closing:
+            if self._closing:
                 return None
-            else:
+            if not self._batch.rows:
                 await self._wait(None)
+            elif (left := self._batch.first_at + self._linger_s - time.monotonic()) <= 0:
+                self._seal()
+            else:
+                await self._wait(left)
         return self._full.popleft()
 
     async def _send(self) -> None:
-        while (taken := await self._take()) is not None:
-            columns, futures = taken
+        while (batch := await self._take()) is not None:
+            futures = batch.futures
             try:
-                commit_ts = await self._db.append(columns.schema.name, columns.batch())
+                commit_ts = await self._db.append(self._rows.schema.name, self._rows.batch(batch.rows))
             except BaseException as error:
                 for future in futures:
                     if not future.done():
@@ -144,8 +193,9 @@ class Appender:
                 for future in futures:
                     if not future.done():
                         future.set_result(commit_ts)
-            self._waiting -= columns.count
-            self._waiting_bytes -= columns.nbytes
+            batch.is_done = True
+            self._waiting -= len(batch.rows)
+            self._waiting_bytes -= self._bytes(batch)
             self._answered.set()
 
 

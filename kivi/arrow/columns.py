@@ -33,6 +33,7 @@ __all__ = [
     "rows_from_batch",
     "stored_array",
     "stored_column",
+    "stored_nullable",
     "stored_rows",
 ]
 
@@ -125,6 +126,18 @@ def arrow_from_stored(type_: ColumnType, values: npt.NDArray[Any]) -> Any:
     if type_.name == "timestamp":
         return pa.array(values).cast(TIMESTAMP)
     return pa.array(values)
+
+
+def stored_nullable(type_: ColumnType, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None) -> Any:
+    """As ``arrow_from_stored``, null where ``missing``; -0.0 becomes 0.0."""
+    if missing is not None and not missing.any():
+        missing = None
+    if type_.name == "float64":
+        values = values + 0.0  # -0.0 + 0.0 is 0.0
+    array = pa.array(values, mask=missing)
+    if type_.name == "timestamp":
+        return array.cast(TIMESTAMP)
+    return decimals(type_, array) if type_.name == "decimal" else array
 
 
 def not_finite(array: Any) -> int | None:

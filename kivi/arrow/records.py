@@ -48,6 +48,7 @@ from kivi.arrow.columns import (
     stored_column,
 )
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
+from kivi.event_rows import EventBatch
 from kivi.schema import Column, TableSchema
 from kivi.types import ColumnType
 
@@ -58,11 +59,16 @@ def event_batch(schema: TableSchema, records: Any) -> Any:
     """Records as one validated RecordBatch with all columns of the table, in its order.
 
     ``records``: an iterable of dicts, a pyarrow Table or RecordBatch, a pandas DataFrame, or anything else that exports
-    an Arrow stream (``__arrow_c_stream__``). Raises SchemaError for a column or type that does not fit, InvalidArgument
-    for a value that does not; both name the column, and for dicts the record.
+    an Arrow stream (``__arrow_c_stream__``); an ``EventBatch`` of this schema is one already. Raises SchemaError for a
+    column or type that does not fit, InvalidArgument for a value that does not; both name the column, and for dicts
+    the record.
     """
     if schema.kind != "event":
         raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
+    if isinstance(records, EventBatch):
+        if records.schema == schema:
+            return records.batch
+        records = records.batch  # the table has been made anew since
     if isinstance(records, (pa.Table, pa.RecordBatch)):
         return _from_arrow(schema, records, False)
     if type(records).__module__.partition(".")[0] == "pandas":
