@@ -152,11 +152,13 @@ class RocksEngine(Engine):
             self._scans.add(scan)
         return scan
 
-    def _twins(self, bounds: rocksdict.ReadOptions, start: bytes) -> tuple[rocksdict.RdictItems, rocksdict.RdictIter]:
+    def _twins(
+        self, bounds: rocksdict.ReadOptions, start: bytes
+    ) -> tuple[Iterator[tuple[bytes, bytes]], rocksdict.RdictIter]:
         """Two iterators of one moment."""
         while True:
             before = self._db.latest_sequence_number()
-            items = self._db.items(read_opt=bounds, from_key=start)
+            items: Any = self._db.items(read_opt=bounds, from_key=start)
             rest = self._db.iter(bounds)
             if self._db.latest_sequence_number() == before:
                 return items, rest
@@ -255,7 +257,11 @@ def _forward(
 
 
 def _chunks(
-    items: rocksdict.RdictItems, rest: rocksdict.RdictIter, start: bytes, rows: int, bounds: rocksdict.ReadOptions
+    items: Iterator[tuple[bytes, bytes]],
+    rest: rocksdict.RdictIter,
+    start: bytes,
+    rows: int,
+    bounds: rocksdict.ReadOptions,
 ) -> Iterator[tuple[list[bytes], list[bytes]]]:
     flat: list[bytes] = []  # key, value, key, value ...
     while flat := list(_FLAT(itertools.islice(items, rows))):
