@@ -91,7 +91,7 @@ def sizes(**chosen: int) -> Iterator[None]:
 def opened(**chosen: Any) -> Database:
     db = Database(Store.open(None, settings=Settings.of({"background": False, "consolidate_rows": 3, **chosen})))
     db.create_event_table("ev", event_time="ts", columns=EVENT)
-    groups = ["name", "id", kivi.time_slot("ts", "1ms", name="slot")]
+    groups: list[Any] = ["name", "id", kivi.time_slot("ts", "1ms", name="slot")]
     db.create_aggregate("agg", source="ev", group_by=groups, measures=MEASURES, derived=DERIVED)
     exact = {name: call for name, call in MEASURES.items() if name != "load"}
     db.create_aggregate("exact", source="ev", group_by=["id"], measures=exact, derived={"mean": "total / known"})
