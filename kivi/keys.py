@@ -22,7 +22,8 @@ From the two properties follows what the rest of the store relies on:
   without disturbing the order.
 
 An encoded key has at most 64 KiB. ``encode_key`` works on one key, ``encode_key_columns`` on whole Arrow
-columns, without a Python statement per row; both give the same bytes. Bytes that no key of these types
+columns, without a Python statement per row; both give the same bytes. ``decode_key`` and ``decode_key_columns`` are
+the ways back. Bytes that no key of these types
 can have are DataLoss. What stands before a row key, and what other keys there are: ``kivi.spaces``.
 """
 
@@ -38,13 +39,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import flat, stored_array
+from kivi.arrow.columns import arrow_from_stored, arrow_type, flat, stored_array
 from kivi.errors import DataLoss, InvalidArgument, ResourceExhausted
 from kivi.types import ColumnType
 
 __all__ = [
     "KEY_BYTES_MAX",
     "decode_key",
+    "decode_key_columns",
     "encode_key",
     "encode_key_columns",
     "encode_text",
@@ -134,6 +136,27 @@ def _bools_to_bytes(values: npt.NDArray[Any]) -> Bytes:
     return values.astype(np.uint8).reshape(-1, 1)
 
 
+def _bytes_to_ints(matrix: Bytes) -> npt.NDArray[Any]:
+    return (_bits(matrix) ^ np.uint64(_SIGN)).view(np.int64)
+
+
+def _bytes_to_floats(matrix: Bytes) -> npt.NDArray[Any]:
+    bits = _bits(matrix)
+    return (bits ^ np.where(bits >> np.uint64(63), np.uint64(_SIGN), np.uint64(_MASK64))).view(np.float64)
+
+
+def _bytes_to_bools(matrix: Bytes) -> npt.NDArray[Any]:
+    values = matrix[:, 0]
+    if (values > 1).any():
+        raise ValueError("a bool is neither 0x00 nor 0x01")
+    return values.astype(np.bool_)
+
+
+def _bits(matrix: Bytes) -> npt.NDArray[np.uint64]:
+    bits: npt.NDArray[np.uint64] = np.ascontiguousarray(matrix).view(">u8")[:, 0].astype(np.uint64)
+    return bits
+
+
 @dataclass(frozen=True, slots=True)
 class _Codec:
     """How one column type is written: one value at a time and, if its width is fixed, a column at a time."""
@@ -142,15 +165,16 @@ class _Codec:
     decode: Callable[[bytes, int], tuple[Any, int]]
     width: int  # 0: escaped and terminated
     to_bytes: Callable[[npt.NDArray[Any]], Bytes] = _ints_to_bytes
+    from_bytes: Callable[[Bytes], npt.NDArray[Any]] = _bytes_to_ints  # a matrix of ``width`` bytes a row
 
 
 _INT: Final = _Codec(_encode_int, _decode_int, 8)
 _CODECS: Final[dict[str, _Codec]] = {
-    "bool": _Codec(_encode_bool, _decode_bool, 1, _bools_to_bytes),
+    "bool": _Codec(_encode_bool, _decode_bool, 1, _bools_to_bytes, _bytes_to_bools),
     "int64": _INT,
     "decimal": _INT,
     "timestamp": _INT,
-    "float64": _Codec(_encode_float, _decode_float, 8, _floats_to_bytes),
+    "float64": _Codec(_encode_float, _decode_float, 8, _floats_to_bytes, _bytes_to_floats),
     "string": _Codec(encode_text, _decode_string, 0),
     "bytes": _Codec(_encode_bytes, _decode_bytes, 0),
 }
@@ -245,6 +269,73 @@ def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any]) -> pa
     if longest > KEY_BYTES_MAX:
         raise _too_long(longest)
     return keys
+
+
+def decode_key_columns(types: Sequence[ColumnType], keys: pa.LargeBinaryArray) -> list[Any]:
+    """``decode_key`` of many full keys at once: one Arrow array per type, as ``arrow_type`` has it. Raises DataLoss.
+
+    Keys of fixed width are a byte matrix; of others each column begins where the one before it ended, and text ends at
+    the first 0x00 0x00. Against ``decode_key`` in a loop, 16,384 keys, medians: MEASURED
+    """
+    try:
+        return _decoded(types, keys)
+    except (ValueError, pa.ArrowException) as error:
+        raise _damaged(str(error).split("\n")[0]) from None
+
+
+def _decoded(types: Sequence[ColumnType], keys: Any) -> list[Any]:
+    rows = len(keys)
+    if not rows:
+        return [pa.array([], arrow_type(type_)) for type_ in types]
+    offsets, data = _offsets(keys), _data(keys)
+    at, ends = offsets[:-1], offsets[1:]
+    matrix = None  # as long as all keys are of one width and columns of fixed width were read, what is left of them
+    width = int(ends[0] - at[0])
+    if (np.diff(offsets) == width).all():
+        matrix = data[offsets[0] : offsets[-1]].reshape(rows, width)
+    arrays = []
+    ends_of_text: Offsets | None = None
+    for type_ in types:
+        codec = _CODECS[type_.name]
+        if not codec.width:
+            if ends_of_text is None:
+                zero = data[: offsets[-1]] == 0
+                ends_of_text = np.flatnonzero(zero[:-1] & zero[1:])
+            array, at = _text(type_, keys, at, ends, ends_of_text)
+            matrix = None
+        else:
+            if matrix is not None:
+                part, matrix = matrix[:, : codec.width], matrix[:, codec.width :]
+                if part.shape[1] < codec.width:
+                    raise ValueError("cut short")
+            else:
+                if (at + codec.width > ends).any():
+                    raise ValueError("cut short")
+                part = data[at[:, None] + np.arange(codec.width)]
+            array = arrow_from_stored(type_, codec.from_bytes(part))
+            at = at + codec.width
+        arrays.append(array)
+    if (at != ends).any():
+        raise ValueError("bytes are left over")
+    return arrays
+
+
+def _text(type_: ColumnType, keys: Any, at: Offsets, ends: Offsets, ends_of_text: Offsets) -> tuple[Any, Offsets]:
+    """One column of strings or bytes that begin at ``at``, and where the next column begins."""
+    found = np.searchsorted(ends_of_text, at)
+    if len(found) and found[-1] == len(ends_of_text):
+        raise ValueError("a text has no end")
+    stops = ends_of_text[found]
+    if (stops + 2 > ends).any():
+        raise ValueError("a text has no end")
+    # Arrow gathers them: as every other element of an array whose elements are the texts and what lies between.
+    bounds = np.empty(2 * len(at) + 1, np.int64)
+    bounds[:-1:2], bounds[1::2], bounds[-1] = at, stops, stops[-1]
+    both = pa.Array.from_buffers(pa.large_binary(), 2 * len(at), [None, pa.py_buffer(bounds), keys.buffers()[2]])
+    texts = both.take(pa.array(np.arange(0, 2 * len(at), 2)))
+    if np.count_nonzero(_data(texts)) < int(_offsets(texts)[-1]):
+        texts = pc.replace_substring(texts, _ESCAPED_ZERO, _ZERO)
+    return texts.cast(arrow_type(type_)), stops + 2
 
 
 def _from_matrix(columns: Sequence[Bytes]) -> Any:

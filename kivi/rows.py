@@ -19,6 +19,7 @@ back (R10): width on disk must not depend on the order in which deltas arrived.
 from __future__ import annotations
 
 import struct
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -83,7 +84,7 @@ class RowLayout:
         """Bytes of a row without its tail."""
         return self._struct.size
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[Any]:
         """The structured dtype of a fixed layout: cts, flags, nulls, then c0, c1 ... (wide ones: c0_lo, c0_hi)."""
         fields: list[tuple[str, Any]] = [("cts", "<u8"), ("flags", "u1"), ("nulls", "u1", (self.null_bytes,))]  # type: ignore[list-item]

@@ -10,21 +10,19 @@ block view, whose ``events_upto`` says which pending events it already has.
 
 from __future__ import annotations
 
-import ast
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from kivi.arrow.columns import rows_batch
 from kivi.arrow.predicates import filter_batch
-from kivi.derived import evaluate_expression, parse_expression
-from kivi.errors import DataLoss, InvalidArgument, NotFound, OutOfRange
-from kivi.expr import Expr, Scan, matches, names
-from kivi.keys import decode_key, prefix_end
+from kivi.errors import DataLoss, InvalidArgument, NotFound
+from kivi.expr import Expr, Scan
+from kivi.keys import prefix_end
 from kivi.mvcc.leases import Lease
+from kivi.projection import Projection
 from kivi.rows import Version
 from kivi.schema import TableSchema
 from kivi.txn import Txn, encoded_key, merged
@@ -36,6 +34,8 @@ __all__ = ["Scan", "get", "scan"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
+FIRST_ROWS: Final = 32
+COLUMNS_ROWS: Final = 16_384
 _WIDE: Final = frozenset({"string", "bytes"})
 
 
@@ -49,62 +49,6 @@ def _visible(lease: Lease, schema: TableSchema) -> None:
         raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
 
 
-class _Projection:
-    """Makes rows of one schema: the columns asked for, and what predicates and derived columns need."""
-
-    def __init__(self, schema: TableSchema, columns: Sequence[str] | None, where: Expr | None) -> None:
-        self.schema = schema
-        self.outputs = schema.output_columns(columns)
-        self.where = where
-        derived = dict(schema.derived)
-        wanted = {*self.outputs, *(names(where) if where is not None else ())}
-        self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
-        inputs = {node.id for e in self.derived.values() for node in ast.walk(e) if isinstance(node, ast.Name)}
-        needed = (wanted - derived.keys()) | inputs
-        self._key_types = [c.type for c in schema.key]
-        self._keys = [(i, c.name) for i, c in enumerate(schema.key) if c.name in needed]
-        self._cells = [(i, c.name) for i, c in enumerate(schema.columns) if c.name in needed]
-        self._inputs = [schema.column(name) for name in inputs]
-
-    def row(self, key: bytes, version: Version) -> dict[str, Any] | None:
-        """The row in stored form, or None if the predicate does not select it."""
-        row: dict[str, Any] = {}
-        if self._keys:
-            values = decode_key(self._key_types, key)
-            for i, name in self._keys:
-                row[name] = values[i]
-        for i, name in self._cells:
-            row[name] = version.cells[i]
-        if self.derived:
-            operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
-            for name, expression in self.derived.items():
-                try:
-                    row[name] = evaluate_expression(expression, operands)
-                except OverflowError:
-                    raise OutOfRange(f"{name} is too large for a float64", column=name) from None
-        if self.where is not None and not matches(self.where, row):
-            return None
-        return row
-
-    def narrowed(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The columns asked for, each checked against its type. Raises OutOfRange."""
-        by_name = self.schema.by_name
-        for name in self.outputs:
-            column = by_name.get(name)
-            if column is not None and column.operator is not None:
-                column.type.from_stored(row[name], name)
-        return {name: row[name] for name in self.outputs}
-
-
-@lru_cache(maxsize=1024)
-def _parsed(text: str, known: frozenset[str]) -> ast.expr:
-    return parse_expression(text, set(known))
-
-
-def _expression(schema: TableSchema, text: str) -> ast.expr:
-    return _parsed(text, frozenset(schema.by_name))
-
-
 def get(
     store: Store,
     lease: Lease,
@@ -115,7 +59,7 @@ def get(
 ) -> list[dict[str, Any] | None]:
     """See ``Store.get``."""
     _visible(lease, schema)
-    projection = _Projection(schema, columns, None)
+    projection = Projection(schema, columns, None)
     raw = [encoded_key(schema, key) for key in keys]
     versions: list[Version | None] = store.reader.get(lease, schema, raw) if raw else []
     if txn is not None:
@@ -137,17 +81,51 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     if schema.kind == "event":
         return _limited(_events(store, lease, schema, wanted, txn), wanted.limit)
     start, end = _range(schema, wanted)
-    projection = _Projection(schema, wanted.columns, wanted.where)
-    rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse)
+    projection = Projection(schema, wanted.columns, wanted.where)
     own = txn.own_ops(schema) if txn is not None else {}
+    if projection.in_columns and not (own or wanted.reverse):
+        rows = store.reader.scan(lease, schema, start, end, check_every=FIRST_ROWS)
+        return _in_columns(store, lease, projection, rows, start, end, wanted.limit)
+    rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse)
     if own and txn is not None:
         inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
         rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
-    selected = (row for key, version in rows if (row := projection.row(key, version)) is not None)
-    return _batched(schema, projection, itertools.islice(selected, wanted.limit))
+    return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
 
-def _batched(schema: TableSchema, projection: _Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
+def _in_columns(
+    store: Store,
+    lease: Lease,
+    projection: Projection,
+    rows: Iterator[tuple[bytes, Version]],
+    start: bytes | None,
+    end: bytes | None,
+    limit: int | None,
+) -> Iterator[pa.RecordBatch]:
+    """The first rows as ``rows`` has them, one by one; what follows them is read in columns, at the same snapshot."""
+    schema, outputs = projection.schema, projection.outputs
+    first = list(itertools.islice(rows, FIRST_ROWS)) if limit != 0 else []
+    selected = list(itertools.islice(projection.selected(first), limit))
+    held = [rows_batch(schema, outputs, selected)] if selected else []
+    count = len(selected)
+    if len(first) == FIRST_ROWS and (limit is None or count < limit):
+        del rows  # and with it what it holds of the engine
+        start = first[-1][0] + b"\0" if first else start
+        at_first = BATCH_ROWS - FIRST_ROWS
+        if limit is not None and projection.where is None:
+            at_first = min(at_first, limit - count)
+        portions = store.reader.scan_columns(lease, schema, start, end, first_rows=at_first, rows=COLUMNS_ROWS)
+        for batch in projection.batches(portions, None if limit is None else limit - count):
+            held.append(batch)
+            count += batch.num_rows
+            if count >= BATCH_ROWS:
+                yield pa.concat_batches(held) if len(held) > 1 else batch
+                held, count = [], 0
+    if held:
+        yield pa.concat_batches(held) if len(held) > 1 else held[0]
+
+
+def _batched(schema: TableSchema, projection: Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
     outputs = list(projection.outputs)
     wide = [name for name in outputs if (c := schema.by_name.get(name)) is not None and c.type.name in _WIDE]
     for portion in _portions(rows, wide):

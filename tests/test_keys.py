@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kivi import keys, spaces
 from kivi.arrow.columns import arrow_from_stored
 from kivi.errors import DataLoss, InvalidArgument, ResourceExhausted
-from kivi.keys import decode_key, encode_key, encode_key_columns, prefix_end
+from kivi.keys import decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
 from kivi.spaces import Space
 from kivi.types import ColumnType
 
@@ -139,6 +139,49 @@ def test_columns_agree_with_single_keys(
     assert encoded.to_pylist() == expected
     if len(encoded) > 1:
         assert decode_key(types, encoded.slice(1)[0].as_py()) == rows[skip + 1]
+
+
+@given(typed_keys(), st.integers(0, 3))
+@settings(max_examples=300)
+def test_columns_of_keys_are_decoded(case: tuple[list[ColumnType], list[tuple[Any, ...]]], skip: int) -> None:
+    types, rows = case
+    keys = pa.array([encode_key(types, row) for row in rows], pa.large_binary()).slice(skip)
+    decoded = decode_key_columns(types, keys)
+    for array, expected in zip(decoded, columns(types, rows[skip:]), strict=True):
+        array.validate(full=True)
+        assert array.type == expected.type and array.equals(expected)
+
+
+@given(typed_keys(), st.data())
+@settings(max_examples=300)
+def test_damaged_keys_in_columns(case: tuple[list[ColumnType], list[tuple[Any, ...]]], data: st.DataObject) -> None:
+    """Bytes that are no key are found in columns as they are one by one, and no others are."""
+    types, rows = case
+    keys = [encode_key(types, row) for row in rows]
+    for _ in range(data.draw(st.integers(0, 2)) if keys else 0):
+        i = data.draw(st.integers(0, len(keys) - 1))
+        at = data.draw(st.integers(0, len(keys[i])))
+        new = data.draw(st.binary(max_size=2))
+        keys[i] = keys[i][:at] + new + keys[i][at + data.draw(st.integers(0, 2)) :]
+    try:
+        expected = [decode_key(types, key) for key in keys]
+    except DataLoss:
+        with pytest.raises(DataLoss):
+            decode_key_columns(types, pa.array(keys, pa.large_binary()))
+        return
+    decoded = decode_key_columns(types, pa.array(keys, pa.large_binary()))
+    assert all(len(array) == len(expected) for array in decoded)
+    for i, (type_, array) in enumerate(zip(types, decoded, strict=True)):
+        if type_.name == "float64":  # damage may make a NaN, of any bits
+            assert repr(array.to_pylist()) == repr([row[i] for row in expected])
+        else:
+            assert array.equals(column(type_, [row[i] for row in expected]))
+
+
+@pytest.mark.parametrize("type_", sorted(VALUES))
+def test_no_keys_to_decode(type_: str) -> None:
+    (decoded,) = decode_key_columns([T(type_)], pa.array([], pa.large_binary()))
+    assert decoded.type == ARROW[T(type_).name] and len(decoded) == 0
 
 
 @pytest.mark.parametrize("type_", sorted(VALUES))

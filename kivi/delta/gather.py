@@ -28,7 +28,7 @@ from kivi.errors import DataLoss
 from kivi.rows import RowLayout, is_wide
 from kivi.schema import Column
 
-__all__ = ["Gathered", "gather", "merged_items", "sorted_keys"]
+__all__ = ["Gathered", "gather", "merged_items", "new_rows", "sorted_keys", "stamps_of"]
 
 _ITEMS_AT_ONCE: Final = 1_024
 
@@ -80,12 +80,7 @@ def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list
     empty = np.zeros(0, np.int64)
     if not windows:
         return [], empty, empty, np.zeros(0, np.uint64)
-    stamps = np.concatenate(
-        [
-            np.full(len(rows), run.cts, np.uint64) if isinstance(run.cts, int) else run.cts[rows.start : rows.stop]
-            for run, rows in windows
-        ]
-    )
+    stamps = stamps_of(windows)
     found = sorted_keys(windows)
     order, first = found.order, found.first
     keep = stamps[order] <= upto
@@ -102,6 +97,16 @@ def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list
         by_cts = np.lexsort((stamps, group_of))
         order, stamps = order[by_cts], stamps[by_cts]
     return found.listed(order[first]), group_of, order, stamps
+
+
+def stamps_of(windows: Sequence[tuple[DeltaRun, range]]) -> Array:
+    """The CTS of each row of the windows, one window after the other."""
+    return np.concatenate(
+        [
+            np.full(len(rows), run.cts, np.uint64) if isinstance(run.cts, int) else run.cts[rows.start : rows.stop]
+            for run, rows in windows
+        ]
+    )
 
 
 class SortedKeys:
@@ -201,25 +206,8 @@ class Gathered:
         rows = np.flatnonzero(after)
         if not len(rows):
             return [None] * len(base)
-        group_of, stamps = self._group_of[rows], self._stamps[rows]
-        steps = _Steps(_numbered(group_of[1:] != group_of[:-1]))
-        target = group_of[steps.starts]
-        new = old[target]
-        new[~alive[target]] = np.zeros(1, layout.dtype)[0]
-        new["cts"] = stamps[steps.ends]
-        new["flags"] = 1
-        for i, column in enumerate(layout.columns):
-            cells = self._columns[i].take(rows)
-            nulls, bit = new["nulls"][:, i >> 3], i & 7
-            had = alive[target] & (nulls >> bit & 1 == 0)
-            nulls &= 0xFF ^ (1 << bit)
-            if is_wide(column):
-                _fold_exact(new, i, steps, cells)
-            elif column.operator == "sum":
-                _fold_floats(new, i, steps, cells)
-            else:
-                seen = _fold_extremes(new, i, column, steps, cells, had)
-                nulls |= (~seen).astype(np.uint8) << bit
+        columns = [cells.take(rows) for cells in self._columns]
+        target, new = new_rows(layout, old, alive, self._group_of[rows], self._stamps[rows], columns)
         encoded = new.view(f"V{layout.width}").tolist()
         if len(encoded) == len(base):
             return encoded  # type: ignore[no-any-return]
@@ -227,6 +215,34 @@ class Gathered:
         for i, row in zip(target.tolist(), encoded, strict=True):
             out[i] = row
         return out
+
+
+def new_rows(
+    layout: RowLayout, old: Array, alive: Array, group_of: Array, stamps: Array, columns: Sequence[Cells]
+) -> tuple[Array, Array]:
+    """Delta rows folded over ``old``, the base rows of their groups: which groups have any, and their new rows.
+
+    At least one delta row; in order of their groups, and within a group of ``stamps``; all of them count. A row that
+    is not ``alive`` is the identity.
+    """
+    steps = _Steps(_numbered(group_of[1:] != group_of[:-1]))
+    target = group_of[steps.starts]
+    new = old[target]
+    new[~alive[target]] = np.zeros(1, layout.dtype)[0]
+    new["cts"] = stamps[steps.ends]
+    new["flags"] = 1
+    for i, column in enumerate(layout.columns):
+        nulls, bit = new["nulls"][:, i >> 3], i & 7
+        had = alive[target] & (nulls >> bit & 1 == 0)
+        nulls &= 0xFF ^ (1 << bit)
+        if is_wide(column):
+            _fold_exact(new, i, steps, columns[i])
+        elif column.operator == "sum":
+            _fold_floats(new, i, steps, columns[i])
+        else:
+            seen = _fold_extremes(new, i, column, steps, columns[i], had)
+            nulls |= (~seen).astype(np.uint8) << bit
+    return target, new
 
 
 class _Steps:

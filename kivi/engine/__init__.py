@@ -90,6 +90,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """What `scan` gives, forward, as (keys, values) of ``rows`` pairs each, the last chunk of fewer; none is empty.
+
+        For those who read much: no Python statement runs for each pair. Nothing else runs in the process while a
+        chunk is read, so one of more than some thousand rows is felt by others. ``rows`` is at least 1.
+        """
+
+    @abstractmethod
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically; visible when this returns, durable after a later `flush`.
 

@@ -10,6 +10,7 @@ Invariant, kept under one lock: ``_keys`` is sorted and holds exactly the keys o
 from __future__ import annotations
 
 import bisect
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -55,6 +56,13 @@ class MemoryEngine(Engine):
         for pair in view:
             self._check_open()
             yield pair
+
+    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        return self._chunks(self.scan(start, end), rows)
+
+    def _chunks(self, pairs: Iterator[tuple[bytes, bytes]], rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        while flat := list(itertools.chain.from_iterable(itertools.islice(pairs, rows))):
+            yield flat[::2], flat[1::2]
 
     def write(self, batch: WriteBatch) -> None:
         with self._lock:

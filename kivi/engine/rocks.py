@@ -16,6 +16,11 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
 
 * ``Rdict.items()`` ends *silently* at a damaged or missing block. The lower-level ``iter()`` with a
   ``status()`` at the end reports it, at 0.5 us a step instead of 0.3 us: that is the price we pay.
+  `scan_chunks` pays it for nothing but the end: it drains ``items()`` by C code, and where that ends, an ``iter()`` of
+  the same moment looks for what comes behind. Both are made between two equal sequence numbers, since two iterators
+  made one after the other may have a write between them. A row of 60 bytes, median on a busy machine: `scan` 0.63 us,
+  ``iter()`` drained by C code (its methods zipped) 0.55 us, ``items()`` 0.36 us.
+* ``next()`` of an iterator that has ended is a segmentation fault.
 * ``ReadOptions`` owns the bound that an iterator compares with. Dropped too early, it is freed
   memory and a scan returns anything. The generators keep it alive beside the iterator.
 * ``set_iterate_lower_bound`` sets the *upper* bound. Backward scans compare keys in Python instead.
@@ -32,10 +37,12 @@ every compaction of the keys.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 import rocksdict
 
@@ -43,6 +50,9 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument, KiviError, ResourceExhausted, StoreInUse, Unavailable
 
 __all__ = ["BLOB_BYTES_MIN", "RocksEngine"]
+
+T = TypeVar("T")
+_FLAT = itertools.chain.from_iterable
 
 BLOB_BYTES_MIN = 64 * 1024
 
@@ -82,7 +92,7 @@ class RocksEngine(Engine):
         self.path = os.fspath(path)
         self._closed = False
         self._lock = threading.Lock()
-        self._scans: weakref.WeakSet[_Scan] = weakref.WeakSet()
+        self._scans: weakref.WeakSet[_Scan[Any]] = weakref.WeakSet()
         self._write_options = rocksdict.WriteOptions()
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         try:
@@ -124,6 +134,34 @@ class RocksEngine(Engine):
             scan = _Scan(self, steps)
             self._scans.add(scan)
         return scan
+
+    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        if end is not None and end <= start:
+            return iter(())
+        bounds = rocksdict.ReadOptions()
+        if end is not None:
+            bounds.set_iterate_upper_bound(end)
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the engine is closed: open the store again")
+            try:
+                items, rest = self._twins(bounds, start)
+            except Exception as error:
+                raise self._translate(error) from error
+            scan = _Scan(self, _chunks(items, rest, start, rows, bounds))
+            self._scans.add(scan)
+        return scan
+
+    def _twins(
+        self, bounds: rocksdict.ReadOptions, start: bytes
+    ) -> tuple[Iterator[tuple[bytes, bytes]], rocksdict.RdictIter]:
+        """Two iterators of one moment."""
+        while True:
+            before = self._db.latest_sequence_number()
+            items: Any = self._db.items(read_opt=bounds, from_key=start)
+            rest = self._db.iter(bounds)
+            if self._db.latest_sequence_number() == before:
+                return items, rest
 
     def write(self, batch: WriteBatch) -> None:
         native = rocksdict.WriteBatch(raw_mode=True)
@@ -186,16 +224,16 @@ class RocksEngine(Engine):
         return Unavailable(f"storage error at {self.path}: {text}", path=self.path)
 
 
-class _Scan(Iterator[tuple[bytes, bytes]]):
+class _Scan(Iterator[T]):
     """One open scan: knows its engine, to translate errors and to notice that it was closed."""
 
     __slots__ = ("__weakref__", "engine", "steps")
 
-    def __init__(self, engine: RocksEngine, steps: Iterator[tuple[bytes, bytes]]) -> None:
+    def __init__(self, engine: RocksEngine, steps: Iterator[T]) -> None:
         self.engine = engine
-        self.steps: Iterator[tuple[bytes, bytes]] | None = steps
+        self.steps: Iterator[T] | None = steps
 
-    def __next__(self) -> tuple[bytes, bytes]:
+    def __next__(self) -> T:
         steps = self.steps
         if steps is None:
             raise Unavailable("the engine was closed during the scan: open the store again")
@@ -216,6 +254,25 @@ def _forward(
         yield iterator.key(), iterator.value()
         iterator.next()
     iterator.status()
+
+
+def _chunks(
+    items: Iterator[tuple[bytes, bytes]],
+    rest: rocksdict.RdictIter,
+    start: bytes,
+    rows: int,
+    bounds: rocksdict.ReadOptions,
+) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    flat: list[bytes] = []  # key, value, key, value ...
+    while flat := list(_FLAT(itertools.islice(items, rows))):
+        start = flat[-2] + b"\0"
+        if len(flat) < 2 * rows:
+            break
+        yield flat[::2], flat[1::2]
+    behind = _forward(rest, start, bounds)  # nothing, unless `items` has ended early
+    while flat := [*flat, *_FLAT(itertools.islice(behind, rows - len(flat) // 2))]:
+        yield flat[::2], flat[1::2]
+        flat = []
 
 
 def _backward(

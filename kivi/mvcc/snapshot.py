@@ -18,20 +18,29 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from typing import Final
 
 from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
+from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine
 from kivi.errors import NotFound, SnapshotTooOld
 from kivi.keys import prefix_end
+from kivi.mvcc.columns import at_snapshot, base_rows, overlaid
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
-from kivi.spaces import Space, row_key, split_row_key, table_prefix, version_key, version_prefix
+from kivi.spaces import Space, row_key, split_row_key, split_version_key, table_prefix, version_key, version_prefix
 
 __all__ = ["Reader"]
+
+_CHUNK_ROWS: Final = 1_024
+"""Rows that are read from the engine at once, while nothing else runs: 0.3 ms."""
+
+_OLDER_RANGE_KEYS: Final = 32
+_OLDER_RANGE_FACTOR: Final = 8
 
 Ops = Iterable[tuple[int, RowOp]]
 
@@ -159,15 +168,78 @@ class Reader:
             if version is not None and version.alive:
                 yield key, version
 
+    def scan_columns(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        start: bytes | None,
+        end: bytes | None,
+        *,
+        first_rows: int,
+        rows: int,
+    ) -> Iterator[FixedRows]:
+        """``scan`` for a table with rows of fixed width (``RowLayout.fixed``), forward, in columns.
+
+        Portions of about ``rows`` rows, the first of ``first_rows``; none is empty.
+        """
+        upto = lease.ts
+        layout = RowLayout.of(schema)
+        indexed, runs = self._pending.capture(schema.id, start, end, upto)
+        space = table_prefix(Space.ROW, schema.id)
+        low = space + (start or b"")
+        high = prefix_end(space) if end is None else space + end
+        chunk = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
+        chunks = self._engine.scan_chunks(low, high, chunk)
+        self.check(lease, schema)
+        sizes = itertools.chain([first_rows], itertools.repeat(rows))
+        base = base_rows(chunks, layout, len(space), sizes)
+        versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))
+        portions = overlaid(schema, layout, versions, indexed, runs, (start, end), upto, rows)
+        return self._held(portions, lease, schema)
+
+    def _held(self, portions: Iterator[FixedRows], lease: Lease, schema: TableSchema) -> Iterator[FixedRows]:
+        """As ``_checked``."""
+        for portion in portions:
+            self.check(lease, schema)
+            if len(portion.rows):
+                yield portion
+        self.check(lease, schema)
+
+    def _older(self, schema: TableSchema, keys: list[bytes], upto: int) -> list[bytes | None]:
+        """``_version`` of each; ``keys`` are in order. Of many, their range of versions is read in one go, at a tenth
+        of the cost, unless other versions are most of it."""
+        found: dict[bytes, bytes] = {}
+        reached: bytes | None = b""  # below it ``found`` says all; None: everywhere
+        if len(keys) >= _OLDER_RANGE_KEYS:
+            low, high = version_prefix(schema.id, keys[0]), prefix_end(version_prefix(schema.id, keys[-1]))
+            versions, left = self._engine.scan(low, high), _OLDER_RANGE_FACTOR * len(keys)
+            for stored, data in versions:
+                _, key, cts = split_version_key(stored)
+                if cts <= upto:
+                    found.setdefault(key, data)
+                if not (left := left - 1):
+                    reached = key
+                    break
+            else:
+                reached = None
+        return [
+            found.get(key) if reached is None or key < reached else self._version(schema, key, upto) for key in keys
+        ]
+
     def _base(self, schema: TableSchema, key: bytes, raw: bytes | None, upto: int) -> Version | None:
         if raw is None:
             return None
         layout = RowLayout.of(schema)
         if RowLayout.stamp_of(raw) <= upto:
             return layout.decode(raw)
+        older = self._version(schema, key, upto)
+        return None if older is None else layout.decode(older)
+
+    def _version(self, schema: TableSchema, key: bytes, upto: int) -> bytes | None:
+        """The newest older version at or below ``upto``, as bytes."""
         prefix = version_prefix(schema.id, key)
         for _, older in self._engine.scan(version_key(schema.id, key, upto), prefix_end(prefix)):
-            return layout.decode(older)
+            return older
         return None
 
 

@@ -82,6 +82,33 @@ def test_scan_is_in_unsigned_byte_order_and_half_open(engine: Engine) -> None:
             assert list(engine.scan(start, end, reverse=True)) == expected[::-1]
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 11, 12, 100])
+def test_chunks_are_a_scan_in_portions(engine: Engine, rows: int) -> None:
+    keys = sorted([b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"aa", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\xff"])
+    engine.write(batch({key: key + b"!" for key in keys}))
+    for start in [*keys, b"ab", b"\xff\xff\xff"]:
+        for end in [*keys, b"ab", None]:
+            chunks = list(engine.scan_chunks(start, end, rows))
+            expected = list(engine.scan(start, end))
+            assert [pair for found, values in chunks for pair in zip(found, values, strict=True)] == expected
+            assert [len(found) for found, _ in chunks] == [
+                min(rows, len(expected) - at) for at in range(0, len(expected), rows)
+            ]
+
+
+def test_chunks_see_the_moment_of_the_call(engine: Engine) -> None:
+    before = {b"%03d" % i: b"old" for i in range(0, 300, 2)}
+    engine.write(batch(dict(before)))
+    unstarted = engine.scan_chunks(b"", None, 10)
+    started = engine.scan_chunks(b"", None, 10)
+    first = next(started)
+    engine.write(batch({b"%03d" % i: b"new" for i in range(0, 300, 3)}))
+    engine.write(batch({b"%03d" % i: None for i in range(0, 300, 4)} | {b"999": b"behind the end"}))
+    engine.flush()
+    for chunks in (list(unstarted), [first, *started]):
+        assert {key: value for keys, values in chunks for key, value in zip(keys, values, strict=True)} == before
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_sees_the_moment_of_the_call(engine: Engine, reverse: bool) -> None:
     before = {b"%03d" % i: b"old" for i in range(0, 300, 2)}
@@ -115,7 +142,10 @@ def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
 
     def read() -> None:
         for turn in range(60):
-            seen = [value for _, value in engine.scan(b"", None, reverse=bool(turn % 2))]
+            if turn % 3:
+                seen = [value for _, value in engine.scan(b"", None, reverse=bool(turn % 2))]
+            else:
+                seen = [value for _, values in engine.scan_chunks(b"", None, 30) for value in values]
             if len(seen) != len(keys) or len(set(seen)) != 1:
                 wrong.append(seen)
 
@@ -155,15 +185,18 @@ def test_a_closed_engine_and_its_open_scans_refuse(engine: Engine, reopen: Calla
     engine.write(batch({b"a": b"1", b"b": b"2"}))
     scans = [engine.scan(b"", None), engine.scan(b"", None)]
     next(scans[0])
+    chunks = [engine.scan_chunks(b"", None, 1), engine.scan_chunks(b"", None, 1)]
+    next(chunks[0])
     engine.close()
     engine.close()
-    for scan in scans:
+    for scan in [*scans, *chunks]:
         with pytest.raises(Unavailable):
             next(scan)
     for call in (
         lambda: engine.get(b"a"),
         lambda: engine.get_many([b"a"]),
         lambda: engine.scan(b"", None),
+        lambda: engine.scan_chunks(b"", None, 1),
         lambda: engine.write(batch({b"a": b"1"})),
         lambda: engine.flush(),
     ):
@@ -209,5 +242,8 @@ def test_model(engine: Engine) -> None:
         if rng.random() < 0.1:
             engine.flush()
         low, high = sorted([b"%d" % rng.randrange(60), b"%d" % rng.randrange(60)])
-        assert dict(engine.scan(low, high)) == {k: v for k, v in model.items() if low <= k < high}
+        expected = {k: v for k, v in model.items() if low <= k < high}
+        assert dict(engine.scan(low, high)) == expected
+        chunks = engine.scan_chunks(low, high, rng.randrange(1, 9))
+        assert {k: v for keys, values in chunks for k, v in zip(keys, values, strict=True)} == expected
     assert list(engine.scan(b"", None)) == sorted(model.items())

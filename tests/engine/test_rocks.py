@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import rocksdict
 
 from kivi.engine import WriteBatch
-from kivi.engine.rocks import RocksEngine
+from kivi.engine.rocks import RocksEngine, _chunks
 from kivi.errors import DataLoss, StoreInUse
 
 ROOT = Path(__file__).parents[2]
@@ -124,12 +126,51 @@ def test_a_scan_does_not_end_silently_at_a_damaged_blob(tmp_path: Path, reverse:
     engine.close()
 
 
+@pytest.mark.parametrize("what", ["blob", "sst", "missing"])
+@pytest.mark.parametrize("rows", [1, 7, 999, 1_000, 1_001, 5_000])
+def test_chunks_do_not_end_silently_at_damage(tmp_path: Path, what: str, rows: int) -> None:
+    engine = RocksEngine(str(tmp_path))
+    fill(engine, big=True)
+    engine.close()
+    (path,) = tmp_path.glob("*.sst" if what == "sst" else "*.blob")
+    if what == "missing":
+        path.unlink()
+    else:
+        flip(path, path.stat().st_size // 2)
+    engine = RocksEngine(str(tmp_path))
+    seen = 0
+    with pytest.raises(DataLoss):
+        for keys, values in engine.scan_chunks(b"", None, rows):
+            assert len(keys) == len(values) == rows
+            seen += rows
+    assert seen < 2000 and (seen or rows > 500)
+    engine.close()
+
+
+def test_what_follows_an_early_end_is_read_all_the_same(tmp_path: Path) -> None:
+    """Whatever made the fast iterator end, the exact one of the same moment has the rest."""
+    engine = RocksEngine(str(tmp_path))
+    fill(engine, count=20)
+    expected = [key for key, _ in engine.scan(b"", None)]
+    for early in range(21):
+        for rows in (1, 3, 7, 20, 30):
+            items, rest = engine._twins(rocksdict.ReadOptions(), b"")
+            short: Any = itertools.islice(items, early)
+            chunks = list(_chunks(short, rest, b"", rows, rocksdict.ReadOptions()))
+            assert [key for keys, _ in chunks for key in keys] == expected
+            assert [len(keys) for keys, _ in chunks[:-1]] == [rows] * (len(chunks) - 1)
+            del items, rest, short
+    engine.close()
+
+
 def test_bounds_live_as_long_as_their_scans(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path))
     fill(engine)
     scans = [engine.scan(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5)) for i in range(200)]
+    chunks = [engine.scan_chunks(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5), 10) for i in range(200)]
     gc.collect()
     assert [len(list(scan)) for scan in scans] == [5] * 200
+    assert [[len(keys) for keys, _ in scan] for scan in chunks] == [[5]] * 200
     engine.close()
 
 

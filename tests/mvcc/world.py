@@ -16,10 +16,12 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import kivi
+from kivi import scan
 from kivi.embedded import Database, Snapshot, Transaction
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import Conflict, RowExists, SnapshotTooOld
@@ -68,8 +70,10 @@ class Open:
 class World:
     """Each public method but ``check`` and ``close`` is one step; a step that has nothing to act on does nothing."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, first_rows: int = 0) -> None:
+        """``first_rows``: so many rows of a scan are read one by one, the others in columns."""
         self.path = path
+        self.first_rows = first_rows
         self.engine = MemoryEngine()
         self.memory = MemoryLog()
         self.oracle = Oracle(TABLES)
@@ -122,7 +126,8 @@ class World:
         return {table: self._scan(reader, table) for table in TABLES}
 
     def _scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
-        return [{**row, "ts": 0} if table == "e" else row for row in reader.scan(table)]
+        with patch.object(scan, "FIRST_ROWS", self.first_rows):
+            return [{**row, "ts": 0} if table == "e" else row for row in reader.scan(table)]
 
     def _read(self, opened: Open, table: str, key: Any) -> Any:
         """R1, R7: the replay of what was committed at or below S, then its own writes."""

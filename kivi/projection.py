@@ -1,0 +1,152 @@
+"""Projections: stored rows as the columns that a read asked for, one by one or thousands at a time.
+
+Keys are decoded, derived columns computed, predicates applied and sums narrowed to their column's type. An exact sum
+that does not fit its column's type is OUT_OF_RANGE only if that column was asked for (R10).
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kivi.arrow.columns import arrow_type, rows_batch, stored_array
+from kivi.arrow.predicates import filter_batch
+from kivi.arrow.rows import Values, array_of, evaluate_columns, operand, values_of
+from kivi.derived import evaluate_expression, parse_expression
+from kivi.errors import OutOfRange
+from kivi.expr import Expr, matches, names
+from kivi.keys import decode_key, decode_key_columns
+from kivi.rows import RowLayout, Version
+from kivi.schema import TableSchema
+from kivi.types import ColumnType
+
+__all__ = ["Projection"]
+
+_FLOAT: Final = ColumnType("float64")
+
+
+class Projection:
+    """Makes rows of one schema: the columns asked for, and what predicates and derived columns need."""
+
+    def __init__(self, schema: TableSchema, columns: Sequence[str] | None, where: Expr | None) -> None:
+        self.schema = schema
+        self.outputs = schema.output_columns(columns)
+        self.where = where
+        derived = dict(schema.derived)
+        wanted = {*self.outputs, *(names(where) if where is not None else ())}
+        self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
+        inputs = {node.id for e in self.derived.values() for node in ast.walk(e) if isinstance(node, ast.Name)}
+        needed = (wanted - derived.keys()) | inputs
+        self._key_types = [c.type for c in schema.key]
+        self._keys = [(i, c.name) for i, c in enumerate(schema.key) if c.name in needed]
+        self._cells = [(i, c.name) for i, c in enumerate(schema.columns) if c.name in needed]
+        self._inputs = [schema.column(name) for name in inputs]
+        self._layout = RowLayout.of(schema)
+        self._types = {name: c.type for name, c in schema.by_name.items()} | dict.fromkeys(derived, _FLOAT)
+
+    def row(self, key: bytes, version: Version) -> dict[str, Any] | None:
+        """The row in stored form, or None if the predicate does not select it."""
+        row: dict[str, Any] = {}
+        if self._keys:
+            values = decode_key(self._key_types, key)
+            for i, name in self._keys:
+                row[name] = values[i]
+        for i, name in self._cells:
+            row[name] = version.cells[i]
+        if self.derived:
+            operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
+            for name, expression in self.derived.items():
+                try:
+                    row[name] = evaluate_expression(expression, operands)
+                except OverflowError:
+                    raise OutOfRange(f"{name} is too large for a float64", column=name) from None
+        if self.where is not None and not matches(self.where, row):
+            return None
+        return row
+
+    def selected(self, rows: Iterable[tuple[bytes, Version]]) -> Iterator[dict[str, Any]]:
+        """``row`` of each that the predicate selects."""
+        return (row for key, version in rows if (row := self.row(key, version)) is not None)
+
+    def narrowed(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The columns asked for, each checked against its type. Raises OutOfRange."""
+        by_name = self.schema.by_name
+        for name in self.outputs:
+            column = by_name.get(name)
+            if column is not None and column.operator is not None:
+                column.type.from_stored(row[name], name)
+        return {name: row[name] for name in self.outputs}
+
+    # -- in columns -----------------------------------------------------------------------------
+
+    @property
+    def in_columns(self) -> bool:
+        """Whether ``batches`` can make these rows."""
+        return self._layout.fixed and bool(self.outputs)
+
+    def batches(self, portions: Iterable[tuple[Any, Any]], limit: int | None) -> Iterator[Any]:
+        """Portions of live rows, (keys, rows of the layout's dtype), as record batches of the rows that are selected.
+
+        What ``row`` and ``rows_batch`` give, errors included: a portion with something that a column cannot hold is
+        read by them, as it may be in a row that is not selected, or in a column that nobody asked for. None is empty.
+        """
+        for keys, rows in portions:
+            try:
+                batch = self._batch(keys, rows)
+            except OverflowError:
+                listed = zip(keys.to_pylist(), map(self._layout.decode, _listed(rows)), strict=True)
+                batch = rows_batch(self.schema, self.outputs, list(itertools.islice(self.selected(listed), limit)))
+            if limit is not None:
+                batch = batch.slice(0, limit)
+                limit -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+            if limit == 0:
+                return
+
+    def _batch(self, keys: Any, rows: Any) -> Any:
+        arrays: dict[str, Any] = {}
+        operands: dict[str, Values] = {}
+        if self._keys:
+            decoded = decode_key_columns(self._key_types, keys)
+            arrays = {name: decoded[i] for i, name in self._keys}
+        inputs = {column.name for column in self._inputs}
+        for i, name in self._cells:
+            column = self.schema.columns[i]
+            values = values_of(column, i, rows)
+            arrays[name] = array_of(column.type, values)
+            if name in inputs:
+                operands[name] = operand(column.type, values)
+        if self.derived:
+            for column in self._inputs:
+                if column.name not in operands:  # a key column
+                    values = Values(stored_array(column.type, arrays[column.name]), None)
+                    operands[column.name] = operand(column.type, values)
+            for name, expression in self.derived.items():
+                arrays[name] = array_of(_FLOAT, evaluate_columns(expression, operands, len(rows)))
+        if self.where is None:
+            arrays = {name: arrays[name] for name in self.outputs}
+        fields = [pa.field(name, arrow_type(self._types[name])) for name in arrays]
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), schema=pa.schema(fields))
+        if self.where is not None:
+            batch = filter_batch(batch, self.where, self._types).select(list(self.outputs))
+        return batch
+
+
+def _listed(rows: Any) -> list[bytes]:
+    listed: list[bytes] = rows.view(f"V{rows.dtype.itemsize}").tolist()
+    return listed
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, known: frozenset[str]) -> ast.expr:
+    return parse_expression(text, set(known))
+
+
+def _expression(schema: TableSchema, text: str) -> ast.expr:
+    return _parsed(text, frozenset(schema.by_name))
