@@ -9,7 +9,6 @@ is looked up) and for the operations on row tables, which are few at any time.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -40,46 +39,71 @@ def base_rows(
 ) -> Iterator[FixedRows]:
     """An engine's chunks of base rows in portions of about so many rows, and of not much more than 4 MiB.
 
-    Where keys are of one width too, a chunk is one join of everything, and the table's prefix before each key proves
-    that all of it is as wide as it should be: 0.1 us a row less than joining keys and rows apart and asking each for
-    its length. Raises DataLoss for a row of another width.
+    Raises DataLoss for a row of another width.
     """
     prefix = table_prefix(Space.ROW, schema.id)
     width = key_width([column.type for column in schema.key])
-    record = None
-    if width:
-        record = np.dtype([("prefix", f"V{len(prefix)}"), ("key", f"V{width}"), ("row", layout.dtype)])
-    expected = np.void(prefix)
+    portion = _Joined(layout, prefix, width) if width else _Each(layout, len(prefix))
     for size in sizes:
-        parts: list[list[bytes]] = []
-        joined: list[bytes] = []
+        parts: list[Any] = []
         rows = nbytes = 0
         while rows < size and nbytes < _PORTION_BYTES and (chunk := next(chunks, None)) is not None:
-            parts.append(chunk)
-            joined.append(b"".join(chunk))
             rows += len(chunk) // 2
-            nbytes += len(joined[-1])
+            nbytes += portion.add(parts, chunk)
         if not parts:
             return
-        if record is not None and nbytes == rows * record.itemsize:
-            records = np.frombuffer(b"".join(joined), record)
-            if (records["prefix"] == expected).all():
-                data = np.ascontiguousarray(records["key"])
-                yield FixedRows(_binary(np.full(rows, width), data), records["row"])
-                continue
-        yield _each(list(itertools.chain.from_iterable(parts)), layout, len(prefix))
+        yield portion.made(parts)
 
 
-def _each(flat: list[bytes], layout: RowLayout, skip: int) -> FixedRows:
-    """The same for keys of any width, and where something is wrong."""
-    keys, rows = flat[::2], flat[1::2]
-    if set(map(len, rows)) != {layout.width}:
-        raise DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
-    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    joined = np.frombuffer(b"".join(keys), np.uint8)
-    kept = np.ones(len(joined), np.bool_)  # by NumPy: Arrow's binary_slice fails on some large_binary arrays (26.0)
-    kept[((np.cumsum(lengths) - lengths)[:, None] + np.arange(skip)).reshape(-1)] = False
-    return FixedRows(_binary(lengths - skip, joined[kept]), np.frombuffer(b"".join(rows), layout.dtype))
+def _damaged(layout: RowLayout) -> DataLoss:
+    return DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
+
+
+class _Joined:
+    """Keys of one width: a chunk is one join of keys and rows, and is let go of while it is in the processor's cache.
+
+    That all of it is as wide as it should be follows from the table's prefix, which is found before each key.
+    """
+
+    def __init__(self, layout: RowLayout, prefix: bytes, width: int) -> None:
+        fields = [("space", "u1"), ("table", ">u4"), ("key", f"V{width}"), ("row", layout.dtype)]
+        self._layout, self._record = layout, np.dtype(fields)
+        self._space, self._table = prefix[0], int.from_bytes(prefix[1:], "big")
+
+    def add(self, parts: list[Any], chunk: list[bytes]) -> int:
+        parts.append(b"".join(chunk))
+        if 2 * len(parts[-1]) != len(chunk) * self._record.itemsize:
+            raise _damaged(self._layout)
+        return len(parts[-1])
+
+    def made(self, parts: list[Any]) -> FixedRows:
+        records = np.frombuffer(b"".join(parts), self._record)
+        if not ((records["space"] == self._space).all() and (records["table"] == self._table).all()):
+            raise _damaged(self._layout)
+        keys = np.ascontiguousarray(records["key"])
+        return FixedRows(_binary(np.full(len(keys), keys.itemsize), keys), records["row"])
+
+
+class _Each:
+    """Keys of many widths."""
+
+    def __init__(self, layout: RowLayout, skip: int) -> None:
+        self._layout, self._skip = layout, skip
+
+    def add(self, parts: list[Any], chunk: list[bytes]) -> int:
+        keys, rows = chunk[::2], chunk[1::2]
+        if set(map(len, rows)) != {self._layout.width}:
+            raise _damaged(self._layout)
+        parts.append((np.fromiter(map(len, keys), np.int64, len(keys)), b"".join(keys), b"".join(rows)))
+        return len(parts[-1][1]) + len(parts[-1][2])
+
+    def made(self, parts: list[Any]) -> FixedRows:
+        lengths, keys, rows = zip(*parts, strict=True)
+        length, joined = np.concatenate(lengths), np.frombuffer(b"".join(keys), np.uint8)
+        kept = np.ones(len(joined), np.bool_)  # by NumPy: Arrow's binary_slice fails on some large_binary arrays (26.0)
+        kept[((np.cumsum(length) - length)[:, None] + np.arange(self._skip)).reshape(-1)] = False
+        rest = _binary(length - self._skip, joined[kept])
+        return FixedRows(rest, np.frombuffer(b"".join(rows), self._layout.dtype))
 
 
 def _binary(lengths: Array, data: Array) -> Any:
