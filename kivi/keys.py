@@ -50,6 +50,7 @@ __all__ = [
     "encode_key",
     "encode_key_columns",
     "encode_text",
+    "key_width",
     "prefix_end",
 ]
 
@@ -214,6 +215,12 @@ def decode_key(types: Sequence[ColumnType], data: bytes) -> tuple[Any, ...]:
     except (ValueError, IndexError, struct.error) as error:
         raise _damaged(error) from None
     return tuple(values)
+
+
+def key_width(types: Sequence[ColumnType]) -> int | None:
+    """Bytes of every full key of these types, None if keys differ in length."""
+    widths = [_CODECS[type_.name].width for type_ in types]
+    return sum(widths) if all(widths) else None
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

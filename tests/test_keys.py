@@ -96,6 +96,8 @@ def test_round_trip(case: tuple[list[ColumnType], list[tuple[Any, ...]]]) -> Non
     types, rows = case
     for row in rows:
         assert decode_key(types, encode_key(types, row)) == row
+        assert keys.key_width(types) in (None, len(encode_key(types, row)))
+    assert (keys.key_width(types) is None) == any(type_.name in ("string", "bytes") for type_ in types)
 
 
 @given(typed_keys())

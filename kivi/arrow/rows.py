@@ -37,7 +37,7 @@ class Values(NamedTuple):
 
 def values_of(column: Column, i: int, rows: Array) -> Values:
     """Column ``i`` of rows in their layout's dtype. Raises OverflowError for a sum beyond 64 bits."""
-    nulls = rows["nulls"][:, i >> 3] >> (i & 7) & 1
+    nulls = rows["nulls"][:, i >> 3] & (1 << (i & 7))
     valid = nulls == 0 if nulls.any() else None
     if is_wide(column):
         values = np.ascontiguousarray(rows[f"c{i}_lo"]).view(np.int64)

@@ -90,11 +90,12 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """What `scan` gives, forward, as (keys, values) of ``rows`` pairs each, the last chunk of fewer; none is empty.
+    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
+        """What `scan` gives, forward, ``rows`` pairs at a time, the last chunk of fewer; none is empty.
 
-        For those who read much: no Python statement runs for each pair. Nothing else runs in the process while a
-        chunk is read, so one of more than some thousand rows is felt by others. ``rows`` is at least 1.
+        Flat: key, value, key, value ..., so that who knows how long they are joins them in one go. For those who read
+        much: no Python statement runs for each pair. Nothing else runs in the process while a chunk is read, so one
+        of more than some thousand rows is felt by others. ``rows`` is at least 1.
         """
 
     @abstractmethod

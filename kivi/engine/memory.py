@@ -57,12 +57,12 @@ class MemoryEngine(Engine):
             self._check_open()
             yield pair
 
-    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
         return self._chunks(self.scan(start, end), rows)
 
-    def _chunks(self, pairs: Iterator[tuple[bytes, bytes]], rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def _chunks(self, pairs: Iterator[tuple[bytes, bytes]], rows: int) -> Iterator[list[bytes]]:
         while flat := list(itertools.chain.from_iterable(itertools.islice(pairs, rows))):
-            yield flat[::2], flat[1::2]
+            yield flat
 
     def write(self, batch: WriteBatch) -> None:
         with self._lock:

@@ -135,7 +135,7 @@ class RocksEngine(Engine):
             self._scans.add(scan)
         return scan
 
-    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
+    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
         if end is not None and end <= start:
             return iter(())
         bounds = rocksdict.ReadOptions()
@@ -262,16 +262,16 @@ def _chunks(
     start: bytes,
     rows: int,
     bounds: rocksdict.ReadOptions,
-) -> Iterator[tuple[list[bytes], list[bytes]]]:
+) -> Iterator[list[bytes]]:
     flat: list[bytes] = []  # key, value, key, value ...
     while flat := list(_FLAT(itertools.islice(items, rows))):
         start = flat[-2] + b"\0"
         if len(flat) < 2 * rows:
             break
-        yield flat[::2], flat[1::2]
+        yield flat
     behind = _forward(rest, start, bounds)  # nothing, unless `items` has ended early
     while flat := [*flat, *_FLAT(itertools.islice(behind, rows - len(flat) // 2))]:
-        yield flat[::2], flat[1::2]
+        yield flat
         flat = []
 
 

@@ -18,10 +18,12 @@ import pyarrow as pa
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Array, DeltaRun
 from kivi.errors import DataLoss
+from kivi.keys import key_width
 from kivi.rows import RowLayout
 from kivi.schema import TableSchema
+from kivi.spaces import Space, table_prefix
 
 __all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "overlaid"]
 
@@ -33,45 +35,82 @@ _PORTION_BYTES: Final = 4 << 20
 
 
 def base_rows(
-    chunks: Iterator[tuple[list[bytes], list[bytes]]], layout: RowLayout, skip: int, sizes: Iterator[int]
+    chunks: Iterator[list[bytes]], schema: TableSchema, layout: RowLayout, sizes: Iterator[int]
 ) -> Iterator[FixedRows]:
-    """An engine's chunks in portions of about so many rows, and of not much more than 4 MiB.
+    """An engine's chunks of base rows in portions of about so many rows, and of not much more than 4 MiB.
 
-    ``skip``: bytes before the row key in an engine key. Raises DataLoss for a row of another width.
+    Raises DataLoss for a row of another width.
     """
-    width = layout.width
+    prefix = table_prefix(Space.ROW, schema.id)
+    width = key_width([column.type for column in schema.key])
+    portion = _Joined(layout, prefix, width) if width else _Each(layout, len(prefix))
     for size in sizes:
-        keys: list[bytes] = []
-        joined: list[bytes] = []
-        rows: list[bytes] = []
-        nbytes = 0
-        while len(keys) < size and nbytes < _PORTION_BYTES and (chunk := next(chunks, None)) is not None:
-            if set(map(len, chunk[1])) != {width}:
-                raise DataLoss(f"a base row does not have the {width} bytes of its table's rows: run kivi verify")
-            keys += chunk[0]
-            joined.append(b"".join(chunk[0]))
-            rows.append(b"".join(chunk[1]))
-            nbytes += len(joined[-1]) + len(rows[-1])
-        if not keys:
+        parts: list[Any] = []
+        rows = nbytes = 0
+        while rows < size and nbytes < _PORTION_BYTES and (chunk := next(chunks, None)) is not None:
+            rows += len(chunk) // 2
+            nbytes += portion.add(parts, chunk)
+        if not parts:
             return
-        yield FixedRows(_binary(keys, b"".join(joined), skip), np.frombuffer(b"".join(rows), layout.dtype))
+        yield portion.made(parts)
 
 
-def _binary(keys: list[bytes], data: bytes, skip: int) -> Any:
-    """Byte strings, ``data`` joined, without their first ``skip`` bytes as a LargeBinaryArray."""
-    joined = np.frombuffer(data, np.uint8)
-    width = len(keys[0])
-    if set(map(len, keys)) == {width}:
-        rest = np.ascontiguousarray(joined.reshape(len(keys), width)[:, skip:]).reshape(-1)
-        offsets = np.arange(len(keys) + 1, dtype=np.int64) * (width - skip)
-        return pa.Array.from_buffers(pa.large_binary(), len(keys), [None, pa.py_buffer(offsets), pa.py_buffer(rest)])
-    lengths = np.fromiter(map(len, keys), np.int64, len(keys))
-    kept = np.ones(len(joined), np.bool_)  # by NumPy: Arrow's binary_slice fails on some large_binary arrays (26.0)
-    kept[((np.cumsum(lengths) - lengths)[:, None] + np.arange(skip)).reshape(-1)] = False
-    offsets = np.zeros(len(keys) + 1, np.int64)
-    np.cumsum(lengths - skip, out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined[kept])]
-    return pa.Array.from_buffers(pa.large_binary(), len(keys), buffers)
+def _damaged(layout: RowLayout) -> DataLoss:
+    return DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
+
+
+class _Joined:
+    """Keys of one width: a chunk is one join of keys and rows, and is let go of while it is in the processor's cache.
+
+    That all of it is as wide as it should be follows from the table's prefix, which is found before each key.
+    """
+
+    def __init__(self, layout: RowLayout, prefix: bytes, width: int) -> None:
+        fields = [("space", "u1"), ("table", ">u4"), ("key", f"V{width}"), ("row", layout.dtype)]
+        self._layout, self._record = layout, np.dtype(fields)
+        self._space, self._table = prefix[0], int.from_bytes(prefix[1:], "big")
+
+    def add(self, parts: list[Any], chunk: list[bytes]) -> int:
+        parts.append(b"".join(chunk))
+        if 2 * len(parts[-1]) != len(chunk) * self._record.itemsize:
+            raise _damaged(self._layout)
+        return len(parts[-1])
+
+    def made(self, parts: list[Any]) -> FixedRows:
+        records = np.frombuffer(b"".join(parts), self._record)
+        if not ((records["space"] == self._space).all() and (records["table"] == self._table).all()):
+            raise _damaged(self._layout)
+        keys = np.ascontiguousarray(records["key"])
+        return FixedRows(_binary(np.full(len(keys), keys.itemsize), keys), records["row"])
+
+
+class _Each:
+    """Keys of many widths."""
+
+    def __init__(self, layout: RowLayout, skip: int) -> None:
+        self._layout, self._skip = layout, skip
+
+    def add(self, parts: list[Any], chunk: list[bytes]) -> int:
+        keys, rows = chunk[::2], chunk[1::2]
+        if set(map(len, rows)) != {self._layout.width}:
+            raise _damaged(self._layout)
+        parts.append((np.fromiter(map(len, keys), np.int64, len(keys)), b"".join(keys), b"".join(rows)))
+        return len(parts[-1][1]) + len(parts[-1][2])
+
+    def made(self, parts: list[Any]) -> FixedRows:
+        lengths, keys, rows = zip(*parts, strict=True)
+        length, joined = np.concatenate(lengths), np.frombuffer(b"".join(keys), np.uint8)
+        kept = np.ones(len(joined), np.bool_)  # by NumPy: Arrow's binary_slice fails on some large_binary arrays (26.0)
+        kept[((np.cumsum(length) - length)[:, None] + np.arange(self._skip)).reshape(-1)] = False
+        rest = _binary(length - self._skip, joined[kept])
+        return FixedRows(rest, np.frombuffer(b"".join(rows), self._layout.dtype))
+
+
+def _binary(lengths: Array, data: Array) -> Any:
+    """A LargeBinaryArray."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(pa.large_binary(), len(lengths), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def at_snapshot(portions: Iterator[FixedRows], layout: RowLayout, upto: int, older: Older) -> Iterator[FixedRows]:

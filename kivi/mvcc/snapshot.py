@@ -192,7 +192,7 @@ class Reader:
         chunks = self._engine.scan_chunks(low, high, chunk)
         self.check(lease, schema)
         sizes = itertools.chain([first_rows], itertools.repeat(rows))
-        base = base_rows(chunks, layout, len(space), sizes)
+        base = base_rows(chunks, schema, layout, sizes)
         versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))
         portions = overlaid(schema, layout, versions, indexed, runs, (start, end), upto, rows)
         return self._held(portions, lease, schema)

@@ -90,9 +90,9 @@ def test_chunks_are_a_scan_in_portions(engine: Engine, rows: int) -> None:
         for end in [*keys, b"ab", None]:
             chunks = list(engine.scan_chunks(start, end, rows))
             expected = list(engine.scan(start, end))
-            assert [pair for found, values in chunks for pair in zip(found, values, strict=True)] == expected
-            assert [len(found) for found, _ in chunks] == [
-                min(rows, len(expected) - at) for at in range(0, len(expected), rows)
+            assert [pair for flat in chunks for pair in zip(flat[::2], flat[1::2], strict=True)] == expected
+            assert [len(flat) for flat in chunks] == [
+                2 * min(rows, len(expected) - at) for at in range(0, len(expected), rows)
             ]
 
 
@@ -106,7 +106,7 @@ def test_chunks_see_the_moment_of_the_call(engine: Engine) -> None:
     engine.write(batch({b"%03d" % i: None for i in range(0, 300, 4)} | {b"999": b"behind the end"}))
     engine.flush()
     for chunks in (list(unstarted), [first, *started]):
-        assert {key: value for keys, values in chunks for key, value in zip(keys, values, strict=True)} == before
+        assert {key: value for flat in chunks for key, value in zip(flat[::2], flat[1::2], strict=True)} == before
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -145,7 +145,7 @@ def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
             if turn % 3:
                 seen = [value for _, value in engine.scan(b"", None, reverse=bool(turn % 2))]
             else:
-                seen = [value for _, values in engine.scan_chunks(b"", None, 30) for value in values]
+                seen = [value for flat in engine.scan_chunks(b"", None, 30) for value in flat[1::2]]
             if len(seen) != len(keys) or len(set(seen)) != 1:
                 wrong.append(seen)
 
@@ -245,5 +245,5 @@ def test_model(engine: Engine) -> None:
         expected = {k: v for k, v in model.items() if low <= k < high}
         assert dict(engine.scan(low, high)) == expected
         chunks = engine.scan_chunks(low, high, rng.randrange(1, 9))
-        assert {k: v for keys, values in chunks for k, v in zip(keys, values, strict=True)} == expected
+        assert {k: v for flat in chunks for k, v in zip(flat[::2], flat[1::2], strict=True)} == expected
     assert list(engine.scan(b"", None)) == sorted(model.items())
