@@ -89,18 +89,28 @@ class Projection:
         """Whether ``batches`` can make these rows."""
         return self._layout.fixed and bool(self.outputs)
 
-    def batches(self, portions: Iterable[tuple[Any, Any]], limit: int | None) -> Iterator[Any]:
-        """Portions of live rows, (keys, rows of the layout's dtype), as record batches of the rows that are selected.
+    def batches(
+        self, portions: Iterable[tuple[Any, Any] | list[tuple[bytes, Version]]], limit: int | None
+    ) -> Iterator[Any]:
+        """Portions of live rows as record batches of the rows that are selected; none is empty.
+
+        A portion is (keys, rows of the layout's dtype), or a list of (key, version).
 
         What ``row`` and ``rows_batch`` give, errors included: a portion with something that a column cannot hold is
-        read by them, as it may be in a row that is not selected, or in a column that nobody asked for. None is empty.
+        read by them, as it may be in a row that is not selected, or in a column that nobody asked for.
         """
-        for keys, rows in portions:
-            try:
-                batch = self._batch(keys, rows)
-            except OverflowError:
-                listed = zip(keys.to_pylist(), map(self._layout.decode, _listed(rows)), strict=True)
-                batch = rows_batch(self.schema, self.outputs, list(itertools.islice(self.selected(listed), limit)))
+        if limit == 0:
+            return
+        for portion in portions:
+            if isinstance(portion, list):
+                batch = self._one_by_one(portion, limit)
+            else:
+                keys, rows = portion
+                try:
+                    batch = self._batch(keys, rows)
+                except OverflowError:
+                    versions = map(self._layout.decode, _listed(rows))
+                    batch = self._one_by_one(zip(keys.to_pylist(), versions, strict=True), limit)
             if limit is not None:
                 batch = batch.slice(0, limit)
                 limit -= batch.num_rows
@@ -108,6 +118,9 @@ class Projection:
                 yield batch
             if limit == 0:
                 return
+
+    def _one_by_one(self, rows: Iterable[tuple[bytes, Version]], limit: int | None) -> Any:
+        return rows_batch(self.schema, self.outputs, list(itertools.islice(self.selected(rows), limit)))
 
     def _batch(self, keys: Any, rows: Any) -> Any:
         arrays: dict[str, Any] = {}

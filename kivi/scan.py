@@ -34,7 +34,8 @@ __all__ = ["Scan", "get", "scan"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
-FIRST_ROWS: Final = 32
+FEW_ROWS: Final = 24
+"""Up to so many rows are read one by one: columns cost as much as 30 rows do, and little for each row."""
 COLUMNS_ROWS: Final = 16_384
 _WIDE: Final = frozenset({"string", "bytes"})
 
@@ -83,9 +84,17 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     start, end = _range(schema, wanted)
     projection = Projection(schema, wanted.columns, wanted.where)
     own = txn.own_ops(schema) if txn is not None else {}
-    if projection.in_columns and not (own or wanted.reverse):
-        rows = store.reader.scan(lease, schema, start, end, check_every=FIRST_ROWS)
-        return _in_columns(store, lease, projection, rows, start, end, wanted.limit)
+    one_by_one = (
+        own or wanted.reverse or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)
+    )
+    if projection.in_columns and not one_by_one:
+        first_rows = BATCH_ROWS
+        if wanted.limit is not None and wanted.where is None:
+            first_rows = min(first_rows, wanted.limit)
+        portions = store.reader.scan_portions(
+            lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
+        )
+        return _gathered(projection.batches(portions, wanted.limit))
     rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse)
     if own and txn is not None:
         inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
@@ -93,34 +102,16 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
 
-def _in_columns(
-    store: Store,
-    lease: Lease,
-    projection: Projection,
-    rows: Iterator[tuple[bytes, Version]],
-    start: bytes | None,
-    end: bytes | None,
-    limit: int | None,
-) -> Iterator[pa.RecordBatch]:
-    """The first rows as ``rows`` has them, one by one; what follows them is read in columns, at the same snapshot."""
-    schema, outputs = projection.schema, projection.outputs
-    first = list(itertools.islice(rows, FIRST_ROWS)) if limit != 0 else []
-    selected = list(itertools.islice(projection.selected(first), limit))
-    held = [rows_batch(schema, outputs, selected)] if selected else []
-    count = len(selected)
-    if len(first) == FIRST_ROWS and (limit is None or count < limit):
-        del rows  # and with it what it holds of the engine
-        start = first[-1][0] + b"\0" if first else start
-        at_first = BATCH_ROWS - FIRST_ROWS
-        if limit is not None and projection.where is None:
-            at_first = min(at_first, limit - count)
-        portions = store.reader.scan_columns(lease, schema, start, end, first_rows=at_first, rows=COLUMNS_ROWS)
-        for batch in projection.batches(portions, None if limit is None else limit - count):
-            held.append(batch)
-            count += batch.num_rows
-            if count >= BATCH_ROWS:
-                yield pa.concat_batches(held) if len(held) > 1 else batch
-                held, count = [], 0
+def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Those of which a predicate has left little, together."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= BATCH_ROWS:
+            yield pa.concat_batches(held) if len(held) > 1 else batch
+            held, count = [], 0
     if held:
         yield pa.concat_batches(held) if len(held) > 1 else held[0]
 

@@ -56,10 +56,10 @@ class FixedRows(NamedTuple):
 
 
 class Waiting:
-    """Runs over the keys of [start, end), taken from the front, some of all of them at a time."""
+    """Windows over the same keys, taken from the front, some of all of them at a time."""
 
-    def __init__(self, runs: Sequence[DeltaRun], start: bytes | None, end: bytes | None, rows_max: int) -> None:
-        self._left = [(run, rows) for run in runs if (rows := run.slice_range(start, end))]
+    def __init__(self, windows: Sequence[Window], rows_max: int) -> None:
+        self._left = list(windows)
         self._rows_max = rows_max
 
     def below(self, stop: bytes | None) -> tuple[list[Window], bytes | None]:

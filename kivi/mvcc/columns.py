@@ -132,21 +132,19 @@ def overlaid(
     layout: RowLayout,
     portions: Iterator[FixedRows],
     indexed: Indexed,
-    runs: Sequence[DeltaRun],
-    bounds: tuple[bytes | None, bytes | None],
+    windows: Sequence[Window],
     upto: int,
     rows_max: int,
 ) -> Iterator[FixedRows]:
-    """Live rows at ``upto``: ``portions`` are in base, ``indexed`` and ``runs`` are pending in ``bounds``."""
+    """Live rows at ``upto``: ``portions`` are in base, ``indexed`` and ``windows`` are pending."""
     if schema.kind == "aggregate":
         if indexed:
             listed = [(key, cts, dict(op.deltas)) for key, ops in indexed for cts, op in ops if cts <= upto]
-            runs = [*runs, run_from_rows(schema, listed)]
-        waiting = Waiting(runs, *bounds, rows_max)
-    else:  # all of whose operations are in the index
-        waiting = Waiting(
-            [DeltaRun(pa.array([key for key, _ in indexed], pa.large_binary()), 0, ())], *bounds, rows_max
-        )
+            run = run_from_rows(schema, listed)
+            windows = [*windows, (run, range(run.rows))]
+    elif indexed:  # all of whose operations are in the index
+        windows = [(DeltaRun(pa.array([key for key, _ in indexed], pa.large_binary()), 0, ()), range(len(indexed)))]
+    waiting = Waiting(windows, rows_max)
 
     def over(base: FixedRows, windows: list[Window]) -> FixedRows:
         if not windows:

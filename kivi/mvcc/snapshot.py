@@ -168,40 +168,54 @@ class Reader:
             if version is not None and version.alive:
                 yield key, version
 
-    def scan_columns(
+    def scan_portions(
         self,
         lease: Lease,
         schema: TableSchema,
         start: bytes | None,
         end: bytes | None,
         *,
+        few: int,
         first_rows: int,
         rows: int,
-    ) -> Iterator[FixedRows]:
-        """``scan`` for a table with rows of fixed width (``RowLayout.fixed``), forward, in columns.
+    ) -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
+        """``scan`` for a table with rows of fixed width (``RowLayout.fixed``), forward, in portions; none is empty.
 
-        Portions of about ``rows`` rows, the first of ``first_rows``; none is empty.
+        Up to ``few`` rows, base and pending together, are one list. More are in columns, about ``rows`` in each
+        portion and ``first_rows`` in the first. Everything is captured at the call, not at the first next().
         """
         upto = lease.ts
-        layout = RowLayout.of(schema)
         indexed, runs = self._pending.capture(schema.id, start, end, upto)
         space = table_prefix(Space.ROW, schema.id)
         low = space + (start or b"")
         high = prefix_end(space) if end is None else space + end
-        chunk = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
-        chunks = self._engine.scan_chunks(low, high, chunk)
+        size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
+        chunks = self._engine.scan_chunks(low, high, size)
         self.check(lease, schema)
-        sizes = itertools.chain([first_rows], itertools.repeat(rows))
-        base = base_rows(chunks, schema, layout, sizes)
-        versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))
-        portions = overlaid(schema, layout, versions, indexed, runs, (start, end), upto, rows)
-        return self._held(portions, lease, schema)
 
-    def _held(self, portions: Iterator[FixedRows], lease: Lease, schema: TableSchema) -> Iterator[FixedRows]:
+        def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
+            first = next(chunks, [])
+            ranges = [(run, found) for run in runs if (found := run.slice_range(start, end))]
+            count = len(first) // 2
+            if count < size and count + len(indexed) + sum(len(found) for _, found in ranges) <= few:
+                changed = _joined(indexed, tuple(run for run, _ in ranges), start, end, upto, False)
+                yield list(self._rows(schema, zip(first[::2], first[1::2], strict=True), changed, upto, False))
+                return
+            layout = RowLayout.of(schema)
+            every = itertools.chain([first] if first else [], chunks)
+            base = base_rows(every, schema, layout, itertools.chain([first_rows], itertools.repeat(rows)))
+            versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))
+            yield from overlaid(schema, layout, versions, indexed, ranges, upto, rows)
+
+        return self._held(portions(), lease, schema)
+
+    def _held(
+        self, portions: Iterator[FixedRows | list[tuple[bytes, Version]]], lease: Lease, schema: TableSchema
+    ) -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
         """As ``_checked``."""
         for portion in portions:
             self.check(lease, schema)
-            if len(portion.rows):
+            if len(portion.rows if isinstance(portion, FixedRows) else portion):
                 yield portion
         self.check(lease, schema)
 

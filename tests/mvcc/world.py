@@ -70,10 +70,10 @@ class Open:
 class World:
     """Each public method but ``check`` and ``close`` is one step; a step that has nothing to act on does nothing."""
 
-    def __init__(self, path: Path | None = None, first_rows: int = 0) -> None:
-        """``first_rows``: so many rows of a scan are read one by one, the others in columns."""
+    def __init__(self, path: Path | None = None, few_rows: int = 0) -> None:
+        """``few_rows``: scans of more rows are read in columns."""
         self.path = path
-        self.first_rows = first_rows
+        self.few_rows = few_rows
         self.engine = MemoryEngine()
         self.memory = MemoryLog()
         self.oracle = Oracle(TABLES)
@@ -126,7 +126,7 @@ class World:
         return {table: self._scan(reader, table) for table in TABLES}
 
     def _scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
-        with patch.object(scan, "FIRST_ROWS", self.first_rows):
+        with patch.object(scan, "FEW_ROWS", self.few_rows):
             return [{**row, "ts": 0} if table == "e" else row for row in reader.scan(table)]
 
     def _read(self, opened: Open, table: str, key: Any) -> Any:
