@@ -17,7 +17,9 @@ import grpc
 import pyarrow as pa
 from kivi_server import limits, status
 from kivi_server.auth import Access, Tokens, require
-from kivi_server.sessions import Session, Sessions, stopping
+from kivi_server.requests import stopping
+from kivi_server.session import Session
+from kivi_server.sessions import Sessions
 from kivi_server.translate import pieces
 
 from kivi import client_methods as methods

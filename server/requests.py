@@ -1,0 +1,292 @@
+"""A session's requests, one method each: what a client asks for, asked of the store.
+
+Which thread runs them, and in which order, is ``kivi_server.session``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
+
+from kivi_server import limits
+from kivi_server.auth import Access, require
+from kivi_server.sessions import Sessions
+
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.store import Lease, Outcome, Txn
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["Requests", "Transaction", "stopping"]
+
+_READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
+_STATES: Final = {
+    "committed": session_pb2.OutcomeReply.STATE_COMMITTED,
+    "aborted": session_pb2.OutcomeReply.STATE_ABORTED,
+    "unknown": session_pb2.OutcomeReply.STATE_UNKNOWN,
+}
+
+
+def stopping() -> Unavailable:
+    return Unavailable("the server is stopping: connect again in a moment", stopping=True)
+
+
+class Transaction:
+    """One of a session's transactions or snapshots."""
+
+    __slots__ = ("backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.lease: Lease | None = None
+        self.txn: Txn | None = None
+        self.shared = b""
+        self.owner = False  # of the shared snapshot: releasing it ends it for everyone
+        self.failed: BaseException | None = None
+        self.busy = False
+        self.backlog: deque[tuple[session_pb2.Request, float]] = deque()
+        self.scans: dict[int, Iterator[tuple[bytes, bool]]] = {}
+
+
+class Requests(ABC):
+    """The transactions of one session, and what is done in them. ``_do_*`` run on a worker or in a pool."""
+
+    def __init__(self, sessions: Sessions, access: Access) -> None:
+        self.sessions = sessions
+        self.store = sessions.store
+        self.translator = sessions.translator
+        self.access = access
+        self.txns: dict[int, Transaction] = {}
+        self._closed = False
+        self._lock = threading.Lock()  # of the transactions' busy flags and backlogs, and the number of scans
+        self._scans = 0
+
+    @abstractmethod
+    def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
+        """Answers it."""
+
+    @abstractmethod
+    def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
+        """Answers it with an error."""
+
+    def _do_nothing(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        raise InvalidArgument("the request has no body")
+
+    def _begun(self, transaction: Transaction | None) -> Transaction:
+        if transaction is None or transaction.lease is None:
+            raise InvalidArgument("this request belongs to a transaction, and names none")
+        return transaction
+
+    def _do_begin(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        assert transaction is not None
+        begin = request.begin
+        if self.sessions.stopping:
+            raise stopping()
+        if begin.lease:
+            transaction.shared = begin.lease
+            transaction.lease = self.sessions.find_shared(begin.lease)
+        else:
+            transaction.lease = self.store.begin(
+                as_of_ts=begin.as_of_ts if begin.HasField("as_of_ts") else None,
+                as_of_us=begin.as_of_us if begin.HasField("as_of_us") else None,
+                min_snapshot=begin.min_snapshot or None,
+                timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
+                ttl_s=begin.ttl_ms / 1000 if begin.ttl_ms else None,
+            )
+            if self._closed:  # the stream ended while this waited
+                self.store.release(transaction.lease)
+                return
+            if begin.shared:
+                transaction.shared, transaction.owner = self.sessions.share(transaction.lease), True
+        self._succeed(request, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
+
+    def _apply(self, request: session_pb2.Request, transaction: Transaction) -> None:
+        """The request's operations. Any failure but a failed insert dooms the transaction."""
+        if not request.operations:
+            return
+        require(self.access, Access.WRITE, "writing")
+        if transaction.txn is None:
+            if transaction.shared:
+                raise InvalidArgument("a shared snapshot is read only")
+            transaction.txn = self.store.transaction(transaction.lease)
+        try:
+            for operation in request.operations:
+                self.translator.apply(transaction.txn, operation)
+        except RowExists:
+            raise
+        except BaseException as error:
+            transaction.failed = error
+            raise
+
+    def _do_apply(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(request, transaction)
+        self._succeed(request, transaction)
+
+    def _do_get(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(request, transaction)
+        get = request.get
+        if len(get.keys) > limits.GET_KEYS_MAX:
+            raise limits.exceeded("get_keys_max", limits.GET_KEYS_MAX, len(get.keys), "keys of one read")
+        schema = self.translator.schema(get.table, get.table_id)
+        keys = [self.translator.key(schema, key.values) for key in get.keys]
+        columns = self.translator.columns(schema, get.columns)
+        if transaction.txn is not None:
+            rows = transaction.txn.get(schema, keys, columns)
+        else:
+            assert transaction.lease is not None
+            rows = self.store.get(transaction.lease, schema, keys, columns)
+        self._succeed(request, transaction, get=self.translator.rows(schema, columns, rows))
+
+    def _do_scan_open(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(request, transaction)
+        spec = request.scan_open.spec
+        schema = self.translator.schema(spec.table, spec.table_id)
+        wanted = self.translator.scan(schema, spec)
+        if transaction.txn is not None:
+            batches = transaction.txn.scan(schema, wanted)
+        else:
+            assert transaction.lease is not None
+            batches = self.store.scan(transaction.lease, schema, wanted)
+        rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
+        pages = self.translator.pages(batches, rows)
+        data, more = next(pages)
+        number = 0
+        if more:
+            with self._lock:
+                self._scans += 1
+                number = self._scans
+            open_scans = len(transaction.scans) + 1
+            if open_scans > limits.SESSION_SCANS_MAX:
+                raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
+            transaction.scans[number] = pages
+        self._succeed(request, transaction, page=session_pb2.ScanPage(arrow=data, scan=number))
+
+    def _do_scan_next(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        number = request.scan_next.scan
+        pages = transaction.scans.get(number)
+        if request.scan_next.close:
+            transaction.scans.pop(number, None)
+            self._succeed(request, transaction, page=session_pb2.ScanPage())
+            return
+        if pages is None:
+            raise NotFound(f"scan {number} has ended, or was never begun")
+        try:
+            data, more = next(pages)
+        except BaseException:
+            transaction.scans.pop(number, None)
+            raise
+        if not more:
+            transaction.scans.pop(number, None)
+        self._succeed(request, transaction, page=session_pb2.ScanPage(arrow=data, scan=number if more else 0))
+
+    def _do_commit(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        one_shot = transaction is None
+        if one_shot:
+            if self.sessions.stopping:
+                raise stopping()
+            transaction = Transaction(0)
+            if any(operation.kind in _READING for operation in request.operations):
+                transaction.lease = self.store.begin()
+            else:
+                transaction.txn = self.store.blind_transaction()
+                transaction.lease = transaction.txn.lease
+        transaction = self._begun(transaction)
+        self.txns.pop(transaction.number, None)
+        transaction.scans.clear()
+        token = request.commit.token or None
+        batch = None
+        if request.commit.HasField("batch"):
+            batch = (request.commit.batch.scope, request.commit.batch.sequence)
+        try:
+            if token is not None or batch is not None:  # a token is kept, and answers whoever comes with it later
+                require(self.access, Access.WRITE, "committing under a token")
+            self._apply(request, transaction)
+            if transaction.txn is None:
+                if transaction.shared:
+                    raise InvalidArgument("a shared snapshot is read only")
+                transaction.txn = self.store.transaction(transaction.lease)
+        except NotFound:  # a retry of what committed, after its table was dropped, has an answer all the same
+            self._end(transaction)
+            first = self.store.committed_at(token=token, batch=batch)
+            if first is None:
+                raise
+            self._succeed(request, transaction, commit=session_pb2.CommitReply(commit_ts=first))
+            return
+        except BaseException:
+            self._end(transaction)
+            raise
+        self.sessions.commit_started()
+
+        def done(outcome: Outcome) -> None:
+            try:
+                if outcome.error is None:
+                    reply = session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0)
+                    self._succeed(request, transaction, commit=reply)
+                else:
+                    error = outcome.error
+                    if isinstance(error, CommitUnknown) and error.token is None:
+                        error = CommitUnknown(error.message, token=token)
+                    self._fail(request, transaction, error)
+            finally:
+                self.sessions.commit_ended()
+
+        try:
+            self.store.commit(transaction.txn, token=token, batch=batch, done=done)
+        except BaseException:  # a fault of ours, before the log: ``done`` was not called and never will be
+            self.sessions.commit_ended()
+            self._end(transaction)
+            raise
+
+    def _do_release(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        if transaction is not None:
+            self.txns.pop(transaction.number, None)
+            if transaction.owner:
+                lease = self.sessions.shared.pop(transaction.shared, None)
+                if lease is not None:
+                    self.store.release(lease)
+            self._end(transaction)
+        self._succeed(request, transaction)
+
+    def _do_renew(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        assert transaction.lease is not None
+        ttl_ms = request.renew.ttl_ms
+        self.store.renew(transaction.lease.id, ttl_ms / 1000 if ttl_ms else None)
+        self._succeed(request, transaction)
+
+    def _do_outcome(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        require(self.access, Access.WRITE, "asking for an outcome, which ends the attempt")
+        state, commit_ts = self.store.outcome(request.outcome.token)
+        reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
+        self._succeed(request, transaction, outcome=reply)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def _end(self, transaction: Transaction) -> None:
+        transaction.scans.clear()
+        if transaction.shared or transaction.lease is None:
+            return
+        if transaction.txn is not None:
+            transaction.txn.rollback()
+        else:
+            self.store.release(transaction.lease)
+
+    def _release_all(self) -> None:
+        for transaction in list(self.txns.values()):
+            self.txns.pop(transaction.number, None)
+            with contextlib.suppress(KiviError):
+                self._end(transaction)
+
+    def lease_of(self, number: int) -> Lease:
+        """The snapshot of one of this session's transactions, for the Scan call."""
+        transaction = self.txns.get(number)
+        if transaction is None or transaction.lease is None:
+            raise SnapshotTooOld(f"transaction {number} has ended, or was never begun")
+        return transaction.lease

@@ -1,0 +1,378 @@
+"""The session stream: frames of requests in, frames of replies out, and no store call on the event loop.
+
+::
+
+    event loop          worker thread (one per session, shared)       a pool / the log's thread
+    read frame  ------> parse, run request after request
+                        replies -> out                                long scans | big writes | waits
+    take all of out <------------------------------------------------ commit outcomes -> out
+    write frame
+
+*Order.* A session's frames are handled by one worker, in order. A request that may take long goes to
+a pool and marks its transaction busy; what follows in that transaction waits behind it, and other
+transactions pass. There is a pool each for reads, for writes and for what only waits, so that commits
+waiting for room in pending hold up no scan, and a begin that waits for a snapshot holds up no commit.
+A commit is answered whenever the log says so.
+
+*Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
+event loop, and the writer takes everything that is there when it comes to it. Encoded frames can be
+concatenated, which is how replies of many threads share a message without a lock.
+
+*Bounds.* The server stops reading from a session that has too many unanswered requests or too many
+bytes on their way in or out; gRPC's flow control then stops the client. A client that accepts no byte
+for a minute is dropped. Transactions, scans and keys per request have published limits.
+
+*Ends.* When the stream ends, transactions are rolled back and snapshots released, but a commit that
+was handed to the store completes whatever the client does. Shared snapshots stay until their time
+limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import grpc
+from kivi_server import limits
+from kivi_server.auth import Access, require
+from kivi_server.requests import Requests, Transaction, stopping
+from kivi_server.sessions import Sessions
+
+from kivi.client_errors import to_error
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.store import Plain
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("kivi.server")
+_WRITE_BYTES: Final = 4 << 20
+_SLOW_OPERATIONS: Final = 500
+_SLOW_BYTES: Final = 64 << 10
+_SLOW_KEYS: Final = 500
+_GROUP: Final = 256  # plain commits that are entered together
+
+
+class Session(Requests):
+    """One stream."""
+
+    def __init__(self, sessions: Sessions, access: Access, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(sessions, access)
+        self.name = secrets.token_bytes(16)
+        self.out: deque[tuple[bytes, int]] = deque()  # encoded frames, and how many answers are in each
+        self.writing = False
+        self.write_began = 0.0
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self._wake = asyncio.Event()
+        self._woken = False
+        self._jobs = sessions.next_queue()
+        self._bytes_in = 0  # read; only the event loop adds
+        self._bytes_handled = 0  # only the worker adds
+        self._asked = 0  # requests that want an answer; only the worker adds
+        self._answered = 0  # only the event loop adds
+        self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, waiting for room; the worker's
+        self._paused = False
+        self._out_bytes = 0
+        self._out_lock = threading.Lock()
+
+    # -- the event loop's half ------------------------------------------------------------------
+
+    async def serve(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        hello = session_pb2.Hello(
+            version=self.sessions.version,
+            limits=self.sessions.limits,
+            instance=self.sessions.instance,
+            session=self.name,
+        )
+        self.sessions.live[self.name] = self
+        self._task = asyncio.current_task()
+        writer = None
+        try:
+            await context.write(session_pb2.ServerFrame(hello=hello).SerializeToString())
+            writer = asyncio.create_task(self._write(context))
+            while (data := await _next_frame(context)) is not None:
+                self._bytes_in += len(data)
+                self._jobs.put(functools.partial(self.handle, data))
+                while self._full():
+                    await asyncio.sleep(0.002)
+                    if writer.done():
+                        return
+                if writer.done():
+                    return
+            # Half-closed: answer what was asked. Rare, so looking now and then is enough.
+            while self._asked > self._answered or self._bytes_in > self._bytes_handled or self._paused:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
+        finally:
+            self._closed = True
+            self.sessions.live.pop(self.name, None)
+            if writer is not None:
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await writer
+            self._jobs.put(self._release_all)
+
+    def _full(self) -> bool:
+        return (
+            self._bytes_in - self._bytes_handled > limits.QUEUED_BYTES_MAX
+            or self._paused
+            or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
+        )
+
+    async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            self._woken = False
+            while self.out:
+                parts: list[bytes] = []
+                size = answers = 0
+                while self.out and (not parts or size + len(self.out[0][0]) <= _WRITE_BYTES):
+                    part, count = self.out.popleft()
+                    parts.append(part)
+                    size += len(part)
+                    answers += count
+                self.writing, self.write_began = True, time.monotonic()
+                await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                self.writing = False
+                self._answered += answers
+                with self._out_lock:
+                    self._out_bytes -= size
+                if self._paused and self._out_bytes < limits.QUEUED_BYTES_MAX // 2:
+                    self._paused = False
+                    self._jobs.put(self._pump)
+                self.sessions.frames_out += 1
+
+    def stalled(self) -> bool:
+        return self.writing and time.monotonic() - self.write_began > limits.STALL_S_MAX
+
+    def drop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    # -- any thread -----------------------------------------------------------------------------
+
+    def _reply(self, response: session_pb2.Response) -> None:
+        if self._closed:
+            return
+        data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+        if len(data) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
+            large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
+            response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
+            data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+        self._send(data, 1)
+
+    def _send(self, data: bytes, answers: int) -> None:
+        if self._closed:
+            return
+        with self._out_lock:
+            self._out_bytes += len(data)
+        self.out.append((data, answers))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._wake.set)
+
+    def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
+        if request.id:
+            lease = transaction.lease if transaction is not None else None
+            self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body))
+
+    def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
+        if not isinstance(error, KiviError):
+            _log.error("a request failed", exc_info=error)
+        if request.id:
+            lease = transaction.lease if transaction is not None else None
+            self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, error=to_error(error)))
+        if transaction is not None and transaction.failed is None and (not request.id or request.HasField("begin")):
+            transaction.failed = error  # what is pipelined behind it gets the same answer
+
+    # -- the worker's half ----------------------------------------------------------------------
+
+    def handle(self, data: bytes) -> None:
+        """Runs a frame's requests in order."""
+        try:
+            frame = session_pb2.ClientFrame.FromString(data)
+        except Exception:
+            self._asked += 1
+            error = InvalidArgument("this is not a ClientFrame")
+            self._reply(session_pb2.Response(id=0, error=to_error(error)))
+            self._bytes_handled += len(data)
+            return
+        now = time.monotonic()
+        self.sessions.frames_in += 1
+        self.sessions.requests += len(frame.requests)
+        for request in frame.requests:
+            if request.id:
+                self._asked += 1
+            self._inbox.append((request, now))
+        self._pump()
+        self._bytes_handled += len(data)
+
+    def _pump(self) -> None:
+        """Runs what is in the inbox, as long as the replies find room; the writer goes on when there is some."""
+        inbox = self._inbox
+        while inbox:
+            if self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
+                self._paused = True
+                return
+            group: list[Plain] = []
+            version = self.translator.plain.version()
+            while inbox and len(group) < _GROUP and (plain := self.translator.plain.read(*inbox[0])) is not None:
+                group.append(plain)
+                inbox.popleft()
+            if group:
+                self._commit_plain(group, version)
+            elif inbox:
+                self._dispatch(*inbox.popleft())
+
+    def _commit_plain(self, group: list[Plain], version: int) -> None:
+        """Transactions of deltas, together; those that are not as regular as they look, one by one."""
+        try:
+            if self.sessions.stopping:
+                raise stopping()
+            require(self.access, Access.WRITE, "writing")
+            self.sessions.commit_started(len(group))
+            left = group
+            try:
+                left = self.store.submit_plain(group, version, self._plain_done)
+            finally:
+                self.sessions.commit_ended(len(left))
+        except Exception as error:
+            for plain in group:
+                self._fail(plain.tag[0], None, error)
+            return
+        for plain in left:
+            self._dispatch(*plain.tag)
+
+    def _plain_done(self, group: list[Plain], error: CommitUnknown | None) -> None:
+        """Called by the log's thread: one message for all of them."""
+        try:
+            if error is not None:
+                for plain in group:
+                    self._fail(plain.tag[0], None, plain.unknown or error)
+                return
+            frame = session_pb2.ServerFrame()
+            for plain in group:
+                response = frame.responses.add(id=plain.tag[0].id, start_ts=plain.start_ts)
+                response.commit.commit_ts = plain.cts
+            self._send(frame.SerializeToString(), len(group))
+        finally:
+            self.sessions.commit_ended(len(group))
+
+    def _dispatch(self, request: session_pb2.Request, received: float) -> None:
+        number = request.txn
+        transaction = self.txns.get(number) if number else None
+        if transaction is not None and transaction.busy:
+            with self._lock:
+                if transaction.busy:
+                    transaction.backlog.append((request, received))
+                    return
+        body = request.WhichOneof("body")
+        if body == "begin":
+            if transaction is not None or not number:
+                self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
+                return
+            transaction = self.txns[number] = Transaction(number)
+            if len(self.txns) > limits.SESSION_TRANSACTIONS_MAX:
+                transaction.failed = limits.exceeded(
+                    "session_transactions_max", limits.SESSION_TRANSACTIONS_MAX, len(self.txns), "open transactions"
+                )
+        elif transaction is None and number:
+            if body != "release":
+                self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
+            return
+        pool = self._pool(request, body) if body != "release" else None
+        if pool is not None:
+            if transaction is not None:
+                transaction.busy = True
+            pool.submit(self._run_slow, request, body, transaction, received)
+        else:
+            self._run(request, body, transaction, received)
+
+    def _pool(self, request: session_pb2.Request, body: str | None) -> ThreadPoolExecutor | None:
+        """Where a request runs that may take long; None for what is over in no time."""
+        pools = self.sessions
+        match body:
+            case "commit" if self.store.is_full:  # it will wait for room
+                return pools.writes
+            case "begin" if request.begin.min_snapshot > self.store.watermark():
+                return pools.waits
+            case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
+                return pools.reads
+            case "outcome":
+                return pools.waits
+            case "get" if len(request.get.keys) > _SLOW_KEYS:
+                return pools.reads
+            case "scan_next":
+                return pools.reads
+            case "scan_open":
+                spec = request.scan_open.spec
+                if spec.HasField("where") or not (spec.prefix.values or spec.limit):
+                    return pools.reads
+        operations = request.operations
+        if operations and (
+            len(operations) > _SLOW_OPERATIONS
+            or any(len(operation.arrow) > _SLOW_BYTES or operation.stages for operation in operations)
+        ):
+            return pools.writes
+        return None
+
+    def _run_slow(
+        self, request: session_pb2.Request, body: str | None, transaction: Transaction | None, received: float
+    ) -> None:
+        try:
+            self._run(request, body, transaction, received)
+        finally:
+            if transaction is not None:
+                self._drain(transaction)
+
+    def _drain(self, transaction: Transaction) -> None:
+        """Runs what gathered behind a slow request, here, until nothing is left or something else takes long."""
+        while True:
+            while self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
+                time.sleep(0.005)
+            with self._lock:
+                if not transaction.backlog:
+                    transaction.busy = False
+                    return
+                request, received = transaction.backlog.popleft()
+            body = request.WhichOneof("body")
+            pool = self._pool(request, body)
+            if body != "release" and self.txns.get(transaction.number) is not transaction:
+                self._fail(request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
+            elif pool is not None:
+                pool.submit(self._run_slow, request, body, transaction, received)
+                return
+            else:
+                self._run(request, body, transaction, received)
+
+    def _run(
+        self, request: session_pb2.Request, body: str | None, transaction: Transaction | None, received: float
+    ) -> None:
+        try:
+            if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
+                raise Unavailable("the request's time ran out before its work began; nothing was done")
+            if self._closed and body != "release":
+                return
+            if transaction is not None and transaction.failed is not None and body != "release":
+                if body == "commit":  # its last request: a client sends no release after it
+                    self.txns.pop(transaction.number, None)
+                    self._end(transaction)
+                raise transaction.failed
+            getattr(self, f"_do_{body}", self._do_nothing)(request, transaction)
+        except BaseException as error:
+            self._fail(request, transaction, error)
+
+
+async def _next_frame(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
+    data: Any = await context.read()
+    return None if data is grpc.aio.EOF else data
