@@ -1,8 +1,9 @@
 """Reads as callers ask for them: rows by key, and scans as Arrow record batches.
 
-What a snapshot sees is decided in ``mvcc.snapshot``; here keys are decoded, derived columns computed, predicates
-applied and sums narrowed to their column's type. A predicate is always evaluated here, next to the rows. An exact sum
-that does not fit its column's type is OUT_OF_RANGE only if that column was asked for (R10).
+What a snapshot sees is decided in ``mvcc.snapshot``; here ranges of keys are made, a transaction's own writes laid over
+what it reads, and batches put together. What a row becomes is ``kivi.projection``: a predicate is always evaluated
+here, next to the rows. Tables whose rows are of fixed width (all aggregates) are scanned in columns, but for scans of
+a few rows, backwards, and over own writes.
 
 Event tables: commit order; ``start`` and ``end`` bound the event time. Pending events are captured first, then the
 block view, whose ``events_upto`` says which pending events it already has.

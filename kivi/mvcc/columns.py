@@ -4,6 +4,11 @@ The rules are those of a scan row by row (``mvcc.snapshot``), which also capture
 lease after each portion. No Python statement runs for a row, but where a row is stamped above S (its older version
 is looked up) and for the operations on row tables, which are few at any time.
 
+Measured on a busy machine, where RocksDB's own iterator drained by C code costs 0.31 us a row: a million rows of an
+aggregate (int64 and slot; two sums, a max, a mean), all in base, 0.55 us a row from the engine to Arrow, two thirds of
+that in the engine; 0.8 to 1.0 us with deltas pending for every second row. Row by row it was 8 to 19 us. Over gRPC
+the server spends 0.6 to 0.8 us a row in all, the client 0.1. Portions of 8,192 to 65,536 rows cost the same.
+
     engine chunks --FixedRows--> rows of S --Waiting.below--> with deltas folded over them, or changed rows put in
 """
 
