@@ -103,7 +103,7 @@ def test_a_torn_tail_is_cut_at_every_byte(tmp_path: Path, zeros: int) -> None:
     start, end = bounds(COUNT)
     for offset in range(start, end + 1):
         cut = check_cut(tmp_path / "log", cut_at(made, name, offset, zeros), COUNT - (offset < end))
-        if start < offset < end:
+        if start < offset < end and any(made[name][start:offset]):  # zeros are what nothing was written to
             (report,) = cut
             assert (report.path, report.offset) == (str(tmp_path / "log" / name), start)
             assert report.bytes <= offset - start
