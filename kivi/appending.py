@@ -5,7 +5,7 @@ How a batch commits is the database's ``append``. How an event becomes a row is 
 Without a lock
 --------------
 A lock costs an append 100 to 200 ns, and when many threads append, the one that is stopped while it holds the lock
-stops them all (measured with 32: 1.7 us of CPU an append instead of 1.1 us). So an event joins its batch by one
+stops them all (measured with 32 threads: 1.7 us of CPU an event instead of 1.3 us). So an event joins its batch by one
 ``list.append``, which is atomic, and the lock is taken once in thousands of appends, when the batch's ``limit`` says
 that somebody has to look:
 
@@ -17,6 +17,10 @@ thread attends, finds its row beyond ``size``, and puts it into the batch that g
 came earlier is in, and its thread may return whether it attends or not. ``limit`` is 1 in a new batch, so that the
 first event wakes the sender; then what the batch and the bounds leave room for. An event with much text takes the
 lock first, so that the bounds in bytes hold however many threads append.
+
+One batch is in flight at a time: a server runs what it gets together in no promised order. Handing the next batch to
+gRPC before the producers of the last one are woken, by a thread of its own for the answers, brought 4 % with 32
+producers on 2 cores, which is within the noise.
 """
 
 from __future__ import annotations
@@ -97,16 +101,11 @@ class Appender:
         rows.append(row)
         if len(rows) >= batch.limit:
             batch = self._attend(batch, row)
-        future = AppendFuture()
-        future._pending = batch
-        return future
+        return AppendFuture(batch)
 
     def _put_large(self, row: Row, size: int) -> AppendFuture:
         with self._changed:
-            batch = self._placed(row, size)
-        future = AppendFuture()
-        future._pending = batch
-        return future
+            return AppendFuture(self._placed(row, size))
 
     # -- under the lock -------------------------------------------------------------------------
 

@@ -4,10 +4,9 @@ An event is validated and packed when it is appended (``kivi.event_rows``), so t
 never fails the batch it would have travelled in; for the same reason a batch is bounded in bytes as well as in events.
 A batch has one outcome (it is one transaction), and a future is a light view of it.
 
-Measured, in ns of CPU for making one and asking a finished one for its result (CPython 3.11, 2 cores): a
-``concurrent.futures.Future`` costs 6,000, a subclass of it that is set up when somebody looks 250, and
-``AppendFuture``, which is no subclass and so has no ``__dict__``, 170; with 32,000 of them in flight the collector has
-less to walk too, and an append costs 0.8 us instead of 1.3 us.
+Measured, CPU for making one, settling it and asking for its result while 32,000 are there (CPython 3.11): a
+``concurrent.futures.Future`` 3.8 us, an ``AppendFuture`` 0.40 us. One that is no subclass, with slots and a
+``__class__`` that says it is one: 0.37 us, and an append over gRPC 1.8 us instead of 2.0 us. Not worth the lie.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import Unavailable
 from kivi.event_rows import Row
@@ -113,26 +112,16 @@ def _called(callback: Callable[[AppendFuture], Any], future: AppendFuture) -> No
 
 _OF_A_FUTURE: Final = ("_waiters", "_done_callbacks", "_result", "_exception", "_state", "_condition")
 
-if TYPE_CHECKING:
-    _Base = Future[int]
-else:
-    _Base = object
 
-
-class AppendFuture(_Base):
+class AppendFuture(Future[int]):
     """One event's outcome: a ``concurrent.futures.Future`` that costs next to nothing until it is used as one.
 
     ``result``, ``exception``, ``done`` and callbacks look at the batch's outcome. What a Future keeps of its own (a
-    condition, a state, waiters) is made when somebody asks for it, as ``concurrent.futures.wait`` does. It says that it
-    is a Future (``isinstance``), and to type checkers it is one; a true subclass would bring a ``__dict__`` to each.
+    condition, a state, waiters) is made when somebody asks for it, as ``concurrent.futures.wait`` does.
     """
 
-    __slots__ = ("__weakref__", "_pending", *_OF_A_FUTURE)
-
-    _pending: Pending  # set by whoever makes one: an __init__ in Python would double what it costs
-
-    if not TYPE_CHECKING:
-        __class__ = property(lambda self: Future)
+    def __init__(self, pending: Pending) -> None:
+        self._pending = pending
 
     def __getattr__(self, name: str) -> Any:
         """Called for what is not there yet."""
@@ -156,9 +145,6 @@ class AppendFuture(_Base):
             for part in _OF_A_FUTURE:
                 setattr(self, part, vars(whole)[part])
         return object.__getattribute__(self, name)
-
-    def _invoke_callbacks(self) -> None:
-        """Future's own; the callbacks of this one are the batch's."""
 
     def __repr__(self) -> str:
         if not self.done():
@@ -201,9 +187,9 @@ def _settle(future: AppendFuture) -> None:
     """Gives what the batch's outcome says to the parts of a Future that were made meanwhile."""
     error = future.exception()
     if error is None:
-        Future.set_result(future, future.result())
+        future.set_result(future.result())
     else:
-        Future.set_exception(future, error)
+        future.set_exception(error)
 
 
 def closed() -> Unavailable:

@@ -32,7 +32,7 @@ class Text(str):
     __slots__ = ()
 
 
-class Color(str, enum.Enum):  # noqa: UP042
+class Color(str, enum.Enum):  # noqa: UP042 - its str() is not its text
     RED = "red"
 
 
@@ -52,7 +52,7 @@ VALUES = st.one_of(
     st.text(st.characters(min_codepoint=0xD7F0, max_codepoint=0xE010)),  # lone surrogates among them
     st.binary(),
     st.binary().map(bytearray),
-    st.binary().map(lambda data: memoryview(data)),
+    st.binary().map(lambda value: memoryview(value)),
     st.datetimes(timezones=st.one_of(st.none(), st.just(dt.UTC), st.timezones())),
     st.builds(lambda hours: NOW.astimezone(dt.timezone(dt.timedelta(hours=hours))), st.integers(-23, 23)),
     st.decimals(),
