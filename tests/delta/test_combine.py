@@ -65,7 +65,7 @@ def folded(schema: TableSchema, chunks: list[Chunk]) -> list[Any]:
 
 
 @given(chunks_of_a_table())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_combine_is_the_model(case: tuple[TableSchema, list[Chunk]]) -> None:
     schema, chunks = case
     combined = combine(schema, [run_of(schema, chunk) for chunk in chunks])
@@ -74,7 +74,7 @@ def test_combine_is_the_model(case: tuple[TableSchema, list[Chunk]]) -> None:
 
 
 @given(chunks_of_a_table(), st.integers(0, 12), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_when_it_is_combined_changes_no_bit(case: tuple[TableSchema, list[Chunk]], rows_min: int, size: int) -> None:
     schema, chunks = case
     combining = Combining(schema, rows_min)

@@ -213,7 +213,7 @@ RANGES: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
 
 @pytest.mark.timeout(300)
 @given(STEPS, SIZES, st.data())
-@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+@settings(max_examples=50, suppress_health_check=list(HealthCheck))
 def test_columns_answer_what_rows_do(steps: list[Any], chosen: dict[str, int], data: st.DataObject) -> None:
     db = opened()
     try:
