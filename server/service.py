@@ -64,6 +64,9 @@ class Service:
     async def reading(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.reads, fn, *args)
 
+    async def streaming(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self.sessions.streams, fn, *args)
+
     async def writing(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.writes, fn, *args)
 
@@ -102,10 +105,10 @@ class Service:
                 ) from None
             lease, schema, batches = await self.reading(self._scan, request, context.time_remaining())
             start_ts, sent = lease.ts, False
-            ahead = asyncio.ensure_future(self.reading(self._next, batches))
+            ahead = asyncio.ensure_future(self.streaming(self._next, batches))
             try:
                 while (data := await ahead) is not None:
-                    ahead = asyncio.ensure_future(self.reading(self._next, batches))
+                    ahead = asyncio.ensure_future(self.streaming(self._next, batches))
                     await _write(context, pb.ScanResponse(start_ts=0 if sent else start_ts, arrow=data))
                     sent = True
             finally:

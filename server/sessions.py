@@ -28,6 +28,9 @@ __all__ = ["Sessions"]
 
 _log = logging.getLogger("kivi.server")
 _WORKERS: Final = 4
+_STREAMS: Final = 2
+"""Threads that make batches of scan streams: they compute all the time, and each more is one more that a commit's or a
+read's thread has to take the interpreter from. (48 scans that began at once made a bystander eleven times as slow.)"""
 
 
 class Sessions:
@@ -49,6 +52,7 @@ class Sessions:
         self._commits = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
+        self.streams = ThreadPoolExecutor(_STREAMS, "kivi-streams")
         self.writes = ThreadPoolExecutor(8, "kivi-writes")
         self.waits = ThreadPoolExecutor(16, "kivi-waits")
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
@@ -125,5 +129,5 @@ class Sessions:
     def close(self) -> None:
         for jobs in self._queues:
             jobs.put(None)
-        for pool in (self.reads, self.writes, self.waits):
+        for pool in (self.reads, self.streams, self.writes, self.waits):
             pool.shutdown(wait=True, cancel_futures=True)

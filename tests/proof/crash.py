@@ -293,12 +293,13 @@ def ran(
             thread.start()
         wait(lambda: any(each.failure is not None for each in running))
     stop.set()
+    for each in running:
+        each.db.close()  # it would look for the server for some seconds
     for thread in threads:
         thread.join()
     for each in running:
         if each.failure is not None:
             raise each.failure
-        each.db.close()
     return operator
 
 

@@ -153,7 +153,7 @@ class Soak:
                 return Counter({"commits": made.commits, "unknown": made.unknown})
 
             self.cycle(crashes, f"{point} {nth}, seed {seed}", crash)
-            if shim is not None:
+            if crashes.cycles % 2 == 0 and shim is not None:
                 self.cycle(calls, f"seed {seed}", fail)
             if crashes.cycles % 4 == 0 and shim is not None:
                 self.cycle(losses, f"seed {seed}", lose, STATES)
