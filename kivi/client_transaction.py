@@ -94,8 +94,8 @@ class TransactionCore:
     def begin(self) -> None:
         """Queued, not awaited: what follows on the session arrives after it.
 
-        A transaction that commits before its Begin has left (others keep the stream busy) takes it back, and begins
-        and commits in one request: the server would have begun it no earlier.
+        A transaction that reads or commits before its Begin has left takes it back, and begins in that request: the
+        server would have begun it no earlier.
         """
         self._unsent = [self._beginning]
         self._epoch = self.core.transport.tell(self._unsent)
@@ -137,6 +137,9 @@ class TransactionCore:
     def _ask(self, request: session_pb2.Request) -> Steps[Any]:
         attempt, deadline = 0, self.core.deadline()
         while True:
+            if self._unsent and self._taken_back():  # one request begins and does what it is for
+                request.first.CopyFrom(self._begin)
+                request.timeout_ms = timeout_ms(self.core.timeout_s)
             try:
                 reply = yield Ask(request, self.core.timeout_s, self._epoch)
             except ConnectionLost:
@@ -149,6 +152,7 @@ class TransactionCore:
                         "the connection was lost, and with it this transaction's snapshot: begin again"
                     ) from None
                 request.txn = self.number
+                request.ClearField("first")
                 continue
             except errors.KiviError as error:
                 self._refused(request, error)

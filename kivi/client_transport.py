@@ -39,6 +39,7 @@ from kivi.wire.v1 import session_pb2
 __all__ = ["Transport"]
 
 T = TypeVar("T")
+_COMPANY_S: Final = 0.0002
 _QUEUED_MAX: Final = 20_000
 _LARGE_BYTES: Final = 256 << 10
 _QUEUED_BYTES_MAX: Final = 128 << 20
@@ -76,11 +77,12 @@ class _Session:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
         out, held = self._out, b""
         while (queued := held or out.get()) is not None:
+            company = self._company() if type(queued) is list and out.empty() else b""
             first, held = leaving(queued), b""
             parts, size = [first], len(first)
             while size < FRAME_BYTES:
                 try:
-                    queued = out.get_nowait()
+                    queued, company = company or out.get_nowait(), b""
                 except queue.Empty:
                     break
                 if queued is None:
@@ -97,6 +99,17 @@ class _Session:
                     self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
             if size:
                 yield first if len(parts) == 1 else b"".join(parts)
+
+    def _company(self) -> Queued:
+        """What follows a Begin within a moment: most often the request that it is for, which takes it along."""
+        try:
+            queued = self._out.get(timeout=_COMPANY_S)
+        except queue.Empty:
+            return b""
+        if queued is None:
+            self._out.put(None)
+            return b""
+        return queued
 
     def put(self, request: Message) -> None:
         data: Queued = request if isinstance(request, list) else encoded(request)

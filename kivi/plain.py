@@ -1,7 +1,7 @@
-"""Reading plain commits (``kivi.mvcc.plain``): deltas as a client writes them, held to their tables' columns.
+"""Reading plain requests: what clients send most, held to their tables' columns by plans that are made once.
 
-What has to be known of a table is looked up once for each state of the catalog. Whatever is not just so is None here,
-and goes the general way, which accepts it or says what is wrong with it.
+*Plain commits* are transactions of deltas (``kivi.mvcc.plain``), *plain gets* read rows of fixed width by key. Whatever
+is not just so is None here, and goes the general way, which accepts it or says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Final
 from kivi.catalog import Catalog, schema_guard
 from kivi.delta.ops import Barrier, RowOp
 from kivi.keys import encode_key
+from kivi.rows import RowLayout
 from kivi.schema import TableSchema
 from kivi.types import ColumnType
 
-__all__ = ["DeltaPlan", "plans_of"]
+__all__ = ["DeltaPlan", "GetPlan", "plans_of"]
 
 _SIGN: Final = 1 << 63
 _NOTHING: Final[dict[int, Any]] = {}
@@ -61,7 +62,27 @@ class DeltaPlan:
         return RowOp(Barrier.PATCH, _NOTHING, found) if found else None
 
 
+class GetPlan:
+    """What is read by key from one table: ``columns`` of rows of bounded size, so that thousands fit a message."""
+
+    __slots__ = ("columns", "key", "schema")
+
+    def __init__(self, schema: TableSchema, columns: tuple[str, ...]) -> None:
+        self.schema = schema
+        self.columns = columns
+        self.key: Callable[[Sequence[Any]], bytes | None] = _key_of([column.type for column in schema.key])
+
+    @staticmethod
+    def of(schema: TableSchema, columns: Sequence[str] | None) -> GetPlan | None:
+        """None if its rows may be long, or it has none."""
+        wanted = schema.output_names if columns is None else tuple(columns)
+        if schema.kind == "event" or not RowLayout.of(schema).fixed:
+            return None
+        return schema.remembered((GetPlan, wanted), lambda: GetPlan(schema, wanted))
+
+
 def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:
+    """Encodes complete keys in stored form; None for what is not just so."""
     kinds = [_KINDS.get(type_.name) for type_ in types]
     if any(type_.name not in ("int64", "timestamp", "string") for type_ in types):
         return lambda values: None

@@ -47,7 +47,14 @@ class Projection:
         self._cells = [(i, c.name) for i, c in enumerate(schema.columns) if c.name in needed]
         self._inputs = [schema.column(name) for name in inputs]
         self._layout = RowLayout.of(schema)
+        self._sums = [(name, c.type) for name in self.outputs if (c := schema.by_name.get(name)) and c.operator]
         self._types = {name: c.type for name, c in schema.by_name.items()} | dict.fromkeys(derived, _FLOAT)
+
+    @staticmethod
+    def of(schema: TableSchema, columns: Sequence[str] | None) -> Projection:
+        """The one without a predicate, which is kept: making one takes longer than using it for a row."""
+        wanted = None if columns is None else tuple(columns)
+        return schema.remembered((Projection, wanted), lambda: Projection(schema, wanted, None))
 
     def row(self, key: bytes, version: Version) -> dict[str, Any] | None:
         """The row in stored form, or None if the predicate does not select it."""
@@ -75,12 +82,17 @@ class Projection:
 
     def narrowed(self, row: dict[str, Any]) -> dict[str, Any]:
         """The columns asked for, each checked against its type. Raises OutOfRange."""
-        by_name = self.schema.by_name
-        for name in self.outputs:
-            column = by_name.get(name)
-            if column is not None and column.operator is not None:
-                column.type.from_stored(row[name], name)
+        for name, type_ in self._sums:
+            type_.from_stored(row[name], name)
         return {name: row[name] for name in self.outputs}
+
+    def values(self, key: bytes, version: Version) -> tuple[Any, ...]:
+        """The columns asked for of a row without a predicate, in their order. Raises OutOfRange."""
+        row = self.row(key, version)
+        assert row is not None
+        for name, type_ in self._sums:
+            type_.from_stored(row[name], name)
+        return tuple(map(row.__getitem__, self.outputs))
 
     # -- in columns -----------------------------------------------------------------------------
 

@@ -390,6 +390,6 @@ class Housekeeping:
         if len(batch):
             engine.write(batch)
         else:
-            self._store.consolidator.forget_versions(table)
+            self._store.consolidator.sweeper.forget_versions(table)
             self._store.forget_events(table)
             self._dropped.remove(table)

@@ -71,13 +71,7 @@ class RowLayout:
 
     @staticmethod
     def of(schema: TableSchema) -> RowLayout:
-        try:
-            return _LAYOUTS[schema.id, schema.columns]
-        except KeyError:
-            layout = RowLayout(schema)
-            if len(_LAYOUTS) > 4096:
-                _LAYOUTS.clear()
-            return _LAYOUTS.setdefault((schema.id, schema.columns), layout)
+        return schema.remembered(RowLayout, lambda: RowLayout(schema))
 
     @property
     def width(self) -> int:
@@ -157,6 +151,3 @@ class RowLayout:
     def stamp_of(data: bytes) -> int:
         """The CTS of an encoded row, without decoding the rest."""
         return int.from_bytes(data[:8], "little")
-
-
-_LAYOUTS: dict[tuple[int, tuple[Column, ...]], RowLayout] = {}

@@ -31,7 +31,7 @@ from kivi.txn import Txn, encoded_key, merged
 if TYPE_CHECKING:
     from kivi.store import Store
 
-__all__ = ["Scan", "get", "scan"]
+__all__ = ["Scan", "get", "get_each", "scan"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
@@ -61,7 +61,7 @@ def get(
 ) -> list[dict[str, Any] | None]:
     """See ``Store.get``."""
     _visible(lease, schema)
-    projection = Projection(schema, columns, None)
+    projection = Projection.of(schema, columns)
     raw = [encoded_key(schema, key) for key in keys]
     versions: list[Version | None] = store.reader.get(lease, schema, raw) if raw else []
     if txn is not None:
@@ -75,6 +75,19 @@ def get(
     return out
 
 
+def get_each(
+    store: Store, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]], columns: Sequence[str] | None
+) -> list[tuple[Any, ...] | None]:
+    """See ``Store.get_each``."""
+    for lease in dict.fromkeys(lease for lease, _ in wanted):
+        _visible(lease, schema)
+    projection = Projection.of(schema, columns)
+    return [
+        projection.values(key, version) if version is not None else None
+        for (_, key), version in zip(wanted, store.reader.get_each(schema, wanted), strict=True)
+    ]
+
+
 def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
     """See ``Store.scan``. Arguments are checked and the snapshot is captured at the call."""
     _visible(lease, schema)
@@ -83,7 +96,10 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     if schema.kind == "event":
         return _limited(_events(store, lease, schema, wanted, txn), wanted.limit)
     start, end = _range(schema, wanted)
-    projection = Projection(schema, wanted.columns, wanted.where)
+    if wanted.where is None:
+        projection = Projection.of(schema, wanted.columns)
+    else:
+        projection = Projection(schema, wanted.columns, wanted.where)
     own = txn.own_ops(schema) if txn is not None else {}
     one_by_one = (
         own or wanted.reverse or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)

@@ -16,9 +16,9 @@ Nothing here does I/O or knows where a table lives.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
 from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
@@ -29,6 +29,8 @@ COLUMNS_MAX: Final = 32_767
 """Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
 
 Operator = Literal["sum", "min", "max"]
+T = TypeVar("T")
+_MEMO_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,8 @@ class TableSchema:
     """Key columns and columns."""
     index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Where a column is among ``columns``; key columns are nowhere."""
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What follows from this definition and takes long to work out, by whoever works it out (``remembered``)."""
 
     def __post_init__(self) -> None:
         if len(self.columns) > COLUMNS_MAX:
@@ -120,7 +124,17 @@ class TableSchema:
     @property
     def output_names(self) -> tuple[str, ...]:
         """Every name a read returns, in order: key columns, columns, derived expressions."""
-        return (*self.by_name, *(name for name, _ in self.derived))
+        return self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
+
+    def remembered(self, what: Any, work_out: Callable[[], T]) -> T:
+        """``work_out()``, once: it must depend on nothing but this definition and ``what``."""
+        try:
+            known: T = self.memo[what]
+        except KeyError:
+            if len(self.memo) >= _MEMO_MAX:  # every choice of columns that callers read is one
+                self.memo.clear()
+            known = self.memo[what] = work_out()
+        return known
 
     def column(self, name: str) -> Column:
         try:

@@ -58,14 +58,14 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.plain import DeltaPlan, plans_of
+from kivi.plain import DeltaPlan, GetPlan, plans_of
 from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.stages import LiveStage, Stages, sequences_of
 from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
-__all__ = ["Lease", "Outcome", "Plain", "Scan", "Settings", "Store", "TokenState", "Txn"]
+__all__ = ["GetPlan", "Lease", "Outcome", "Plain", "Scan", "Settings", "Store", "TokenState", "Txn"]
 
 TokenState = Literal["committed", "aborted", "unknown"]
 Progress = Callable[[int, int], None]
@@ -147,7 +147,11 @@ class Store:
             position=position,
         )
         self.reader = Reader(
-            engine, self.pending, self.leases, self.consolidator.history_floor_of, exists=self.catalog.is_visible
+            engine,
+            self.pending,
+            self.leases,
+            self.consolidator.sweeper.history_floor_of,
+            exists=self.catalog.is_visible,
         )
         self.committer.on_pressure = self.consolidator.hurry
         self.recovered = recovered
@@ -391,6 +395,20 @@ class Store:
         """Rows by key at the snapshot, in stored form, derived columns included; None where there is no row."""
         self.check_open()
         return scan.get(self, lease, schema, keys, columns, None)
+
+    def begin_together(self, count: int) -> list[Lease]:
+        """So many leases on the watermark, all on one timestamp."""
+        self.check_open()
+        return self.leases.open_together(count)
+
+    def get_plan(self, schema: TableSchema, columns: Sequence[str] | None) -> GetPlan | None:
+        """By which keys are read for ``get_each``; None if the table's rows may be long."""
+        return GetPlan.of(schema, columns)
+
+    def get_each(self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]) -> list[tuple[Any, ...] | None]:
+        """Rows by encoded key, each at a snapshot of its own, as the plan's columns; None where there is no row."""
+        self.check_open()
+        return scan.get_each(self, plan.schema, wanted, plan.columns)
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
         """Record batches of bounded size, in key order (events: in commit order)."""
@@ -761,7 +779,7 @@ class Store:
             "consolidations": self.consolidator.passes,
             "consolidated_rows": self.consolidator.rows_folded,
             "consolidation_seconds": self.consolidator.busy_s,
-            "version_bytes": self.consolidator.versions_bytes,
+            "version_bytes": self.consolidator.sweeper.versions_bytes,
             "stages": len(self.stages),
             "stage_bytes": self.stages.live_bytes,
             "tables": len(self.catalog.visible.by_id),

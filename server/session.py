@@ -43,6 +43,7 @@ from typing import Any, Final
 import grpc
 from kivi_server import limits
 from kivi_server.auth import Access, require
+from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions
 
@@ -66,6 +67,7 @@ class Session(Requests):
 
     def __init__(self, sessions: Sessions, access: Access, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(sessions, access)
+        self.gets = PlainGets(self.translator)
         self.name = secrets.token_bytes(16)
         self.out: deque[tuple[bytes, int]] = deque()  # encoded frames, and how many answers are in each
         self.writing = False
@@ -231,8 +233,44 @@ class Session(Requests):
                 inbox.popleft()
             if group:
                 self._commit_plain(group, version)
-            elif inbox:
+            elif inbox and not self._get_plain():
                 self._dispatch(*inbox.popleft())
+
+    def _get_plain(self) -> bool:
+        """Answers the plain reads at the head of the inbox together; False: there is none."""
+        if self.sessions.stopping:
+            return False
+        inbox, wanted = self._inbox, list[PlainGet]()
+        begun: dict[int, Transaction] = {}
+        while inbox and len(wanted) < _GROUP:
+            request, received = inbox[0]
+            if request.HasField("release") and wanted and request.txn not in begun:
+                self._dispatch(*inbox.popleft())
+                continue
+            if request.txn in begun or len(self.txns) + len(begun) >= limits.SESSION_TRANSACTIONS_MAX:
+                break
+            plain = self.gets.read(request, received, self.txns.get(request.txn))
+            if plain is None:
+                break
+            if plain.begins:
+                begun[request.txn] = plain.transaction
+            wanted.append(plain)
+            inbox.popleft()
+        if not wanted:
+            return False
+        try:
+            self.gets.begin(wanted)
+            frame = self.gets.answers(wanted)
+        except Exception:  # of some of them: one by one
+            for transaction in begun.values():
+                if transaction.lease is not None:
+                    self.store.release(transaction.lease)
+            for plain in wanted:
+                self._dispatch(plain.request, plain.received)
+            return True
+        self.txns.update(begun)
+        self._send(frame.SerializeToString(), len(wanted))
+        return True
 
     def _commit_plain(self, group: list[Plain], version: int) -> None:
         """Transactions of deltas, together; those that are not as regular as they look, one by one."""
@@ -270,6 +308,13 @@ class Session(Requests):
 
     def _dispatch(self, request: session_pb2.Request, received: float) -> None:
         number = request.txn
+        if request.HasField("first"):
+            if number in self.txns or not number:
+                self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
+                return
+            begin = session_pb2.Request(txn=number, begin=request.first, timeout_ms=request.timeout_ms)
+            request.ClearField("first")
+            self._dispatch(begin, received)
         transaction = self.txns.get(number) if number else None
         if transaction is not None and transaction.busy:
             with self._lock:

@@ -53,7 +53,11 @@ def operator_of(column: Column) -> Operator:
 
 def identity_cells(schema: TableSchema) -> tuple[Any, ...]:
     """The cells of a row that exists and that nothing has been written to: identities, else null."""
-    return tuple(operator_of(c).identity(c) if c.operator else None for c in schema.columns)
+
+    def cells() -> tuple[Any, ...]:
+        return tuple(operator_of(c).identity(c) if c.operator else None for c in schema.columns)
+
+    return schema.remembered(identity_cells, cells)
 
 
 def ids() -> dict[str, int]:

@@ -20,9 +20,7 @@ log may be truncated below a position once a flush has made it durable and no li
 A pass touches only rows that have pending operations, and each engine write is bounded, so there are no waves:
 RocksDB's write holds the GIL (measured: 0.04 ms per 100 kB), a chunk of 2,048 rows about a millisecond.
 
-**Sweeping**, a bounded step at a time. A version is garbage when no open S lies between it and the next newer state.
-A tombstone goes once the recorded position that includes it is durable and no open S is below it, together with
-every version of its key: a dead version must not be found by a reader after the row is created again.
+What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 """
 
 from __future__ import annotations
@@ -42,28 +40,22 @@ from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op, fold
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import SnapshotTooOld, Unavailable
-from kivi.keys import prefix_end
+from kivi.errors import Unavailable
 from kivi.log import CommitLog
 from kivi.mvcc.combine import combine, is_combined
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Tokens
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.spaces import (
-    Space,
     meta_key,
     row_key,
-    space_prefix,
-    split_tombstone_key,
-    split_version_key,
-    table_prefix,
     tombstone_key,
     version_key,
-    version_prefix,
 )
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
@@ -71,14 +63,11 @@ __all__ = ["POSITION", "Consolidator", "Sealer"]
 POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
-_SWEEP_ROWS: Final = 512
 _FIRST_ROWS: Final = 64
 _CHUNK_BYTES: Final = 4 << 20
 """A chunk of rows is as many as consolidate_rows, or as will read and write about this much."""
 _LOG_FACTOR: Final = 4
 """A whole pass is due after so many times the pending budget was committed: the log that a crash leaves to replay."""
-_FLOOR: Final = "history/"
-"""META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
 
 class Sealer(Protocol):
@@ -134,7 +123,6 @@ class Consolidator:
         self._stages = stages
         self._before_position = before_position
         self._entry_lock = entry_lock
-        self._clock = clock
         self.position = position
         self.durable_position = position
         self._mutex = threading.Lock()
@@ -145,12 +133,10 @@ class Consolidator:
         self._thread: threading.Thread | None = None
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
-        self._version_cursor: bytes | None = None
-        self._tombstone_cursor: bytes | None = None
-        self._versions_dirty = True
-        self._version_bytes = self._load_version_bytes()
-        self.history_floors = _load_floors(engine)
-        self._floors_saved = dict(self.history_floors)
+        self.sweeper = Sweeper(
+            engine, leases, tokens, timeline, settings,
+            schema_of=schema_of, schemas=schemas, clock=clock, write=self._write,
+        )  # fmt: skip
         self._seen = position
         self._replayed = log.last
         self._begun: dict[int, int] = {}  # table -> up to where a fold of it was begun
@@ -348,6 +334,11 @@ class Consolidator:
                 self.rows_folded += rows
                 parts, rows = [], 0
 
+    def sweep(self) -> None:
+        """One bounded step of what nobody needs any more."""
+        with self._mutex:
+            self.sweeper.step(self.durable_position, trim=self.passes % 64 == 0)
+
     def compact(self) -> None:
         """One bounded step of block compaction in each event table that has work."""
         self._rounds += 1
@@ -407,32 +398,7 @@ class Consolidator:
     def _put_version(self, batch: WriteBatch, schema: TableSchema, key: bytes, cts: int, data: bytes) -> None:
         stored = version_key(schema.id, key, cts)
         batch.put(stored, data)
-        self._count_version(schema, schema.id, len(stored) + len(data))
-        self._versions_dirty = True
-
-    # The budget of versions. What a table with history keeps is its own choice, which cutting a snapshot would not
-    # change, so only the versions of other tables count: exactly, from what lies in base when the store is opened.
-
-    @property
-    def versions_bytes(self) -> int:
-        """Bytes of the versions that are kept for open snapshots."""
-        return sum(tuple(self._version_bytes.values()))
-
-    def _count_version(self, schema: TableSchema | None, table: int, nbytes: int) -> None:
-        if schema is None or schema.history_us is None:
-            self._version_bytes[table] = self._version_bytes.get(table, 0) + nbytes
-
-    def _load_version_bytes(self) -> dict[int, int]:
-        out = {}
-        for schema in self._schemas():
-            if schema.kind != "event" and schema.history_us is None:
-                prefix = table_prefix(Space.VERSION, schema.id)
-                out[schema.id] = sum(len(k) + len(v) for k, v in self._engine.scan(prefix, prefix_end(prefix)))
-        return out
-
-    def forget_versions(self, table: int) -> None:
-        """Every version of a dropped table is deleted. Called with the mutex held."""
-        self._version_bytes.pop(table, None)
+        self.sweeper.kept(schema, len(stored) + len(data))
 
     def _fold_runs(
         self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
@@ -490,127 +456,6 @@ class Consolidator:
                         self._put_version(batch, schema, key, stamp, state)
                         kept[i] = stamp
 
-    # -- sweeping -------------------------------------------------------------------------------
-
-    def sweep(self) -> None:
-        """One bounded step: tombstones, versions, old tokens and moments."""
-        with self._mutex:
-            self._sweep_tombstones()
-            if self._leases.released_below_horizon:
-                self._leases.released_below_horizon = False
-                self._versions_dirty = True
-            if self._versions_dirty:
-                self._sweep_versions()
-            now_us = int(self._clock() * 1_000_000)
-            if self.passes % 64 == 0:
-                for trimmed in (
-                    self._tokens.trim(now_us, _SWEEP_ROWS),
-                    self._timeline.trim(now_us - self._longest_history_us(), _SWEEP_ROWS),
-                ):
-                    if trimmed is not None:
-                        self._write(trimmed)
-            if self.versions_bytes > self._settings.version_budget_bytes:
-                self._leases.cut_oldest("the versions kept for it cost more than version_budget_bytes")
-
-    def _longest_history_us(self) -> int:
-        return max([24 * 3_600_000_000, *(s.history_us for s in self._schemas() if s.history_us is not None)])
-
-    def _sweep_tombstones(self) -> None:
-        oldest = self._leases.oldest()
-        limit = min(self.durable_position, oldest if oldest is not None else self.durable_position)
-        prefix = space_prefix(Space.TOMBSTONE)
-        batch = WriteBatch()
-        resume: bytes | None = None
-        for seen, (key, _) in enumerate(self._engine.scan(self._tombstone_cursor or prefix, prefix_end(prefix))):
-            cts, table, row = split_tombstone_key(key)
-            schema = self._schema_of(table)
-            if cts > limit:
-                break
-            if seen >= _SWEEP_ROWS:
-                resume = key
-                break
-            if schema is not None and schema.history_us is not None and cts > self._history_floor(schema):
-                continue
-            raw = self._engine.get(row_key(table, row))
-            if raw is not None and RowLayout.stamp_of(raw) == cts:
-                batch.delete(row_key(table, row))
-                versions = version_prefix(table, row)
-                for version, data in self._engine.scan(versions, prefix_end(versions)):
-                    batch.delete(version)
-                    self._count_version(schema, table, -len(version) - len(data))
-            batch.delete(key)
-        self._write_swept(batch)
-        self._tombstone_cursor = resume
-
-    def _write_swept(self, batch: WriteBatch) -> None:
-        """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""
-        if len(batch):
-            for table, floor in self.history_floors.items():
-                if self._floors_saved.get(table) != floor:
-                    batch.put(meta_key(f"{_FLOOR}{table}"), floor.to_bytes(8, "little"))
-            self._floors_saved = dict(self.history_floors)
-        self._write(batch)
-
-    def _history_floor(self, schema: TableSchema) -> int:
-        """The oldest S that a table with history answers; raised before anything below it is deleted."""
-        floor = self.history_floors.get(schema.id, 0)
-        if schema.history_us is not None:
-            moment = int(self._clock() * 1_000_000) - schema.history_us
-            try:
-                reached = self._timeline.at(moment)
-            except SnapshotTooOld:  # nothing that old is known: everything is kept
-                reached = 0
-            oldest = self._leases.oldest()
-            floor = max(floor, min(reached, oldest if oldest is not None else reached))
-            self.history_floors[schema.id] = floor
-        return floor
-
-    def history_floor_of(self, schema: TableSchema) -> int | None:
-        """The oldest S that the table answers to a snapshot that was not open all along; None: it keeps no history."""
-        if schema.history_us is None:
-            return None
-        return max(self.history_floors.get(schema.id, 0), schema.created_ts)
-
-    def _sweep_versions(self) -> None:
-        space = space_prefix(Space.VERSION)
-        end = prefix_end(space)
-        with_floor: dict[int, int | None] = {}
-        boundaries = self._open_boundaries()
-        batch = WriteBatch()
-        newer_of: tuple[int, bytes] | None = None
-        newer = 0
-        cursor = self._version_cursor or space
-        resume: bytes | None = None
-        for seen, (key, value) in enumerate(self._engine.scan(cursor, end)):
-            table, row, cts = split_version_key(key)
-            if newer_of != (table, row):
-                if seen >= _SWEEP_ROWS:
-                    resume = version_prefix(table, row)
-                    break
-                newer_of = (table, row)
-                raw = self._engine.get(row_key(table, row))
-                newer = RowLayout.stamp_of(raw) if raw is not None else 2**63
-            schema = self._schema_of(table)
-            if table not in with_floor:
-                with_floor[table] = (
-                    self._history_floor(schema) if schema is not None and schema.history_us is not None else None
-                )
-            floor = with_floor[table]
-            open_between = bisect_left(boundaries, newer) > bisect_left(boundaries, cts)
-            kept_by_history = floor is not None and newer > floor
-            if schema is None or not (open_between or kept_by_history):
-                batch.delete(key)
-                self._count_version(schema, table, -len(key) - len(value))
-            newer = cts
-        self._write_swept(batch)
-        self._version_cursor = resume
-        if resume is None and not len(batch):
-            self._versions_dirty = any(floor is not None for floor in with_floor.values())
-
-    def _open_boundaries(self) -> list[int]:
-        _, keep = self._leases.boundaries()
-        return keep
-
 
 def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowOp]]) -> list[Version]:
     """The base, if there is one, and the row after each CTS above its stamp."""
@@ -624,14 +469,6 @@ def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowO
             else:
                 states.append(state)
     return states
-
-
-def _load_floors(engine: Engine) -> dict[int, int]:
-    prefix = meta_key(_FLOOR)
-    return {
-        int(key[len(prefix) :]): int.from_bytes(value, "little")
-        for key, value in engine.scan(prefix, prefix_end(prefix))
-    }
 
 
 def _needed(states: list[Version], keep: list[int]) -> Iterator[Version]:

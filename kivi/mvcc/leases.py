@@ -75,21 +75,35 @@ class Leases:
         """A lease on the watermark, or on ``as_of``. Raises InvalidArgument for a snapshot in the future."""
         with self._lock:
             self._expire()
-            if len(self._open) >= self._max:
-                raise ResourceExhausted(f"{self._max} snapshots are open, which is the limit: close some first")
+            self._check_room(1)
             watermark = self._watermark.value
             ts = watermark if as_of is None else as_of
             if ts > watermark:
                 raise InvalidArgument(f"as_of {ts} is past the watermark {watermark}: wait for it with min_snapshot")
             if ts < 0:
                 raise InvalidArgument(f"as_of {ts} is negative")
-            historical = ts < self.horizon and ts not in self._kept
-            lease = Lease(next(self._ids), ts, self._clock() + self._limit(ttl_s), historical)
-            self._open[lease.id] = lease
-            for counts in (self._count,) if historical else (self._count, self._kept):
-                counts[ts] = counts.get(ts, 0) + 1
-            self._note(lease)
-            return lease
+            return self._opened(ts, self._clock() + self._limit(ttl_s))
+
+    def open_together(self, count: int) -> list[Lease]:
+        """So many leases on the watermark, all on one S."""
+        with self._lock:
+            self._expire()
+            self._check_room(count)
+            ts, expires_at = self._watermark.value, self._clock() + self._ttl_s
+            return [self._opened(ts, expires_at) for _ in range(count)]
+
+    def _check_room(self, count: int) -> None:
+        if len(self._open) + count > self._max:
+            raise ResourceExhausted(f"{self._max} snapshots are open, which is the limit: close some first")
+
+    def _opened(self, ts: int, expires_at: float) -> Lease:
+        historical = ts < self.horizon and ts not in self._kept
+        lease = Lease(next(self._ids), ts, expires_at, historical)
+        self._open[lease.id] = lease
+        for counts in (self._count,) if historical else (self._count, self._kept):
+            counts[ts] = counts.get(ts, 0) + 1
+        self._note(lease)
+        return lease
 
     def blind(self) -> Lease:
         """The watermark as a start timestamp, for a transaction that reads nothing: no version is kept for it.

@@ -17,7 +17,7 @@ past timestamp) can read only tables that keep history that far back; every othe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from kivi.delta.gather import merged_items
@@ -84,17 +84,24 @@ class Reader:
 
     def get(self, lease: Lease, schema: TableSchema, keys: list[bytes]) -> list[Version | None]:
         """Each row at the lease's snapshot, or None. Tombstones count as None."""
-        upto = lease.ts
-        ops = [self._pending.ops(schema.id, key, upto) for key in keys]
-        if len(keys) == 1:
-            raws = [self._engine.get(row_key(schema.id, keys[0]))]
+        return self.get_each(schema, [(lease, key) for key in keys])
+
+    def get_each(self, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]]) -> list[Version | None]:
+        """Rows at a snapshot each, or None. Tombstones count as None."""
+        table = schema.id
+        ops = [self._pending.ops(table, key, lease.ts) for lease, key in wanted]
+        if len(wanted) == 1:
+            raws = [self._engine.get(row_key(table, wanted[0][1]))]
         else:
-            raws = self._engine.get_many([row_key(schema.id, key) for key in keys])
+            raws = self._engine.get_many([row_key(table, key) for _, key in wanted])
         out = []
-        for key, raw, row_ops in zip(keys, raws, ops, strict=True):
-            version = fold(schema, self._base(schema, key, raw, upto), row_ops, upto)
+        for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
+            version = self._base(schema, key, raw, lease.ts)
+            if row_ops:
+                version = fold(schema, version, row_ops, lease.ts)
             out.append(version if version is not None and version.alive else None)
-        self.check(lease, schema)
+        for lease in dict.fromkeys(lease for lease, _ in wanted):
+            self.check(lease, schema)
         return out
 
     def newest(self, schema: TableSchema, key: bytes) -> int:

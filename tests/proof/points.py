@@ -23,6 +23,7 @@ from kivi.log.segmented import SegmentedLog
 from kivi.mvcc import watermark
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
 from kivi.store import Store
@@ -52,7 +53,7 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "flushed": (RocksEngine, "flush", "after"),
     "events sealed": (Pending, "drop_events", "before"),
     "compaction": (Consolidator, "_compact", "after"),
-    "swept": (Consolidator, "_write_swept", "after"),
+    "swept": (Sweeper, "_write_swept", "after"),
     # the rest
     "stage": (Store, "log_stage", "after"),
     "backfill chunk": (backfill, "derive", "after"),

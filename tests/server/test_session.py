@@ -240,3 +240,108 @@ def test_refused_transactions_are_forgotten_by_the_server(raw, table_id, db):
         )
         assert raw.reply(number).error.reason == "InvalidArgument"
     assert db.stats()["server_open_transactions"] == before
+
+
+# -- reads that arrive together -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def sums(db) -> int:
+    """A table with rows of fixed width: 1 to 9 hold their key; 10 holds more than an int64."""
+    if "sums" in db.tables():
+        db.drop("sums")
+    db.create_table("sums", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "hi": kivi.max("int64")})
+    for key in range(1, 10):
+        with db.transaction() as tx:
+            tx.delta("sums", (key,), n=key)
+    for _ in range(2):
+        with db.transaction() as tx:
+            tx.delta("sums", (10,), n=2**62)
+    db.consolidate()
+    with db.transaction() as tx:
+        tx.delta("sums", (9,), hi=3)
+    return int(db.describe("sums")["id"])
+
+
+def reading(number: int, *keys: int, table_id: int, txn: int | None = None, **begin: Any) -> pb.Request:
+    wanted = get(table_id, *keys)
+    wanted.table = "sums"
+    return pb.Request(id=number, txn=txn or number, first=pb.Begin(**begin), get=wanted)
+
+
+def cells(response: pb.Response) -> list[list[Any] | None]:
+    return [
+        [getattr(value, kind) if (kind := value.WhichOneof("kind")) else None for value in row.values]
+        if row.found
+        else None
+        for row in response.get.rows
+    ]
+
+
+def test_reads_that_arrive_together_are_each_answered_in_a_snapshot_of_their_own(raw, sums, db):
+    raw.send(*(reading(key, key, 77, table_id=sums) for key in range(1, 10)))
+    for key in range(1, 10):
+        response = raw.reply(key)
+        assert response.start_ts == db.watermark()
+        assert cells(response) == [[key, key, 3 if key == 9 else None], None]
+    with db.transaction() as tx:
+        tx.delta("sums", (1,), n=100)
+    again = reading(20, 1, table_id=sums, txn=1)
+    again.ClearField("first")
+    ended = reading(22, 1, table_id=sums, txn=2)
+    ended.ClearField("first")
+    raw.send(
+        again,  # in the snapshot of the first
+        reading(21, 1, table_id=sums),
+        pb.Request(txn=2, release=pb.Release()),
+        ended,
+        reading(23, 3, table_id=sums, min_snapshot=tx.commit_ts),
+    )
+    assert cells(raw.reply(20)) == [[1, 1, None]]
+    assert cells(raw.reply(21)) == [[1, 101, None]]
+    assert raw.reply(22).error.reason == "SnapshotTooOld"
+    assert raw.reply(23).start_ts >= tx.commit_ts
+    open_now = db.stats()["server_open_transactions"]
+    raw.send(*(pb.Request(txn=number, release=pb.Release()) for number in (1, *range(3, 10), 21, 23)))
+    deadline = time.monotonic() + 5
+    while db.stats()["server_open_transactions"] > open_now - 10:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_one_read_that_fails_takes_no_other_along(raw, sums):
+    stale = reading(3, 1, table_id=sums + 1)
+    other_table = reading(5, 1, table_id=sums)
+    other_table.get.table = "nothing"
+    raw.send(
+        reading(1, 1, table_id=sums),
+        reading(2, 10, table_id=sums),  # does not fit
+        stale,
+        reading(4, 4, 5, table_id=sums),
+        other_table,
+        reading(6, 6, table_id=sums, txn=1),  # transaction 1 is there already
+        reading(8, 8, table_id=sums),
+    )
+    assert cells(raw.reply(1)) == [[1, 1, None]]
+    assert raw.reply(2).error.reason == "OutOfRange"
+    assert raw.reply(3).error.reason == "NotFound"
+    assert cells(raw.reply(4)) == [[4, 4, None], [5, 5, None]]
+    assert raw.reply(5).error.reason == "NotFound"
+    assert raw.reply(6).error.reason == "InvalidArgument"
+    assert cells(raw.reply(8)) == [[8, 8, None]]
+
+
+def test_a_read_that_begins_waits_for_the_snapshot_it_asked_for(raw, sums, db):
+    late = reading(1, 1, table_id=sums, min_snapshot=db.watermark() + 1)
+    late.timeout_ms = 5_000
+    raw.send(late, reading(2, 2, table_id=sums))
+    assert cells(raw.reply(2)) == [[2, 2, None]]
+    with db.transaction() as tx:
+        tx.delta("sums", (1,), n=10)
+    response = raw.reply(1)
+    assert response.start_ts >= tx.commit_ts
+    assert cells(response) == [[1, 11, None]]
+    never = reading(3, 1, table_id=sums, min_snapshot=2**40)
+    never.timeout_ms = 100
+    raw.send(never)
+    assert raw.reply(3).error.reason == "Unavailable"

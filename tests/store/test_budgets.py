@@ -119,7 +119,7 @@ def test_the_bytes_of_versions_are_those_in_the_engine(driver: EmbeddedDriver) -
     def counted() -> int:
         consolidator = driver.store.consolidator
         there = in_space(driver, Space.VERSION) - in_space(driver, Space.VERSION, "kept")
-        assert consolidator.versions_bytes == there
+        assert consolidator.sweeper.versions_bytes == there
         return there
 
     snapshots = [db.snapshot() for _ in range(3)]

@@ -1,0 +1,113 @@
+"""Plain reads: rows by key, many at a time, of the transactions of one session.
+
+Dashboards ask for a row from many threads at once, each in a snapshot of its own, and these arrive together. Begin
+and Get in one request, of a table with rows of fixed width, are answered together: one hold of the lease mutex, one
+look into the engine for all keys of a table, one message of answers; but each snapshot is a lease of its own, released
+on its own. All that begin here begin on one timestamp, the watermark of the moment, as they would one by one.
+
+Whatever is not just so goes the general way, which accepts it or says what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from kivi_server.requests import Transaction
+from kivi_server.translate import Translator
+
+from kivi.client_codec import fill_values, from_values
+from kivi.errors import KiviError
+from kivi.store import GetPlan, Lease, Store
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["PlainGet", "PlainGets"]
+
+_KEYS_MAX: Final = 16
+
+
+class PlainGet(NamedTuple):
+    """One request. ``begins``: it opens its snapshot."""
+
+    request: session_pb2.Request
+    received: float
+    transaction: Transaction
+    begins: bool
+    plan: GetPlan
+    keys: list[bytes]
+
+
+class PlainGets:
+    """Bound to one store. Used by many threads."""
+
+    def __init__(self, translator: Translator) -> None:
+        self._translator = translator
+        self._store: Store = translator.store
+
+    def read(self, request: session_pb2.Request, received: float, transaction: Transaction | None) -> PlainGet | None:
+        """``transaction``: the one that the request belongs to, as far as it is known."""
+        if not request.id or not request.txn or not request.HasField("get") or request.operations:
+            return None
+        begins = request.HasField("first")
+        if begins:
+            if transaction is not None or not self._is_plain(request.first):
+                return None
+            transaction = Transaction(request.txn)
+        elif transaction is None or transaction.busy or transaction.failed or transaction.txn or not transaction.lease:
+            return None
+        get = request.get
+        if not 0 < len(get.keys) <= _KEYS_MAX:
+            return None
+        if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
+            return None
+        try:
+            schema = self._translator.schema(get.table, get.table_id)
+            plan = self._store.get_plan(schema, self._translator.columns(schema, get.columns))
+        except KiviError:
+            return None
+        if plan is None:
+            return None
+        keys = []
+        for key in get.keys:
+            encoded = plan.key(from_values(key.values))
+            if encoded is None:
+                return None
+            keys.append(encoded)
+        return PlainGet(request, received, transaction, begins, plan, keys)
+
+    def _is_plain(self, begin: session_pb2.Begin) -> bool:
+        if begin.min_snapshot > self._store.watermark() or begin.ttl_ms or begin.shared or begin.lease:
+            return False
+        return not (begin.HasField("as_of_ts") or begin.HasField("as_of_us"))
+
+    def begin(self, wanted: Sequence[PlainGet]) -> list[Transaction]:
+        """Opens the snapshots of those that begin; these."""
+        begun = [each.transaction for each in wanted if each.begins]
+        for transaction, lease in zip(begun, self._store.begin_together(len(begun)), strict=True):
+            transaction.lease = lease
+        return begun
+
+    def answers(self, wanted: Sequence[PlainGet]) -> session_pb2.ServerFrame:
+        """All of them. Raises what the first of them that fails would be answered."""
+        gathered: dict[GetPlan, list[PlainGet]] = {}
+        for each in wanted:
+            gathered.setdefault(each.plan, []).append(each)
+        frame = session_pb2.ServerFrame()
+        for plan, together in gathered.items():
+            keys: list[tuple[Lease, bytes]] = []
+            for each in together:
+                lease = each.transaction.lease
+                assert lease is not None
+                keys += [(lease, key) for key in each.keys]
+            rows = iter(self._store.get_each(plan, keys))
+            for each in together:
+                lease = each.transaction.lease
+                assert lease is not None
+                add = frame.responses.add(id=each.request.id, start_ts=lease.ts).get.rows.add
+                for _, values in zip(each.keys, rows, strict=False):
+                    if values is None:
+                        add()
+                    else:
+                        fill_values(add(found=True).values, values)
+        return frame
