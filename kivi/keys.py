@@ -348,10 +348,16 @@ def _text(type_: ColumnType, keys: Any, at: Offsets, ends: Offsets, ends_of_text
 
 def _from_matrix(columns: Sequence[Bytes]) -> Any:
     """Byte matrices side by side -> one binary value per row."""
-    matrix = np.ascontiguousarray(columns[0] if len(columns) == 1 else np.hstack(columns))
-    rows, width = matrix.shape
+    rows, widths = len(columns[0]), [column.shape[1] for column in columns]
+    width = sum(widths)
+    if len(columns) == 1:
+        matrix: Any = np.ascontiguousarray(columns[0])
+    else:  # as fields of records, which are copied whole
+        matrix = np.empty(rows, [(str(i), f"V{each}") for i, each in enumerate(widths)])
+        for i, (column, each) in enumerate(zip(columns, widths, strict=True)):
+            matrix[str(i)] = np.ascontiguousarray(column).view(f"V{each}").reshape(rows)
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
-    return _large_binary(offsets, matrix)
+    return _large_binary(offsets, matrix.view(np.uint8))
 
 
 def _large_binary(offsets: Offsets, data: npt.NDArray[Any]) -> Any:

@@ -1,8 +1,8 @@
 """The calls of kivi.v1.Kivi: decode, ask the store, encode. Nothing is decided here.
 
 Handlers are registered by name instead of through generated stubs: a session's frames pass through gRPC
-as bytes and are parsed by a worker thread, off the event loop. Store calls of unary methods run in the
-slow pool. A deadline or a cancel ends a call's handler; what the store has begun it finishes.
+as bytes and are parsed by a worker thread, off the event loop. Store calls of unary methods run in a
+thread. A deadline or a cancel ends a call's handler; what the store has begun it finishes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from kivi_server.translate import pieces
 from kivi import client_methods as methods
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import to_table
-from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
 from kivi.schema import TableSchema
-from kivi.store import Lease
+from kivi.store import Lease, Outcome
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["handlers"]
@@ -229,27 +229,50 @@ class Service:
             batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
         return bytes(self.store.stage_wait(schema, batches[0], owner=owner))
 
-    # -- unary calls, each run in the slow pool -----------------------------------------------------
+    # -- unary calls ------------------------------------------------------------------------------
 
-    def append(self, request: pb.AppendRequest) -> pb.AppendResponse:
-        if self.sessions.stopping:
-            raise stopping()
+    async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
+        """No thread waits for the disk: fifty appends at once would be fifty that compete for the interpreter."""
+        try:
+            self.access("Append", context)
+            if self.sessions.stopping:
+                raise stopping()
+            loop = asyncio.get_running_loop()
+            settled: asyncio.Future[Outcome] = loop.create_future()
+
+            def settle(outcome: Outcome) -> None:
+                if not settled.done():  # nobody waits any more
+                    settled.set_result(outcome)
+
+            def done(outcome: Outcome) -> None:
+                self.sessions.commit_ended()
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(settle, outcome)
+
+            pool = self.sessions.full if self.store.is_full else self.sessions.writes
+            await loop.run_in_executor(pool, self._append, request, done)
+            try:
+                outcome = await asyncio.wait_for(settled, self.store.settings.commit_timeout_s)
+            except TimeoutError:
+                raise CommitUnknown(token=request.token or None) from None
+            if outcome.error is not None:
+                raise outcome.error
+            return pb.AppendResponse(commit_ts=outcome.commit_ts or 0)
+        except Exception as error:
+            await status.abort(context, error)
+
+    def _append(self, request: pb.AppendRequest, done: Callable[[Outcome], None]) -> None:
         schema = self.translator.schema(request.table, request.table_id)
         batch = self.translator.batch(schema, request.arrow)
-        token = request.batch if request.HasField("batch") else None
+        token = (request.batch.scope, request.batch.sequence) if request.HasField("batch") else None
+        txn = self.store.blind_transaction()
+        txn.append(schema, batch)
         self.sessions.commit_started()
         try:
-            txn = self.store.transaction()
-            try:
-                txn.append(schema, batch)
-                commit_ts = self.store.commit_wait(
-                    txn, token=request.token or None, batch=(token.scope, token.sequence) if token else None
-                )
-            finally:
-                txn.rollback()
-        finally:
+            self.store.commit(txn, token=request.token or None, batch=token, done=done)
+        except BaseException:  # a fault of ours, before the log: ``done`` was not called and never will be
             self.sessions.commit_ended()
-        return pb.AppendResponse(commit_ts=commit_ts)
+            raise
 
     def discard_stages(self, request: pb.DiscardStagesRequest) -> pb.DiscardStagesResponse:
         self.store.discard_stages(list(request.stages))
@@ -342,7 +365,7 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
         )
     for name, (received, returned) in methods.UNARY.items():
         table[name] = grpc.unary_unary_rpc_method_handler(
-            _unary(service, name),
+            getattr(service, name, None) or _unary(service, name),
             request_deserializer=received.FromString,
             response_serializer=returned.SerializeToString,
         )

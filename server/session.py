@@ -10,8 +10,8 @@
 
 *Order.* A session's frames are handled by one worker, in order. A request that may take long goes to
 a pool and marks its transaction busy; what follows in that transaction waits behind it, and other
-transactions pass. There is a pool each for reads, for writes and for what only waits, so that commits
-waiting for room in pending hold up no scan, and a begin that waits for a snapshot holds up no commit.
+transactions pass. There is a pool each for reads, for writes, for commits that wait for room in pending
+and for what only waits, so that none of these holds up another.
 A commit is answered whenever the log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
@@ -348,7 +348,7 @@ class Session(Requests):
         pools = self.sessions
         match body:
             case "commit" if self.store.is_full:  # it will wait for room
-                return pools.writes
+                return pools.full
             case "begin" if request.begin.min_snapshot > self.store.watermark():
                 return pools.waits
             case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were

@@ -28,9 +28,10 @@ __all__ = ["Sessions"]
 
 _log = logging.getLogger("kivi.server")
 _WORKERS: Final = 4
-_STREAMS: Final = 2
-"""Threads that make batches of scan streams: they compute all the time, and each more is one more that a commit's or a
-read's thread has to take the interpreter from. (48 scans that began at once made a bystander eleven times as slow.)"""
+_COMPUTING: Final = 2
+"""Threads that make batches of scan streams, and threads that decode and derive. These compute all the time, and each
+more is one more that the others have to take the interpreter from: 48 scans that began at once made a bystander eleven
+times as slow, 50 appends fourteen times."""
 
 
 class Sessions:
@@ -52,8 +53,9 @@ class Sessions:
         self._commits = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
-        self.streams = ThreadPoolExecutor(_STREAMS, "kivi-streams")
-        self.writes = ThreadPoolExecutor(8, "kivi-writes")
+        self.streams = ThreadPoolExecutor(_COMPUTING, "kivi-streams")
+        self.writes = ThreadPoolExecutor(_COMPUTING, "kivi-writes")
+        self.full = ThreadPoolExecutor(8, "kivi-full")
         self.waits = ThreadPoolExecutor(16, "kivi-waits")
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._turn = 0
@@ -129,5 +131,5 @@ class Sessions:
     def close(self) -> None:
         for jobs in self._queues:
             jobs.put(None)
-        for pool in (self.reads, self.streams, self.writes, self.waits):
+        for pool in (self.reads, self.streams, self.writes, self.full, self.waits):
             pool.shutdown(wait=True, cancel_futures=True)

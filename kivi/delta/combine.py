@@ -33,6 +33,7 @@ Pure: no I/O and no clock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -44,6 +45,8 @@ from kivi.schema import Column, TableSchema
 from kivi.types import INT64_MAX
 
 __all__ = ["Combining", "combine", "is_combinable", "pieces", "worth_combining"]
+
+_ALIKE: Final = 1.25
 
 
 def is_combinable(schema: TableSchema) -> bool:
@@ -156,16 +159,17 @@ def pieces(run: DeltaRun, rows: int) -> Iterator[DeltaRun]:
 
 
 def worth_combining(rows: Sequence[int]) -> int:
-    """How many of the last runs, given the rows of each, to combine now: those that a doubling has caught up with.
+    """How many of the last runs, given the rows of each, to combine now: those that a doubling has about reached.
 
     Each row is combined about as often as its table's pending rows double, so the work is n log n, and the runs that
-    are left number about the logarithm of their rows.
+    are left number about the logarithm of their rows. Appends of one size have runs of about one size, each as often
+    a little smaller as a little larger than the one before: hence "about".
     """
     if not rows:
         return 0
     at = len(rows) - 1
     total = rows[at]
-    while at and rows[at - 1] <= total:
+    while at and rows[at - 1] <= _ALIKE * total:
         at -= 1
         total += rows[at]
     return len(rows) - at

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import flat, stored_array
+from kivi.delta.gather import packed_order
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
 from kivi.errors import InvalidArgument, OutOfRange
 from kivi.keys import encode_key, encode_key_columns
@@ -40,6 +41,8 @@ from kivi.types import INT64_MAX, INT64_MIN
 __all__ = ["derive", "derive_small", "run_from_rows"]
 
 _SPAN_MAX: Final = 2**62
+_SPARSE: Final = 16
+"""Up to so many codes for each row a table is faster than sorting."""
 
 
 def derive(aggregate: TableSchema, batch: pa.RecordBatch | pa.Table, cts: int = 0) -> DeltaRun:
@@ -106,7 +109,7 @@ class _Part:
         if group.slot_us:
             slots = np.floor_divide(values, group.slot_us)
             starts = slots * group.slot_us
-            if (starts > values).any():
+            if len(values) and int(values.min()) < INT64_MIN + group.slot_us and (starts > values).any():
                 raise _no_slot(aggregate, group)
             return _Part(pa.array(starts), *_ranged(slots))
         if column.type.name == "float64":
@@ -139,16 +142,16 @@ def _grouped(parts: Sequence[_Part], rows: int) -> tuple[Array, int, Array]:
         if span * width > _SPAN_MAX:  # at most ``rows`` codes are in use: number those
             (codes, span), (more, width) = _dense(codes), _dense(more)
         codes, span = codes * width + more, span * width
-    if span <= 8 * rows + 1_024:
+    if span <= _SPARSE * rows + 1_024:
         used = np.zeros(span, np.bool_)
         used[codes] = True
-        number = np.cumsum(used) - 1
-        group_of, groups = number[codes], int(number[-1]) + 1
+        distinct = np.flatnonzero(used)
+        groups = len(distinct)
+        number = np.empty(span, np.int64)
+        number[distinct] = np.arange(groups)
+        group_of = number[codes]
     else:
-        order = np.argsort(codes)
-        ordered = codes[order]
-        first = np.ones(rows, np.bool_)
-        np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+        order, first = packed_order([codes.view(np.uint64)]) or _sorted(codes)
         numbers = np.cumsum(first) - 1
         group_of = np.empty(rows, np.int64)
         group_of[order] = numbers
@@ -156,6 +159,15 @@ def _grouped(parts: Sequence[_Part], rows: int) -> tuple[Array, int, Array]:
     sample = np.empty(groups, np.int64)
     sample[group_of] = np.arange(rows)
     return group_of, groups, sample
+
+
+def _sorted(codes: Array) -> tuple[Array, Array]:
+    """The order of the codes, and where another one begins."""
+    order = np.argsort(codes)
+    ordered = codes[order]
+    first = np.ones(len(codes), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return order, first
 
 
 def _exact_sums(values: Array, group_of: Array, groups: int) -> Cells:

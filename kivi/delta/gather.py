@@ -28,9 +28,10 @@ from kivi.errors import DataLoss
 from kivi.rows import RowLayout, is_wide
 from kivi.schema import Column
 
-__all__ = ["Gathered", "gather", "merged_items", "new_rows", "sorted_keys", "stamps_of"]
+__all__ = ["Gathered", "gather", "merged_items", "new_rows", "packed_order", "sorted_keys", "stamps_of"]
 
 _ITEMS_AT_ONCE: Final = 1_024
+_WORDS_MAX: Final = 8
 
 
 # -- consolidation: runs -> base rows -------------------------------------------------------------
@@ -142,8 +143,9 @@ class SortedKeys:
 def sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> SortedKeys:
     """The windows' rows by key; ``windows`` have at least one row.
 
-    Keys of one width are compared as NumPy byte strings: its stable sort merges what is sorted already, and was
-    twice as fast as Arrow's on ten runs of 10,000 keys (3.5 against 7.7 ms).
+    Keys of one width that fit are sorted as integers (``packed_order``), others of one width as NumPy byte strings,
+    whose stable sort merges what is sorted already, and the rest by Arrow. Ten runs of 10,000 keys of 16 bytes:
+    @@ ms, 3.5 ms and 7.7 ms.
     """
     if len(windows) == 1 and windows[0][0].distinct:
         run, rows = windows[0]
@@ -153,6 +155,9 @@ def sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> SortedKeys:
     uniform = [run.uniform[rows.start : rows.stop] for run, rows in windows if run.uniform is not None]
     if len(uniform) == len(windows) and len({part.itemsize for part in uniform}) == 1:
         strings = np.concatenate(uniform)
+        packed = packed_order(_words(strings))
+        if packed is not None:
+            return SortedKeys(*packed, strings, None)
         order = np.argsort(strings, kind="stable")
         ordered = strings[order]
         return SortedKeys(order, _begins(ordered[1:] != ordered[:-1]), strings, None)
@@ -161,6 +166,46 @@ def sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> SortedKeys:
     taken = joined.take(indices)
     changes = pc.not_equal(taken.slice(1), taken.slice(0, len(taken) - 1)).to_numpy(zero_copy_only=False)
     return SortedKeys(indices.to_numpy().astype(np.int64), _begins(changes), None, joined)
+
+
+def packed_order(words: Sequence[Array]) -> tuple[Array, Array] | None:
+    """The stable order of rows by unsigned 64-bit ``words``, the first of most weight, and where another row begins.
+
+    None if what varies in them and the number of a row do not fit 64 bits together. They are packed into one integer
+    each and sorted as that: NumPy sorts integers with vector instructions, several times as fast as it argsorts them.
+    """
+    if not words or not len(words[0]):
+        return None
+    rows = len(words[0])
+    index_bits = bits = (rows - 1).bit_length()
+    code: Array | None = None
+    for word in words:
+        low = word.min()
+        width = int(word.max() - low).bit_length()
+        bits += width
+        if bits > 64:
+            return None
+        if width:
+            word = word - low
+            code = word if code is None else (code << np.uint64(width)) | word
+    every = np.arange(rows, dtype=np.uint64)
+    if code is None:
+        return every.view(np.int64), _begins(np.zeros(rows - 1, np.bool_))
+    shift = np.uint64(index_bits)
+    packed = (code << shift) | every
+    packed.sort()
+    codes = packed >> shift
+    packed &= np.uint64((1 << index_bits) - 1)
+    return packed.view(np.int64), _begins(codes[1:] != codes[:-1])
+
+
+def _words(strings: Array) -> list[Array]:
+    """Byte strings of one width as columns of integers in the same order; none if that is not a multiple of 8."""
+    count, rest = divmod(strings.itemsize, 8)
+    if rest or count > _WORDS_MAX:
+        return []
+    matrix = strings.view(">u8").reshape(len(strings), count)
+    return [matrix[:, i].astype(np.uint64) for i in range(count)]
 
 
 def _begins(changes: Array) -> Array:

@@ -50,6 +50,11 @@ class WriteBatch:
         self.ops.append((key, value))
         self.size_bytes += len(key) + len(value)
 
+    def put_all(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """Set each key to its value."""
+        self.ops += zip(keys, values, strict=True)
+        self.size_bytes += sum(map(len, keys)) + sum(map(len, values))
+
     def delete(self, key: bytes) -> None:
         """Remove the key; nothing happens if it is not there."""
         self.ops.append((key, None))

@@ -42,7 +42,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import rocksdict
 
@@ -52,6 +52,8 @@ from kivi.errors import DataLoss, InvalidArgument, KiviError, ResourceExhausted,
 __all__ = ["BLOB_BYTES_MIN", "RocksEngine"]
 
 T = TypeVar("T")
+_UNREADABLE: Final = ("Invalid argument", "NotFound", "Not implemented", "Not supported")
+"""What RocksDB says of options that it wrote itself, and that are not what it wrote any more."""
 _FLAT = itertools.chain.from_iterable
 
 BLOB_BYTES_MIN = 64 * 1024
@@ -99,7 +101,10 @@ class RocksEngine(Engine):
             os.makedirs(self.path, exist_ok=True)
             self._db = rocksdict.Rdict(self.path, _options(cache_bytes, memtable_bytes, background_jobs))
         except Exception as error:
-            raise self._translate(error) from error
+            found = self._translate(error)
+            if isinstance(found, Unavailable) and any(text in str(error) for text in _UNREADABLE):
+                found = self._damaged(str(error))
+            raise found from error
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -217,11 +222,13 @@ class RocksEngine(Engine):
         if "No space left" in text or "out of space" in text.lower():
             return ResourceExhausted(f"no disk space at {self.path}: make room ({text})", path=self.path)
         if "Corruption" in text or "No such file" in text:
-            return DataLoss(
-                f"{self.path} is damaged: restore it from a checkpoint, or rebuild it from the log ({text})",
-                path=self.path,
-            )
+            return self._damaged(text)
         return Unavailable(f"storage error at {self.path}: {text}", path=self.path)
+
+    def _damaged(self, text: str) -> DataLoss:
+        return DataLoss(
+            f"{self.path} is damaged: restore it from a checkpoint, or rebuild it from the log ({text})", path=self.path
+        )
 
 
 class _Scan(Iterator[T]):

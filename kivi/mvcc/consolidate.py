@@ -51,12 +51,7 @@ from kivi.mvcc.tokens import Tokens
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
-from kivi.spaces import (
-    meta_key,
-    row_key,
-    tombstone_key,
-    version_key,
-)
+from kivi.spaces import Space, meta_key, row_key, table_prefix, tombstone_key, version_key
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
 
@@ -64,6 +59,8 @@ POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
 _FIRST_ROWS: Final = 64
+_RANGE_ROWS: Final = 256
+_SPARSE: Final = 4
 _CHUNK_BYTES: Final = 4 << 20
 """A chunk of rows is as many as consolidate_rows, or as will read and write about this much."""
 _LOG_FACTOR: Final = 4
@@ -165,15 +162,17 @@ class Consolidator:
 
     def close(self) -> None:
         """The last pass of a graceful stop: everything visible is in base, durably."""
-        self.run()
-        with self._mutex:
-            self.flush()
+        with self.paused():
+            pass
 
     @contextmanager
     def paused(self) -> Iterator[int]:
-        """Base includes everything at or below the position it gives, durably, and stands still meanwhile."""
-        self.run()
+        """Base includes everything at or below the position it gives and nothing else, durably, and stands still.
+
+        One hold of the mutex: a light pass after the whole one would fold what is later than the position.
+        """
         with self._mutex:
+            self._pass()
             self.flush()
             yield self.position
 
@@ -217,27 +216,31 @@ class Consolidator:
     def run(self) -> int:
         """Folds everything up to the watermark of now. Returns that watermark."""
         with self._mutex:
-            started = time.perf_counter()
-            upto, keep = self._leases.boundaries()
-            if upto > self.position:
-                for table in self._pending.tables():
-                    schema = self._schema_of(table)
-                    if schema is None:
-                        self._pending.drop_table(table)
-                    elif schema.kind == "event":
-                        self._seal(schema, upto)
-                    else:
-                        if is_combined(schema):
-                            combine(self._pending, schema, self._above(table), upto, keep, whole=True)
-                            self._begun[table] = upto
-                        self._fold(schema, upto, keep)
-                self._record_position(upto)
-                self.passes += 1
-            self._seen, self._applied_bytes = upto, self._pending.applied_bytes
-            self._folded_at = time.monotonic()
+            upto = self._pass()
             self._maybe_flush()
-            self.busy_s += time.perf_counter() - started
             return upto
+
+    def _pass(self) -> int:
+        started = time.perf_counter()
+        upto, keep = self._leases.boundaries()
+        if upto > self.position:
+            for table in self._pending.tables():
+                schema = self._schema_of(table)
+                if schema is None:
+                    self._pending.drop_table(table)
+                elif schema.kind == "event":
+                    self._seal(schema, upto)
+                else:
+                    if is_combined(schema):
+                        combine(self._pending, schema, self._above(table), upto, keep, whole=True)
+                        self._begun[table] = upto
+                    self._fold(schema, upto, keep)
+            self._record_position(upto)
+            self.passes += 1
+        self._seen, self._applied_bytes = upto, self._pending.applied_bytes
+        self._folded_at = time.monotonic()
+        self.busy_s += time.perf_counter() - started
+        return upto
 
     def _above(self, table: int) -> int:
         """Base has no later commit of the table: see ``mvcc.combine``."""
@@ -416,12 +419,16 @@ class Consolidator:
         while True:
             gathered = gather(every, start, self._settings.consolidate_rows, upto)
             if gathered.keys:
-                base = self._engine.get_many([row_key(schema.id, key) for key in gathered.keys])
+                prefix = table_prefix(Space.ROW, schema.id)
+                stored = [prefix + key for key in gathered.keys]
+                base = rows_at(self._engine, stored)
                 final = gathered.fold(layout, base, upto)
                 batch = WriteBatch()
-                for key, row in zip(gathered.keys, final, strict=True):
-                    if row is not None:
-                        batch.put(row_key(schema.id, key), row)
+                if None in final:
+                    changed = [(key, row) for key, row in zip(stored, final, strict=True) if row is not None]
+                    batch.put_all([key for key, _ in changed], [row for _, row in changed])
+                else:
+                    batch.put_all(stored, final)  # type: ignore[arg-type]
                 if keep:
                     self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
                 self._write(batch)
@@ -455,6 +462,27 @@ class Consolidator:
                     if kept[i] < stamp <= boundary and stamp < RowLayout.stamp_of(final[i] or b""):
                         self._put_version(batch, schema, key, stamp, state)
                         kept[i] = stamp
+
+
+def rows_at(engine: Engine, keys: list[bytes]) -> list[bytes | None]:
+    """What the engine has at each of these sorted keys.
+
+    Read as a range as long as every fourth key there is wanted, which costs a quarter of looking up each (0.3 against
+    1.2 us), and one by one from where they are sparse.
+    """
+    found: dict[bytes, bytes] = {}
+    at = 0
+    for chunk in engine.scan_chunks(keys[0], keys[-1] + b"\0", _RANGE_ROWS):
+        reached = bisect_right(keys, chunk[-2], lo=at)
+        found.update(zip(chunk[::2], chunk[1::2], strict=True))
+        if (reached - at) * _SPARSE < len(chunk) // 2:
+            at = reached
+            break
+        at = reached
+    else:
+        at = len(keys)
+    rows: list[bytes | None] = list(map(found.get, keys[:at]))
+    return rows + engine.get_many(keys[at:]) if at < len(keys) else rows
 
 
 def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowOp]]) -> list[Version]:

@@ -195,3 +195,23 @@ def test_what_we_found_in_rocksdict(tmp_path: Path) -> None:
     assert not isolated, "iterators of a Snapshot have become isolated"
     del iterator, snapshot
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("written", "damaged"),
+    [
+        (b"[TableOptions/BlockBasedTable ", b"[TableOptions/BlockBAsedTable "),
+        (b"blob_garbage_collection_force_threshold=1", b"blob_garbage_collection_force_threshold=9"),
+    ],
+)
+def test_damaged_options_are_data_loss(tmp_path: Path, written: bytes, damaged: bytes) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"))
+    fill(engine, 10)
+    engine.close()
+    newest = max((tmp_path / "engine").glob("OPTIONS-*"))
+    text = newest.read_bytes()
+    assert written in text
+    newest.write_bytes(text.replace(written, damaged))
+    with pytest.raises(DataLoss) as caught:
+        RocksEngine(str(tmp_path / "engine"))
+    assert caught.value.path == str(tmp_path / "engine")
