@@ -32,12 +32,13 @@ Pure: no I/O and no clock.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
-from kivi.delta.gather import sorted_keys
+from kivi.delta.gather import sorted_keys, stamps_of
 from kivi.delta.runs import Array, Cells, DeltaRun, neutral_of, ufunc_of
 from kivi.errors import OutOfRange
 from kivi.rows import is_wide
@@ -46,6 +47,7 @@ from kivi.types import INT64_MAX
 
 __all__ = ["Combining", "combine", "is_combinable", "pieces", "worth_combining"]
 
+_FAN_IN: Final = 4
 _ALIKE: Final = 1.25
 
 
@@ -80,8 +82,11 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
         else:
             columns.append(_extremes(column, cells, starts))
     if not one:
-        stamps = [np.full(r.rows, r.cts, np.uint64) if isinstance(r.cts, int) else r.cts for r in filled]
-        cts = np.maximum.reduceat(np.concatenate(stamps)[order], starts)
+        stamps = stamps_of([(run, range(run.rows)) for run in filled])[order]
+        if all(a.last_cts <= b.first_cts for a, b in itertools.pairwise(filled)):
+            cts = stamps[_ends(starts, len(order))]  # the order is stable: a key's last row is its newest
+        else:
+            cts = np.maximum.reduceat(stamps, starts)
     return DeltaRun(found.array(order[starts]), cts, tuple(columns), distinct=True)
 
 
@@ -89,9 +94,22 @@ def _exact(cells: Cells, starts: Array, most: int) -> Cells:
     """``most``: how many rows a key may have."""
     values = cells.values
     if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
-        return Cells(np.add.reduceat(values, starts))
+        return Cells(_sums(values, starts))
     low, high = cells.limbs()
-    return Cells.of_limbs(np.add.reduceat(low, starts), np.add.reduceat(high, starts))
+    return Cells.of_limbs(_sums(low, starts), _sums(high, starts))
+
+
+def _sums(values: Array, starts: Array) -> Array:
+    """As ``np.add.reduceat``, at a quarter of its cost where there are many. Exact if each sum fits 64 bits: what all
+    of them together leave above that is the same on both sides of the difference."""
+    upto = np.cumsum(values)[_ends(starts, len(values))]
+    upto[1:] -= upto[:-1].copy()
+    return upto
+
+
+def _ends(starts: Array, rows: int) -> Array:
+    """The last row of each group."""
+    return np.append(starts[1:], rows) - 1
 
 
 def _floats(schema: TableSchema, column: Column, cells: Cells, group_of: Array, groups: int) -> Cells:
@@ -159,17 +177,16 @@ def pieces(run: DeltaRun, rows: int) -> Iterator[DeltaRun]:
 
 
 def worth_combining(rows: Sequence[int]) -> int:
-    """How many of the last runs, given the rows of each, to combine now: those that a doubling has about reached.
+    """How many of the last runs, given the rows of each, to combine now: as many as make the first of them about a
+    quarter of the whole, or nothing.
 
-    Each row is combined about as often as its table's pending rows double, so the work is n log n, and the runs that
-    are left number about the logarithm of their rows. Appends of one size have runs of about one size, each as often
-    a little smaller as a little larger than the one before: hence "about".
+    So a row is combined about once for each time that its table's pending rows grow fourfold, the work is n log n,
+    and three runs of a size are left, of each of log n sizes. Appends of one size have runs of about one size, each as
+    often a little smaller as a little larger than the one before: hence "about".
     """
-    if not rows:
-        return 0
-    at = len(rows) - 1
-    total = rows[at]
-    while at and rows[at - 1] <= _ALIKE * total:
-        at -= 1
-        total += rows[at]
-    return len(rows) - at
+    worth = total = 0
+    for count, each in enumerate(reversed(rows), 1):
+        if (_FAN_IN - 1) * each <= _ALIKE * total:
+            worth = count
+        total += each
+    return worth

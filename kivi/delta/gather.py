@@ -43,7 +43,7 @@ def gather(runs: Sequence[DeltaRun], start: bytes | None, limit: int, upto: int)
     Looks at as many rows of each run as are likely to be needed. Only keys below every run's first row that was
     not looked at are complete; if they are too few, it looks at more.
     """
-    live = [run for run in runs if run.rows and _first_cts(run) <= upto]
+    live = [run for run in runs if run.rows and run.first_cts <= upto]
     begins = [0 if start is None else run.lower(start) for run in live]
     look = max(64, 2 * limit // max(1, len(live)))
     while True:
@@ -66,10 +66,6 @@ def gather(runs: Sequence[DeltaRun], start: bytes | None, limit: int, upto: int)
     parts = [[run.columns[i].take(slice(r.start, r.stop)) for run, r in windows if r] for i in range(width)]
     columns = tuple(Cells.joined(part).take(rows) for part in parts if part)
     return Gathered(keys, next_start, group_of, stamps, columns)
-
-
-def _first_cts(run: DeltaRun) -> int:
-    return run.cts if isinstance(run.cts, int) else int(run.cts.min())
 
 
 def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list[bytes], Array, Array, Array]:

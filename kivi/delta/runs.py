@@ -152,8 +152,10 @@ class DeltaRun:
         "columns",
         "cts",
         "distinct",
+        "first_cts",
         "first_key",
         "keys",
+        "last_cts",
         "last_key",
         "nbytes",
         "rows",
@@ -168,6 +170,7 @@ class DeltaRun:
         self.cts = cts
         self.columns = columns
         self.rows: int = len(keys)
+        self.first_cts, self.last_cts = _range_of(cts)
         self.nbytes: int = int(keys.nbytes) + sum(c.nbytes for c in columns)
         if not isinstance(cts, int):
             self.nbytes += int(cts.nbytes)
@@ -307,6 +310,12 @@ def _views(keys: pa.LargeBinaryArray) -> tuple[memoryview, memoryview, Array | N
     return offsets, data, uniform
 
 
+def _range_of(cts: int | Array) -> tuple[int, int]:
+    if isinstance(cts, int):
+        return cts, cts
+    return (int(cts.min()), int(cts.max())) if len(cts) else (0, 0)
+
+
 def _listed_keys(run: DeltaRun, rows: range) -> list[bytes]:
     if run.uniform is None:
         return [run.key_at(i) for i in rows]
@@ -323,5 +332,5 @@ def with_cts(run: DeltaRun, cts: int) -> DeltaRun:
     other = copy.copy(run)
     if not isinstance(run.cts, int):
         other.nbytes -= int(run.cts.nbytes)
-    other.cts = cts
+    other.cts = other.first_cts = other.last_cts = cts
     return other

@@ -27,6 +27,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby
+from operator import attrgetter
 from typing import TypeVar
 
 from kivi.delta.combine import combine as combined
@@ -34,7 +35,7 @@ from kivi.delta.combine import is_combinable, worth_combining
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun
-from kivi.mvcc.pending import Pending, first_cts, last_cts
+from kivi.mvcc.pending import Pending
 from kivi.schema import TableSchema
 
 __all__ = ["combine", "is_combined"]
@@ -61,8 +62,8 @@ def combine(
         run = run_from_rows(schema, [(key, cts, dict(op.deltas)) for key, cts, op in rows])
         _replace(pending, schema, [run], [], rows)
     _, runs = pending.dirty(schema.id, upto)
-    runs = tuple(run for run in runs if above < first_cts(run) and last_cts(run) <= upto)
-    for same in _gaps(runs, keep, last_cts):
+    runs = tuple(run for run in runs if above < run.first_cts and run.last_cts <= upto)
+    for same in _gaps(runs, keep, attrgetter("last_cts")):
         count = len(same) if whole else worth_combining([run.rows for run in same])
         if count > 1:
             _replace(pending, schema, same[-count:], same[-count:], [])

@@ -24,6 +24,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -112,7 +113,7 @@ class Pending:
                 pending.events = _in_order(pending.events, events, lambda item: item.cts)
             for table, runs in _by_table(applied.runs):
                 pending = self._table(table)
-                pending.runs = _in_order(pending.runs, runs, last_cts)
+                pending.runs = _in_order(pending.runs, runs, _last_cts)
             nbytes = applied.nbytes
             self.nbytes += nbytes
             self.applied_bytes += nbytes
@@ -215,7 +216,7 @@ class Pending:
             return [], ()
         with self._mutex:
             keys = [key for key, ops in pending.index.items() if ops[0][0] <= upto]
-            return keys, tuple(run for run in pending.runs if first_cts(run) <= upto)
+            return keys, tuple(run for run in pending.runs if run.first_cts <= upto)
 
     def row_ops(self, table: int, key: bytes) -> tuple[tuple[int, RowOp], ...]:
         pending = self._tables.get(table)
@@ -239,7 +240,7 @@ class Pending:
                     pending.index[key] = left
                 else:
                     del pending.index[key]
-            pending.runs = _in_order(kept, [by], last_cts)
+            pending.runs = _in_order(kept, [by], _last_cts)
             pending.changes += 1
             freed = sum(run.nbytes for run in runs) + sum(_row_bytes(key, op) for key, _, op in rows)
             self._release(freed - by.nbytes, len(runs) + len(rows) - 1)
@@ -268,8 +269,8 @@ class Pending:
             pending = self._tables.get(table)
             if pending is None:
                 return
-            gone = [run for run in pending.runs if last_cts(run) <= upto]
-            pending.runs = tuple(run for run in pending.runs if last_cts(run) > upto)
+            gone = [run for run in pending.runs if run.last_cts <= upto]
+            pending.runs = tuple(run for run in pending.runs if run.last_cts > upto)
             self._release(sum(run.nbytes for run in gone), len(gone))
 
     def drop_events(self, table: int, upto: int) -> None:
@@ -304,8 +305,8 @@ class Pending:
                     else:
                         del pending.index[key]
                     self._release(sum(_row_bytes(key, op) for op in dropped), len(dropped))
-                gone = [run for run in pending.runs if last_cts(run) == cts]
-                pending.runs = tuple(run for run in pending.runs if last_cts(run) != cts)
+                gone = [run for run in pending.runs if run.last_cts == cts]
+                pending.runs = tuple(run for run in pending.runs if run.last_cts != cts)
                 events = [item for item in pending.events if item.cts == cts]
                 pending.events = tuple(item for item in pending.events if item.cts != cts)
                 self._release(
@@ -325,12 +326,7 @@ def run_cts(run: DeltaRun, i: int) -> int:
     return run.cts if isinstance(run.cts, int) else int(run.cts[i])
 
 
-def first_cts(run: DeltaRun) -> int:
-    return run.cts if isinstance(run.cts, int) else int(run.cts.min())
-
-
-def last_cts(run: DeltaRun) -> int:
-    return run.cts if isinstance(run.cts, int) else int(run.cts.max())
+_last_cts = attrgetter("last_cts")
 
 
 def _by_table(items: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, list[Any]]]:
