@@ -84,6 +84,7 @@ class Session(Requests):
         self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, waiting for room; the worker's
         self._paused = False
         self._out_bytes = 0
+        self._undrained: list[Transaction] = []  # with a backlog, waiting for room
         self._out_lock = threading.Lock()
 
     # -- the event loop's half ------------------------------------------------------------------
@@ -148,7 +149,11 @@ class Session(Requests):
                 self._answered += answers
                 with self._out_lock:
                     self._out_bytes -= size
-                if self._paused and self._out_bytes < limits.QUEUED_BYTES_MAX // 2:
+                    has_room = self._out_bytes < limits.QUEUED_BYTES_MAX // 2
+                    undrained, self._undrained = (self._undrained, []) if has_room else ([], self._undrained)
+                for transaction in undrained:
+                    self._jobs.put(functools.partial(self._drain, transaction))
+                if self._paused and has_room:
                     self._paused = False
                     self._jobs.put(self._pump)
                 self.sessions.frames_out += 1
@@ -383,8 +388,10 @@ class Session(Requests):
     def _drain(self, transaction: Transaction) -> None:
         """Runs what gathered behind a slow request, here, until nothing is left or something else takes long."""
         while True:
-            while self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
-                time.sleep(0.005)
+            with self._out_lock:
+                if self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
+                    self._undrained.append(transaction)  # the writer goes on: no thread of a pool waits for a client
+                    return
             with self._lock:
                 if not transaction.backlog:
                     transaction.busy = False

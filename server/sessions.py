@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import queue
 import secrets
 import threading
@@ -28,10 +29,11 @@ __all__ = ["Sessions"]
 
 _log = logging.getLogger("kivi.server")
 _WORKERS: Final = 4
-_COMPUTING: Final = 2
+_COMPUTING: Final = max(1, (os.cpu_count() or 2) // 2)
 """Threads that make batches of scan streams, and threads that decode and derive. These compute all the time, and each
-more is one more that the others have to take the interpreter from: 48 scans that began at once made a bystander eleven
-times as slow, 50 appends fourteen times."""
+more is one more that the others have to take the interpreter from: with eight of each on two cores, 48 scans that began
+at once made a bystander eleven times as slow, and 50 appends fourteen times. One instead of two: 13% more events a
+second in batches of 10,000."""
 
 
 class Sessions:

@@ -176,13 +176,16 @@ def packed_order(words: Sequence[Array]) -> tuple[Array, Array] | None:
     index_bits = bits = (rows - 1).bit_length()
     code: Array | None = None
     for word in words:
-        low = word.min()
-        width = int(word.max() - low).bit_length()
+        word = word - word.min()
+        some = int(np.bitwise_or.reduce(word))
+        zeros = (some & -some).bit_length() - 1  # slots are multiples of some power of two
+        width = max(0, some.bit_length() - zeros) if some else 0
         bits += width
         if bits > 64:
             return None
         if width:
-            word = word - low
+            if zeros:
+                word >>= np.uint64(zeros)
             code = word if code is None else (code << np.uint64(width)) | word
     every = np.arange(rows, dtype=np.uint64)
     if code is None:
