@@ -6,7 +6,7 @@ One gRPC channel, one session stream (``client_transport``). What the calls *do*
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kivi import client_methods as methods
@@ -54,8 +54,12 @@ class _Reads(interface.Reads):
         return self._run(self._core.get_many(wanted))
 
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
-        _, data, scan = self._run(self._core.scan_open(wanted, rows))
-        return self._pages(data, scan)
+        _, page = self._run(self._core.scan_open(wanted, rows))
+        return self._pages(page.arrow, page.scan)
+
+    def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
+        rows, page = self._run(self._core.scan_rows(wanted))
+        return iter(rows) if rows is not None else interface.rows_of(self._pages(page.arrow, page.scan))
 
     def _pages(self, data: bytes, scan: int) -> Generator[pa.RecordBatch]:
         try:

@@ -334,15 +334,28 @@ class TransactionCore:
             for row in reply.get.rows
         ]
 
-    def scan_open(self, wanted: ScanArguments, page_rows: int | None = None) -> Steps[tuple[TableSchema, bytes, int]]:
-        """The first page: the schema, Arrow bytes (maybe none), and the scan's number if there is more."""
+    def scan_open(
+        self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False
+    ) -> Steps[tuple[TableSchema, session_pb2.ScanPage]]:
+        """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
         def request(schema: TableSchema) -> session_pb2.Request:
             spec = scan_spec(schema, wanted.bound(schema))
-            return session_pb2.Request(scan_open=session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0))
+            scan_open = session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows)
+            return session_pb2.Request(scan_open=scan_open)
 
         schema, reply = yield from self._read(wanted.table, request)
-        return schema, reply.page.arrow, reply.page.scan
+        return schema, reply.page
+
+    def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, session_pb2.ScanPage]]:
+        """A scan for its rows: all of them if they are few, and else None and the first page of batches."""
+        schema, page = yield from self.scan_open(wanted, rows=True)
+        if page.arrow or page.scan:
+            return None, page
+        names = schema.output_columns(wanted.columns)
+        return [
+            schema.row_from_stored(dict(zip(names, from_values(row.values), strict=True))) for row in page.rows
+        ], page
 
     def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
@@ -361,10 +374,10 @@ class TransactionCore:
         """A scan as one Arrow table: a page in the session if it fits in one, else a stream of its own."""
         import pyarrow as pa
 
-        schema, data, scan = yield from self.scan_open(wanted)
-        batches = read_batches(data)
-        if scan:
-            self.scan_close(scan)
+        schema, page = yield from self.scan_open(wanted)
+        batches = read_batches(page.arrow)
+        if page.scan:
+            self.scan_close(page.scan)
             yield from self.started()
             request = service_pb2.ScanRequest(spec=scan_spec(schema, wanted.bound(schema)))
             if self.lease:

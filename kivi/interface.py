@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
 
-__all__ = ["BATCH_ROWS", "Database", "Snapshot", "Transaction", "documented_by"]
+__all__ = ["BATCH_ROWS", "Database", "Snapshot", "Transaction", "documented_by", "rows_of"]
 
 T = TypeVar("T")
 Tx = TypeVar("Tx", bound="Transaction")
@@ -211,7 +211,7 @@ class Reads(ABC):
 
         They are read as they are asked for, some thousands at a time.
         """
-        return _rows(self._batches(wanted, None))
+        return self._rows(wanted)
 
     @takes(ScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
@@ -224,12 +224,17 @@ class Reads(ABC):
     @abstractmethod
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]: ...
 
+    def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
+        """The scan's rows; it begins now."""
+        return rows_of(self._batches(wanted, None))
+
     @abstractmethod
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         """The scan, begun now, in batches of about ``rows`` at most, each read when it is asked for."""
 
 
-def _rows(batches: Generator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+def rows_of(batches: Generator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """The rows of a scan's batches, one by one."""
     with closing(batches):
         for batch in batches:
             yield from rows_from_batch(batch)

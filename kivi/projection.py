@@ -17,7 +17,7 @@ import pyarrow as pa
 from kivi.arrow.columns import arrow_type, rows_batch, stored_array
 from kivi.arrow.predicates import filter_batch
 from kivi.arrow.rows import Values, array_of, evaluate_columns, operand, values_of
-from kivi.derived import evaluate_expression, parse_expression
+from kivi.derived import evaluator, parse_expression
 from kivi.errors import OutOfRange
 from kivi.expr import Expr, matches, names
 from kivi.keys import decode_key, decode_key_columns
@@ -40,6 +40,7 @@ class Projection:
         derived = dict(schema.derived)
         wanted = {*self.outputs, *(names(where) if where is not None else ())}
         self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
+        self._evaluators = [(name, evaluator(expression)) for name, expression in self.derived.items()]
         inputs = {node.id for e in self.derived.values() for node in ast.walk(e) if isinstance(node, ast.Name)}
         needed = (wanted - derived.keys()) | inputs
         self._key_types = [c.type for c in schema.key]
@@ -67,9 +68,9 @@ class Projection:
             row[name] = version.cells[i]
         if self.derived:
             operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
-            for name, expression in self.derived.items():
+            for name, evaluate in self._evaluators:
                 try:
-                    row[name] = evaluate_expression(expression, operands)
+                    row[name] = evaluate(operands)
                 except OverflowError:
                     raise OutOfRange(f"{name} is too large for a float64", column=name) from None
         if self.where is not None and not matches(self.where, row):

@@ -19,25 +19,27 @@ import pyarrow as pa
 
 from kivi.arrow.columns import rows_batch
 from kivi.arrow.predicates import filter_batch
+from kivi.delta.ops import RowOp
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.expr import Expr, Scan
 from kivi.keys import prefix_end
 from kivi.mvcc.leases import Lease
 from kivi.projection import Projection
-from kivi.rows import Version
+from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
 from kivi.txn import Txn, encoded_key, merged
 
 if TYPE_CHECKING:
     from kivi.store import Store
 
-__all__ = ["Scan", "get", "get_each", "scan"]
+__all__ = ["Scan", "few_rows", "get", "get_each", "scan"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
 FEW_ROWS: Final = 24
 """Up to so many rows are read one by one: columns cost as much as 30 rows do, and little for each row."""
 COLUMNS_ROWS: Final = 16_384
+_CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
 
 
@@ -112,11 +114,37 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
             lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
         )
         return _gathered(projection.batches(portions, wanted.limit))
-    rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse)
+    rows = _rows_of(store, lease, schema, wanted, txn, own)
+    return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
+
+
+def few_rows(
+    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None
+) -> list[tuple[Any, ...]] | None:
+    """See ``Store.few_rows``."""
+    if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
+        return None
+    if not RowLayout.of(schema).fixed:
+        return None
+    _visible(lease, schema)
+    projection = Projection.of(schema, wanted.columns)
+    rows = _rows_of(store, lease, schema, wanted, txn, {} if txn is None else txn.own_ops(schema))
+    return [projection.values(key, version) for key, version in itertools.islice(rows, wanted.limit)]
+
+
+def _rows_of(
+    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]
+) -> Iterator[tuple[bytes, Version]]:
+    """Live rows one by one, own writes laid over them."""
+    start, end = _range(schema, wanted)
+    every = _CHECKED_ROWS
+    if wanted.limit is not None and wanted.where is None:
+        every = min(every, wanted.limit + 1)
+    rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
     if own and txn is not None:
         inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
         rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
-    return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
+    return rows
 
 
 def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -415,6 +415,11 @@ class Store:
         self.check_open()
         return scan.scan(self, lease, schema, wanted, None)
 
+    def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
+        """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
+        self.check_open()
+        return scan.few_rows(self, lease, schema, wanted, None)
+
     # -- transactions -----------------------------------------------------------------------------------
 
     def transaction(self, lease: Lease | None = None) -> Txn:

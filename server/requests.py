@@ -152,6 +152,9 @@ class Requests(ABC):
             batches = transaction.txn.scan(schema, wanted)
         else:
             assert transaction.lease is not None
+            if request.scan_open.rows and (few := self.store.few_rows(transaction.lease, schema, wanted)) is not None:
+                self._succeed(request, transaction, page=self.translator.page(few))
+                return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
         pages = self.translator.pages(batches, rows)

@@ -193,6 +193,13 @@ class Translator:
                 fill_values(reply.rows.add(found=True).values, [row[name] for name in names])
         return reply
 
+    def page(self, rows: Iterable[Sequence[Any]]) -> session_pb2.ScanPage:
+        """A scan's only page, of few rows."""
+        page = session_pb2.ScanPage()
+        for row in rows:
+            fill_values(page.rows.add(found=True).values, row)
+        return page
+
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
         """The same predicate with its literals checked; they are in stored form already."""
         if expr.args:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
+    from kivi.wire.v1 import session_pb2
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
 
@@ -71,7 +72,12 @@ class _Reads:
     @takes(ScanArguments)
     async def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
         """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
-        async with aclosing(self._batches(wanted, None)) as batches:
+        rows, page = await self._run(self._core.scan_rows(wanted))
+        if rows is not None:
+            for row in rows:
+                yield row
+            return
+        async with aclosing(self._pages(page)) as batches:
             async for batch in batches:
                 for row in rows_from_batch(batch):
                     yield row
@@ -85,7 +91,13 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
-        _, data, scan = await self._run(self._core.scan_open(wanted, rows))
+        _, page = await self._run(self._core.scan_open(wanted, rows))
+        async with aclosing(self._pages(page)) as batches:
+            async for batch in batches:
+                yield batch
+
+    async def _pages(self, page: session_pb2.ScanPage) -> AsyncGenerator[pa.RecordBatch]:
+        data, scan = page.arrow, page.scan
         try:
             while True:
                 for batch in read_batches(data):

@@ -345,3 +345,29 @@ def test_a_read_that_begins_waits_for_the_snapshot_it_asked_for(raw, sums, db):
     never.timeout_ms = 100
     raw.send(never)
     assert raw.reply(3).error.reason == "Unavailable"
+
+
+def scanning(number: int, table_id: int, limit: int | None, **spec: Any) -> pb.Request:
+    wanted = types_pb2.ScanSpec(table="sums", table_id=table_id, limit=limit, **spec)
+    return pb.Request(id=number, txn=number, first=pb.Begin(), scan_open=pb.ScanOpen(spec=wanted, rows=True))
+
+
+def test_few_rows_come_as_rows_only_if_they_were_asked_for(raw, sums):
+    arrow = scanning(2, sums, 3)
+    arrow.scan_open.rows = False
+    raw.send(scanning(1, sums, 3, reverse=False), arrow, scanning(3, sums, 0), scanning(4, sums, None))
+    page = raw.reply(1).page
+    assert [[value.int_value for value in row.values][:2] for row in page.rows] == [[1, 1], [2, 2], [3, 3]]
+    assert not page.arrow
+    page = raw.reply(2).page
+    assert not page.rows
+    assert read_batches(page.arrow)[0].column(0).to_pylist() == [1, 2, 3]
+    page = raw.reply(3).page
+    assert not (page.rows or page.arrow or page.scan)
+    assert raw.reply(4).error.reason == "OutOfRange"  # all ten, as Arrow
+
+
+def test_a_scan_of_few_rows_says_what_does_not_fit(raw, sums):
+    raw.send(scanning(1, sums, 2, reverse=True), scanning(2, sums, 1, columns=["id", "hi"], reverse=True))
+    assert raw.reply(1).error.reason == "OutOfRange"
+    assert raw.reply(2).page.rows[0].values[0].int_value == 10

@@ -133,12 +133,14 @@ class Get(_message.Message):
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
-    __slots__ = ("spec", "page_rows")
+    __slots__ = ("spec", "page_rows", "rows")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     spec: _types_pb2.ScanSpec
     page_rows: int
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ...) -> None: ...
+    rows: bool
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
 
 class ScanNext(_message.Message):
     __slots__ = ("scan", "close")
@@ -217,12 +219,14 @@ class GetReply(_message.Message):
     def __init__(self, rows: _Optional[_Iterable[_Union[_types_pb2.Row, _Mapping]]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
-    __slots__ = ("arrow", "scan")
+    __slots__ = ("arrow", "scan", "rows")
     ARROW_FIELD_NUMBER: _ClassVar[int]
     SCAN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
     arrow: bytes
     scan: int
-    def __init__(self, arrow: _Optional[bytes] = ..., scan: _Optional[int] = ...) -> None: ...
+    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.Row]
+    def __init__(self, arrow: _Optional[bytes] = ..., scan: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.Row, _Mapping]]] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("commit_ts",)
