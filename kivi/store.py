@@ -401,6 +401,11 @@ class Store:
         self.check_open()
         return self.leases.open_together(count)
 
+    def has_bounded_rows(self, name: str) -> bool:
+        """Whether there is such a table, and its rows are of fixed width."""
+        schema = self.catalog.visible.by_name.get(name)
+        return schema is not None and GetPlan.of(schema, None) is not None
+
     def get_plan(self, schema: TableSchema, columns: Sequence[str] | None) -> GetPlan | None:
         """By which keys are read for ``get_each``; None if the table's rows may be long."""
         return GetPlan.of(schema, columns)

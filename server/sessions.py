@@ -29,6 +29,8 @@ __all__ = ["Sessions"]
 
 _log = logging.getLogger("kivi.server")
 _WORKERS: Final = 4
+_QUICK_S_MAX: Final = 0.005
+_SLOW_S: Final = 1.0
 _COMPUTING: Final = max(1, (os.cpu_count() or 2) // 2)
 """Threads that make batches of scan streams, and threads that decode and derive. These compute all the time, and each
 more is one more that the others have to take the interpreter from: with eight of each on two cores, 48 scans that began
@@ -61,6 +63,7 @@ class Sessions:
         self.waits = ThreadPoolExecutor(16, "kivi-waits")
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._turn = 0
+        self._slow_until = 0.0
         for i in range(_WORKERS):
             jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
             self._queues.append(jobs)
@@ -72,6 +75,15 @@ class Sessions:
                 job()
             except Exception:
                 _log.exception("a session's frame failed")
+
+    def is_quick(self) -> bool:
+        """Whether small frames may be handled on the event loop: not for a while after one of them took long."""
+        return time.monotonic() >= self._slow_until
+
+    def took(self, seconds: float) -> None:
+        """A frame was handled on the event loop."""
+        if seconds > _QUICK_S_MAX:
+            self._slow_until = time.monotonic() + _SLOW_S
 
     def next_queue(self) -> queue.SimpleQueue[Callable[[], None] | None]:
         self._turn += 1
