@@ -157,9 +157,12 @@ class Session(Requests):
             case "scan_open":
                 spec = request.scan_open.spec
                 name, few = spec.table, 0 < spec.limit <= _FEW_ROWS and not spec.HasField("where")
-            case body:
-                return body == "release"
-        return bool(few and not request.operations and self.store.has_bounded_rows(name))
+            case "release":
+                return True
+            case _:
+                return False
+        bounded: bool = few and not request.operations and self.store.has_bounded_rows(name)
+        return bounded
 
     def _full(self) -> bool:
         return (
