@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -129,6 +130,7 @@ class Store:
             timeline=self.timeline,
             clock=clock,
         )
+        self.computing = threading.Semaphore(max(1, (os.cpu_count() or 2) // 2))
         self.consolidator = Consolidator(
             engine,
             log,
@@ -145,6 +147,7 @@ class Store:
             entry_lock=self.committer.entry_lock,
             clock=clock,
             position=position,
+            computing=self.computing,
         )
         self.reader = Reader(
             engine,
@@ -521,7 +524,8 @@ class Store:
                 return
             stages += [staged.sequence for items in txn.staged.values() for staged in items]
             while True:
-                prepared = self._prepare(txn, token, batch)
+                with self.computing if txn.in_columns else contextlib.nullcontext():
+                    prepared = self._prepare(txn, token, batch)
                 try:
                     self.committer.submit(prepared, txn.lease, settled)
                     return

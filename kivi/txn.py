@@ -95,6 +95,14 @@ class Txn:
     def wrote(self) -> bool:
         return bool(self.rows or self.guards or self.appends or self.staged)
 
+    @property
+    def in_columns(self) -> bool:
+        """Whether deltas are derived in columns from what was appended."""
+        return any(
+            sum(batch.num_rows for batch in self.events_of(table)) > SMALL_EVENTS
+            for table in (*self.appends, *self.staged)
+        )
+
     # -- own writes -------------------------------------------------------------------------------
 
     def put(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:

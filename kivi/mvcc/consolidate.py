@@ -20,6 +20,11 @@ log may be truncated below a position once a flush has made it durable and no li
 A pass touches only rows that have pending operations, and each engine write is bounded, so there are no waves:
 RocksDB's write holds the GIL (measured: 0.04 ms per 100 kB), a chunk of 2,048 rows about a millisecond.
 
+What computes in columns takes *turns* (``computing``): a kernel lets go of the GIL for some microseconds and then asks
+for it again, and two threads that do so hand it to each other at every kernel, a hundred times a batch, while readers
+wait behind both. With turns, on two cores, a read beside the append stream took 4.3 ms instead of 9.5 (median) and 14
+instead of 36 (99th percentile), and the stream beside it was a quarter faster.
+
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 """
 
@@ -106,6 +111,7 @@ class Consolidator:
         entry_lock: Any,
         clock: Callable[[], float],
         position: int,
+        computing: threading.Semaphore,
     ) -> None:
         self._engine = engine
         self._log = log
@@ -120,6 +126,7 @@ class Consolidator:
         self._stages = stages
         self._before_position = before_position
         self._entry_lock = entry_lock
+        self._computing = computing
         self.position = position
         self.durable_position = position
         self._mutex = threading.Lock()
@@ -232,7 +239,8 @@ class Consolidator:
                     self._seal(schema, upto)
                 else:
                     if is_combined(schema):
-                        combine(self._pending, schema, self._above(table), upto, keep, whole=True)
+                        with self._computing:
+                            combine(self._pending, schema, self._above(table), upto, keep, whole=True)
                         self._begun[table] = upto
                     self._fold(schema, upto, keep)
             self._record_position(upto)
@@ -267,7 +275,8 @@ class Consolidator:
                 elif schema.kind == "event":
                     self._seal(schema, upto, full=True)
                 elif is_combined(schema):
-                    combine(self._pending, schema, self._above(table), upto, keep)
+                    with self._computing:
+                        combine(self._pending, schema, self._above(table), upto, keep)
                 else:
                     self._fold(schema, upto, keep)
             self._seen = upto
@@ -330,8 +339,9 @@ class Consolidator:
             last_of_commit = i + 1 == len(waiting) or waiting[i + 1].cts != cts
             if last_of_commit and (rows >= self._settings.block_rows or (i + 1 == len(waiting) and not full)):
                 writes = WriteBatch()
-                sealer.seal(writes, parts, cts)
-                self._write(writes)
+                with self._computing:
+                    sealer.seal(writes, parts, cts)
+                    self._write(writes)
                 self._pending.drop_events(schema.id, cts)
                 self._compactable.add(schema.id)
                 self.rows_folded += rows
@@ -352,8 +362,11 @@ class Consolidator:
                     self._compact(schema)
 
     def _compact(self, schema: TableSchema) -> None:
-        if (sealer := self._sealer_of(schema.id)) is not None and not sealer.compact(self._settings.block_rows):
-            self._compactable.discard(schema.id)
+        if (sealer := self._sealer_of(schema.id)) is not None:
+            with self._computing:
+                more = sealer.compact(self._settings.block_rows)
+            if not more:
+                self._compactable.discard(schema.id)
 
     # -- rows -----------------------------------------------------------------------------------
 
@@ -417,22 +430,23 @@ class Consolidator:
         every = [*runs, run_from_rows(schema, small)] if small else list(runs)
         start: bytes | None = None
         while True:
-            gathered = gather(every, start, self._settings.consolidate_rows, upto)
-            if gathered.keys:
-                prefix = table_prefix(Space.ROW, schema.id)
-                stored = [prefix + key for key in gathered.keys]
-                base = rows_at(self._engine, stored)
-                final = gathered.fold(layout, base, upto)
-                batch = WriteBatch()
-                if None in final:
-                    changed = [(key, row) for key, row in zip(stored, final, strict=True) if row is not None]
-                    batch.put_all([key for key, _ in changed], [row for _, row in changed])
-                else:
-                    batch.put_all(stored, final)  # type: ignore[arg-type]
-                if keep:
-                    self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
-                self._write(batch)
-                self.rows_folded += len(gathered.keys)
+            with self._computing:
+                gathered = gather(every, start, self._settings.consolidate_rows, upto)
+                if gathered.keys:
+                    prefix = table_prefix(Space.ROW, schema.id)
+                    stored = [prefix + key for key in gathered.keys]
+                    base = rows_at(self._engine, stored)
+                    final = gathered.fold(layout, base, upto)
+                    batch = WriteBatch()
+                    if None in final:
+                        changed = [(key, row) for key, row in zip(stored, final, strict=True) if row is not None]
+                        batch.put_all([key for key, _ in changed], [row for _, row in changed])
+                    else:
+                        batch.put_all(stored, final)  # type: ignore[arg-type]
+                    if keep:
+                        self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
+                    self._write(batch)
+                    self.rows_folded += len(gathered.keys)
             if gathered.next_start is None:
                 break
             start = gathered.next_start
