@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
@@ -25,6 +25,7 @@ __all__ = [
     "from_table",
     "from_values",
     "new_token",
+    "row_reader",
     "to_expr",
     "to_table",
 ]
@@ -79,6 +80,44 @@ def from_values(values: Iterable[pb.Value]) -> list[Any]:
         kind = value.WhichOneof("kind")
         out.append(None if kind is None else getattr(value, kind))
     return out
+
+
+def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[pb.Value]], dict[str, Any]]:
+    """Reads the values of these columns as a row in the form that callers see; made once for each choice of columns."""
+    return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
+
+
+def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[pb.Value]], dict[str, Any]]:
+    plan = []
+    for name in names:
+        column = schema.by_name.get(name)
+        type_ = column.type if column is not None else _FLOAT  # a derived column
+        convert = type_.from_stored if type_.name in ("decimal", "timestamp") else None
+        plan.append((name, _MEMBER_OF[type_.name], convert))
+
+    def read(values: Sequence[pb.Value]) -> dict[str, Any]:
+        row: dict[str, Any] = {}
+        for (name, member, convert), value in zip(plan, values, strict=True):
+            found = getattr(value, member)
+            if not found and value.WhichOneof("kind") is None:
+                row[name] = None
+            else:
+                row[name] = found if convert is None else convert(found, name)
+        return row
+
+    return read
+
+
+_FLOAT: Final = ColumnType("float64")
+_MEMBER_OF: Final[dict[str, str]] = {
+    "bool": "bool_value",
+    "int64": "int_value",
+    "decimal": "int_value",
+    "timestamp": "int_value",
+    "float64": "float_value",
+    "string": "string_value",
+    "bytes": "bytes_value",
+}
 
 
 # -- predicates -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kivi import errors
 from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, stage_ids
-from kivi.client_codec import fill_values, from_values
+from kivi.client_codec import fill_values, row_reader
 from kivi.client_messages import append_parts, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
 from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, timeout_ms
@@ -308,8 +308,12 @@ class TransactionCore:
         """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
         for attempt in (0, 1):
             schema, asked = yield from self.core.use(table, lambda schema: (schema, request(schema)))
-            sent = self._take()
-            sent.MergeFrom(asked)
+            if self._next.operations or self.ended or self.broken is not None:
+                sent = self._take()
+                sent.MergeFrom(asked)
+            else:
+                sent = asked
+                sent.txn = self.number
             try:
                 return schema, (yield from self._ask(sent))
             except errors.NotFound as error:
@@ -328,11 +332,8 @@ class TransactionCore:
             return session_pb2.Request(get=get)
 
         schema, reply = yield from self._read(wanted.table, request)
-        names = schema.output_columns(wanted.columns)
-        return [
-            schema.row_from_stored(dict(zip(names, from_values(row.values), strict=True))) if row.found else None
-            for row in reply.get.rows
-        ]
+        read = row_reader(schema, schema.output_columns(wanted.columns))
+        return [read(row.values) if row.found else None for row in reply.get.rows]
 
     def scan_open(
         self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False
@@ -352,10 +353,8 @@ class TransactionCore:
         schema, page = yield from self.scan_open(wanted, rows=True)
         if page.arrow or page.scan:
             return None, page
-        names = schema.output_columns(wanted.columns)
-        return [
-            schema.row_from_stored(dict(zip(names, from_values(row.values), strict=True))) for row in page.rows
-        ], page
+        read = row_reader(schema, schema.output_columns(wanted.columns))
+        return [read(row.values) for row in page.rows], page
 
     def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.

@@ -19,8 +19,8 @@ class Settings:
     # -- commit log
     segment_bytes: int = 64 * MIB
     # -- pending: beyond the soft limit consolidation hurries, at the hard limit writers wait
-    pending_soft_bytes: int = 64 * MIB
-    pending_hard_bytes: int = 256 * MIB
+    pending_soft_bytes: int = 128 * MIB
+    pending_hard_bytes: int = 384 * MIB
     # -- consolidation
     background: bool = True
     consolidate_every_s: float = 0.05

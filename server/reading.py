@@ -1,4 +1,4 @@
-"""Plain reads: rows by key, many at a time, of the transactions of one session.
+"""Plain reads: rows by key, and snapshots by themselves, many at a time, of the transactions of one session.
 
 Dashboards ask for a row from many threads at once, each in a snapshot of its own, and these arrive together. Begin
 and Get in one request, of a table with rows of fixed width, are answered together: one hold of the lease mutex, one
@@ -28,13 +28,13 @@ _KEYS_MAX: Final = 16
 
 
 class PlainGet(NamedTuple):
-    """One request. ``begins``: it opens its snapshot."""
+    """One request. ``begins``: it opens its snapshot. Without a plan it reads nothing, but wants to know that."""
 
     request: session_pb2.Request
     received: float
     transaction: Transaction
     begins: bool
-    plan: GetPlan
+    plan: GetPlan | None
     keys: list[bytes]
 
 
@@ -47,7 +47,9 @@ class PlainGets:
 
     def read(self, request: session_pb2.Request, received: float, transaction: Transaction | None) -> PlainGet | None:
         """``transaction``: the one that the request belongs to, as far as it is known."""
-        if not request.id or not request.txn or not request.HasField("get") or request.operations:
+        if not request.id or not request.txn or request.operations:
+            return None
+        if not (is_get := request.HasField("get")) and not request.HasField("apply"):
             return None
         begins = request.HasField("first")
         if begins:
@@ -56,10 +58,12 @@ class PlainGets:
             transaction = Transaction(request.txn)
         elif transaction is None or transaction.busy or transaction.failed or transaction.txn or not transaction.lease:
             return None
+        if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
+            return None
+        if not is_get:  # it asks for the snapshot
+            return PlainGet(request, received, transaction, begins, None, [])
         get = request.get
         if not 0 < len(get.keys) <= _KEYS_MAX:
-            return None
-        if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
             return None
         try:
             schema = self._translator.schema(get.table, get.table_id)
@@ -90,7 +94,7 @@ class PlainGets:
 
     def answers(self, wanted: Sequence[PlainGet]) -> session_pb2.ServerFrame:
         """All of them. Raises what the first of them that fails would be answered."""
-        gathered: dict[GetPlan, list[PlainGet]] = {}
+        gathered: dict[GetPlan | None, list[PlainGet]] = {}
         for each in wanted:
             gathered.setdefault(each.plan, []).append(each)
         frame = session_pb2.ServerFrame()
@@ -100,11 +104,14 @@ class PlainGets:
                 lease = each.transaction.lease
                 assert lease is not None
                 keys += [(lease, key) for key in each.keys]
-            rows = iter(self._store.get_each(plan, keys))
+            rows = iter(self._store.get_each(plan, keys) if plan is not None else ())
             for each in together:
                 lease = each.transaction.lease
                 assert lease is not None
-                add = frame.responses.add(id=each.request.id, start_ts=lease.ts).get.rows.add
+                response = frame.responses.add(id=each.request.id, start_ts=lease.ts)
+                if plan is None:
+                    continue
+                add = response.get.rows.add
                 for _, values in zip(each.keys, rows, strict=False):
                     if values is None:
                         add()

@@ -157,8 +157,8 @@ class Session(Requests):
             case "scan_open":
                 spec = request.scan_open.spec
                 name, few = spec.table, 0 < spec.limit <= _FEW_ROWS and not spec.HasField("where")
-            case "release":
-                return True
+            case "release" | "apply":
+                return not request.operations
             case _:
                 return False
         bounded: bool = few and not request.operations and self.store.has_bounded_rows(name)

@@ -68,7 +68,7 @@ _RANGE_ROWS: Final = 256
 _SPARSE: Final = 4
 _CHUNK_BYTES: Final = 4 << 20
 """A chunk of rows is as many as consolidate_rows, or as will read and write about this much."""
-_LOG_FACTOR: Final = 4
+_LOG_FACTOR: Final = 2
 """A whole pass is due after so many times the pending budget was committed: the log that a crash leaves to replay."""
 
 

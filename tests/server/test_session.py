@@ -309,6 +309,27 @@ def test_reads_that_arrive_together_are_each_answered_in_a_snapshot_of_their_own
         time.sleep(0.01)
 
 
+def test_a_snapshot_may_be_asked_for_by_itself_among_reads(raw, sums, db):
+    raw.send(
+        reading(1, 1, table_id=sums),
+        pb.Request(id=2, txn=2, first=pb.Begin(), apply=pb.Apply()),
+        pb.Request(id=3, txn=1, apply=pb.Apply()),
+        reading(4, 4, table_id=sums),
+        pb.Request(id=5, txn=77, apply=pb.Apply()),
+        pb.Request(id=6, txn=2, first=pb.Begin(), apply=pb.Apply()),
+    )
+    assert cells(raw.reply(1)) == [[1, 1, None]]
+    assert [raw.reply(number).start_ts for number in (2, 3, 4)] == [db.watermark()] * 3
+    assert raw.reply(5).error.reason == "SnapshotTooOld"  # never begun
+    assert raw.reply(6).error.reason == "InvalidArgument"  # there already
+    with db.transaction() as tx:
+        tx.delta("sums", (2,), n=5)
+    later = reading(7, 2, table_id=sums, txn=2)
+    later.ClearField("first")
+    raw.send(later)
+    assert cells(raw.reply(7)) == [[2, 2, None]]
+
+
 def test_one_read_that_fails_takes_no_other_along(raw, sums):
     stale = reading(3, 1, table_id=sums + 1)
     other_table = reading(5, 1, table_id=sums)
