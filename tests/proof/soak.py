@@ -123,7 +123,7 @@ class Soak:
         return Counter(result.counted)
 
     def crashes(self, seconds: float) -> None:
-        """Named points in random order, all of them before one comes again; after every fourth a power loss."""
+        """Named points in random order, all of them before one comes again; after every eighth a power loss."""
         history, shim = prepare(self.where / "history"), library(self.where)
         crashes = self.part("crash at a named point", least=2 * len(POINTS))
         calls = self.part("a failing call of log or engine", least=len(POINTS))
@@ -155,7 +155,7 @@ class Soak:
             self.cycle(crashes, f"{point} {nth}, seed {seed}", crash)
             if crashes.cycles % 2 == 0 and shim is not None:
                 self.cycle(calls, f"seed {seed}", fail)
-            if crashes.cycles % 4 == 0 and shim is not None:
+            if crashes.cycles % 8 == 0 and shim is not None:
                 self.cycle(losses, f"seed {seed}", lose, STATES)
         for part in (crashes, calls, losses):
             self.say(part.line())
@@ -216,11 +216,14 @@ class Soak:
 
 
 def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = print) -> tuple[str, bool]:
-    """The report, and whether everything passed."""
-    run, seconds = Soak(seed, where, say), minutes * 60
+    """The report, and whether everything passed.
+
+    The concurrent checkers end when their minima are reached: what they leave of their time, crashes get.
+    """
+    run, seconds, began = Soak(seed, where, say), minutes * 60, time.monotonic()
     run.models(0.08 * seconds)
     run.concurrent(0.4 * seconds)
-    run.crashes(0.27 * seconds)
+    run.crashes(max(0.15 * seconds, began + 0.65 * seconds - time.monotonic()))
     run.storage(0.1 * seconds)
     run.hostile(min(1.0, minutes / 30))
     return run.report(f"Soak of {minutes:g} minutes, seed {seed}"), all(p.verdict == "passed" for p in run.parts)
