@@ -88,6 +88,8 @@ class Session(Requests):
         self._answered = 0  # only the event loop adds
         self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, waiting for room; the worker's
         self._paused = False
+        self._resumes = 0  # the worker was told to go on with the inbox; only the event loop adds
+        self._resumed = 0  # and has; only the worker adds
         self._out_bytes = 0
         self._undrained: list[Transaction] = []  # with a backlog, waiting for room
         self._out_lock = threading.Lock()
@@ -108,7 +110,7 @@ class Session(Requests):
             await context.write(session_pb2.ServerFrame(hello=hello).SerializeToString())
             writer = asyncio.create_task(self._write(context))
             while (data := await _next_frame(context)) is not None:
-                idle = self._bytes_in == self._bytes_handled and not self._paused
+                idle = self._bytes_in == self._bytes_handled and not self._paused and self._resumes == self._resumed
                 self._bytes_in += len(data)
                 if not (idle and len(data) <= _LONE_BYTES and self._read_here(data)):
                     self._jobs.put(functools.partial(self.handle, data))
@@ -192,11 +194,13 @@ class Session(Requests):
                     self._out_bytes -= size
                     has_room = self._out_bytes < limits.QUEUED_BYTES_MAX // 2
                     undrained, self._undrained = (self._undrained, []) if has_room else ([], self._undrained)
+                    if resumes := self._paused and has_room:
+                        self._paused = False
+                        self._resumes += 1
                 for transaction in undrained:
                     self._jobs.put(functools.partial(self._drain, transaction))
-                if self._paused and has_room:
-                    self._paused = False
-                    self._jobs.put(self._pump)
+                if resumes:
+                    self._jobs.put(self._resume)
                 self.sessions.frames_out += 1
 
     def stalled(self) -> bool:
@@ -271,12 +275,21 @@ class Session(Requests):
         self._pump()
         self._bytes_handled += size
 
+    def _pause(self) -> bool:
+        """Leaves the inbox until the writer finds room; False: it just has, and would not look again."""
+        with self._out_lock:
+            self._paused = self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed
+            return self._paused
+
+    def _resume(self) -> None:
+        self._pump()
+        self._resumed += 1
+
     def _pump(self) -> None:
         """Runs what is in the inbox, as long as the replies find room; the writer goes on when there is some."""
         inbox = self._inbox
         while inbox:
-            if self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed:
-                self._paused = True
+            if self._out_bytes > limits.QUEUED_BYTES_MAX and self._pause():
                 return
             group: list[Plain] = []
             version = self.translator.plain.version()

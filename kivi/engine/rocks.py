@@ -99,7 +99,10 @@ class RocksEngine(Engine):
         self._write_options.disable_wal = True  # type: ignore[method-assign, assignment]
         try:
             os.makedirs(self.path, exist_ok=True)
+            check_manifest(self.path)
             self._db = rocksdict.Rdict(self.path, _options(cache_bytes, memtable_bytes, background_jobs))
+        except KiviError:
+            raise
         except Exception as error:
             found = self._translate(error)
             if isinstance(found, Unavailable) and any(text in str(error) for text in _UNREADABLE):
@@ -229,6 +232,39 @@ class RocksEngine(Engine):
         return DataLoss(
             f"{self.path} is damaged: restore it from a checkpoint, or rebuild it from the log ({text})", path=self.path
         )
+
+
+def check_manifest(path: str) -> None:
+    """Raises DataLoss if the manifest has a record of a type that RocksDB never writes there.
+
+    It is a log of 32 KiB blocks; a record is its checksum (4 bytes), length (2), type (1: whole, 2 to 4: parts) and
+    data, and the rest of a block is zeros. RocksDB finds all other damage by itself, but a type that only recycled
+    logs have, one bit from the right one, sends it round for ever (found by the soak's damage).
+    """
+    try:
+        with open(os.path.join(path, "CURRENT"), encoding="ascii") as file:
+            name = file.read().strip()
+        with open(os.path.join(path, name), "rb") as file:
+            data = file.read()
+    except (OSError, ValueError):
+        return  # a new store, or one that RocksDB will refuse
+    at = 0
+    while at + _RECORD_HEAD <= len(data):
+        left = _MANIFEST_BLOCK - at % _MANIFEST_BLOCK
+        length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if left < _RECORD_HEAD or not (kind or length):
+            at += left
+            continue
+        if kind > _MANIFEST_KIND_MAX:
+            raise DataLoss(
+                f"{path}/{name} is damaged at byte {at + 6}: restore the store from a checkpoint", path=path, offset=at
+            )
+        at += _RECORD_HEAD + length
+
+
+_MANIFEST_BLOCK: Final = 32 << 10
+_MANIFEST_KIND_MAX: Final = 4
+_RECORD_HEAD: Final = 7
 
 
 class _Scan(Iterator[T]):

@@ -215,3 +215,37 @@ def test_damaged_options_are_data_loss(tmp_path: Path, written: bytes, damaged: 
     with pytest.raises(DataLoss) as caught:
         RocksEngine(str(tmp_path / "engine"))
     assert caught.value.path == str(tmp_path / "engine")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("flipped", [4, 8, 0x40])
+def test_a_manifest_with_a_record_of_another_type_is_refused_at_once(tmp_path: Path, flipped: int) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"))
+    fill(engine, 10)
+    engine.close()
+    manifest = next((tmp_path / "engine").glob("MANIFEST-*"))
+    whole = manifest.read_bytes()
+    kinds, at = [], 0
+    while at + 7 <= len(whole) and whole[at + 6]:
+        kinds.append(at + 6)
+        at += 7 + int.from_bytes(whole[at + 4 : at + 6], "little")
+    assert len(kinds) > 1
+    for kind in kinds:
+        data = bytearray(whole)
+        data[kind] ^= flipped
+        manifest.write_bytes(data)
+        with pytest.raises(DataLoss) as caught:
+            RocksEngine(str(tmp_path / "engine"))
+        assert caught.value.path == str(tmp_path / "engine")
+    manifest.write_bytes(whole)
+    RocksEngine(str(tmp_path / "engine")).close()
+
+
+def test_manifests_of_many_blocks_are_read_to_their_end(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"))
+    for _ in range(400):
+        fill(engine, 3)
+    engine.close()
+    manifest = next((tmp_path / "engine").glob("MANIFEST-*"))
+    assert manifest.stat().st_size > 32 << 10
+    RocksEngine(str(tmp_path / "engine")).close()
