@@ -168,6 +168,10 @@ def to_rich_status(error: errors.KiviError) -> bytes:
     return bytes(status.SerializeToString())
 
 
+_BROKEN_HERE: Final = "Internal error from Core"
+"""What gRPC for asyncio calls it, now and then, when a connection breaks under a call: nothing that a server said."""
+
+
 def from_rpc_error(error: grpc.RpcError) -> errors.KiviError:
     """A failed call (sync or asyncio) as the error that the server raised, or the nearest to gRPC's own."""
     code: grpc.StatusCode = error.code()
@@ -180,5 +184,7 @@ def from_rpc_error(error: grpc.RpcError) -> errors.KiviError:
                 info = error_details_pb2.ErrorInfo()
                 if detail.Unpack(info) and info.domain == DOMAIN:
                     return _rebuild(info.reason, status.message, info.metadata)
+    if code is grpc.StatusCode.INTERNAL and message == _BROKEN_HERE:
+        return errors.Unavailable("the connection was lost")
     kind = _BARE.get(code, errors.KiviError)
     return kind(f"{code.name}: {message}" if kind is errors.KiviError else message)

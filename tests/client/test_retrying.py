@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from kivi import NotFound, Retryable
+import grpc
+
+from kivi import NotFound, Retryable, errors
+from kivi.client_errors import from_rpc_error
 from kivi.retrying import Retries, backoff_s
 
 AGAIN = Retryable("again")
@@ -29,3 +32,12 @@ def test_a_table_of_another_generation_is_looked_up_anew_once():
     assert retries.pause_s(NotFound("no such table")) is None
     assert retries.pause_s(NotFound("another generation", stale=True)) == 0.0
     assert retries.pause_s(NotFound("another generation", stale=True)) is None
+
+
+def test_a_call_that_broke_in_grpc_itself_is_a_lost_connection() -> None:
+    """Seen once in many runs: a session's connection is lost, and asyncio's gRPC calls it INTERNAL."""
+    metadata = grpc.aio.Metadata()
+    broken = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, metadata, metadata, "Internal error from Core")
+    assert type(from_rpc_error(broken)) is errors.Unavailable
+    fault = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, metadata, metadata, "something else")
+    assert type(from_rpc_error(fault)) is errors.KiviError
