@@ -118,9 +118,7 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
 
-def few_rows(
-    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None
-) -> list[tuple[Any, ...]] | None:
+def few_rows(store: Store, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
     """See ``Store.few_rows``."""
     if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
         return None
@@ -128,7 +126,7 @@ def few_rows(
         return None
     _visible(lease, schema)
     projection = Projection.of(schema, wanted.columns)
-    rows = _rows_of(store, lease, schema, wanted, txn, {} if txn is None else txn.own_ops(schema))
+    rows = _rows_of(store, lease, schema, wanted, None, {})
     return [projection.values(key, version) for key, version in itertools.islice(rows, wanted.limit)]
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Final
 
 from kivi.errors import InvalidArgument
 
-__all__ = ["Settings"]
+__all__ = ["COMPUTING", "Settings"]
 
 MIB = 1024 * 1024
+
+
+COMPUTING: Final = max(1, (os.cpu_count() or 2) // 2)
+"""How many threads compute in columns at a time: each more is one more that the others take the interpreter from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -62,7 +61,7 @@ from kivi.mvcc.watermark import Watermark
 from kivi.plain import DeltaPlan, GetPlan, plans_of
 from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
-from kivi.settings import Settings
+from kivi.settings import COMPUTING, Settings
 from kivi.stages import LiveStage, Stages, sequences_of
 from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
@@ -130,7 +129,7 @@ class Store:
             timeline=self.timeline,
             clock=clock,
         )
-        self.computing = threading.Semaphore(max(1, (os.cpu_count() or 2) // 2))
+        self.computing = threading.Semaphore(COMPUTING)
         self.consolidator = Consolidator(
             engine,
             log,
@@ -426,7 +425,7 @@ class Store:
     def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
         """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
         self.check_open()
-        return scan.few_rows(self, lease, schema, wanted, None)
+        return scan.few_rows(self, lease, schema, wanted)
 
     # -- transactions -----------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import queue
 import secrets
 import threading
@@ -20,6 +19,7 @@ from kivi_server import limits
 from kivi_server.translate import Translator
 
 from kivi.errors import SnapshotTooOld
+from kivi.settings import COMPUTING
 from kivi.store import Lease, Store
 
 if TYPE_CHECKING:
@@ -30,12 +30,7 @@ __all__ = ["Sessions"]
 _log = logging.getLogger("kivi.server")
 _WORKERS: Final = 4
 _QUICK_S_MAX: Final = 0.005
-_SLOW_S: Final = 1.0
-_COMPUTING: Final = max(1, (os.cpu_count() or 2) // 2)
-"""Threads that make batches of scan streams, and threads that decode and derive. These compute all the time, and each
-more is one more that the others have to take the interpreter from: with eight of each on two cores, 48 scans that began
-at once made a bystander eleven times as slow, and 50 appends fourteen times. One instead of two: 13% more events a
-second in batches of 10,000."""
+_SLOW_S: Final = 1.0  # no frame is handled on the event loop for so long after one took longer than that
 
 
 class Sessions:
@@ -57,8 +52,10 @@ class Sessions:
         self._commits = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
-        self.streams = ThreadPoolExecutor(_COMPUTING, "kivi-streams")
-        self.writes = ThreadPoolExecutor(_COMPUTING, "kivi-writes")
+        # Scan streams and what decodes and derives compute all the time. With eight threads of each on two cores, 48
+        # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
+        self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams")
+        self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes")
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.waits = ThreadPoolExecutor(16, "kivi-waits")
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []

@@ -98,16 +98,7 @@ class Pending:
         """The commit at ``cts`` is durable. Its runs already carry the CTS."""
         with self._mutex:
             for table, key, op in applied.rows:
-                index = self._table(table).index
-                ops = index.get(key)
-                if ops is None:
-                    index[key] = [(cts, op)]
-                elif ops[-1][0] < cts:
-                    ops.append((cts, op))
-                else:
-                    copied = list(ops)
-                    insort(copied, (cts, op), key=lambda item: item[0])
-                    index[key] = copied
+                self._put(table, key, cts, op)
             for table, events in _by_table((t, PendingEvents(cts, batch)) for t, batch in applied.events):
                 pending = self._table(table)
                 pending.events = _in_order(pending.events, events, lambda item: item.cts)
@@ -119,6 +110,19 @@ class Pending:
             self.applied_bytes += nbytes
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
 
+    def _put(self, table: int, key: bytes, cts: int, op: RowOp) -> None:
+        """Called with the mutex held. Readers look at the lists without it: one that is in order only grows."""
+        index = self._table(table).index
+        ops = index.get(key)
+        if ops is None:
+            index[key] = [(cts, op)]
+        elif ops[-1][0] < cts:
+            ops.append((cts, op))
+        else:
+            copied = list(ops)
+            insort(copied, (cts, op), key=lambda item: item[0])
+            index[key] = copied
+
     def apply_plain(self, group: Sequence[Plain]) -> None:
         """``apply`` for commits of deltas, whose CTS ascend."""
         nbytes = operations = 0
@@ -126,16 +130,7 @@ class Pending:
             for plain in group:
                 cts = plain.cts
                 for table, key, op in plain.rows:
-                    index = self._table(table).index
-                    ops = index.get(key)
-                    if ops is None:
-                        index[key] = [(cts, op)]
-                    elif ops[-1][0] < cts:
-                        ops.append((cts, op))
-                    else:
-                        copied = list(ops)
-                        insort(copied, (cts, op), key=lambda item: item[0])
-                        index[key] = copied
+                    self._put(table, key, cts, op)
                     nbytes += _row_bytes(key, op)
                     operations += 1
             self.nbytes += nbytes
