@@ -7,6 +7,7 @@ to await.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ __all__ = [
     "Calls",
     "Link",
     "Queued",
+    "Releases",
     "answer",
     "encoded",
     "failed",
@@ -79,6 +81,8 @@ class Session(Protocol):
 
     def put(self, request: Message) -> None: ...
 
+    def release(self, number: int) -> None: ...
+
 
 S = TypeVar("S", bound=Session)
 
@@ -118,14 +122,43 @@ class Link(ABC, Generic[S]):
         return session
 
     def tell(self, request: Message, epoch: int | None = None) -> int:
-        if epoch is not None:
-            session = self._current
-            if session is None or session.epoch != epoch or session.broken is not None:
-                return epoch
-        else:
-            session = self.open()
-        session.put(request)
-        return session.epoch
+        session = self.open() if epoch is None else self._alive(epoch)
+        if session is not None:
+            session.put(request)
+            epoch = session.epoch
+        return epoch or 0
+
+    def release(self, number: int, epoch: int) -> None:
+        session = self._alive(epoch)
+        if session is not None:
+            session.release(number)
+
+    def _alive(self, epoch: int) -> S | None:
+        session = self._current
+        return session if session is not None and session.epoch == epoch and session.broken is None else None
+
+
+class Releases:
+    """Transactions to let go of: gathered until the message leaves that names them all."""
+
+    def __init__(self) -> None:
+        self._numbers: deque[int] = deque()
+        self._queued = False
+
+    def add(self, number: int) -> Message | None:
+        """A message to queue, unless one is. Threads may call it at the same time."""
+        self._numbers.append(number)
+        if self._queued:  # what makes the message sets this first and then looks, and finds the number
+            return None
+        self._queued = True
+        return [self._message]
+
+    def _message(self) -> session_pb2.Request:
+        self._queued = False
+        release, numbers = session_pb2.Release(), self._numbers
+        for _ in range(len(numbers)):
+            release.txns.append(numbers.popleft())
+        return session_pb2.Request(release=release)
 
 
 _TAG: Final = b"\x0a"  # of ``ClientFrame.requests``: field 1, length-delimited

@@ -119,6 +119,9 @@ class Transport(Protocol):
         With ``epoch`` it is dropped when that session is gone.
         """
 
+    def release(self, number: int, epoch: int) -> None:
+        """Lets go of that session's transaction, together with others, when the next message leaves."""
+
 
 Message = session_pb2.Request | list[Callable[[], session_pb2.Request]]
 """What is queued: a request, or what makes one when it leaves, in a list of its own from where it may be taken back."""

@@ -89,7 +89,22 @@ class TransactionCore:
     def shared(self) -> bool:
         return self._begin.shared
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a snapshot of the newest, kept as long as any: one that others may begin along with theirs."""
+        begin = self._begin
+        special = (
+            begin.shared or begin.lease or begin.ttl_ms or begin.HasField("as_of_us") or begin.HasField("as_of_ts")
+        )
+        return self.read_only and not special and begin.min_snapshot <= self.core.seen_ts
+
     # -- the life of a transaction --------------------------------------------------------------
+
+    def begun(self, number: int, epoch: int, start_ts: int) -> None:
+        """It was begun with others, under this number of that session."""
+        self.number = self._next.txn = number
+        self._epoch = epoch
+        self.start_ts = start_ts
 
     def begin(self) -> None:
         """Queued, not awaited: what follows on the session arrives after it.
@@ -197,7 +212,7 @@ class TransactionCore:
             self.ended = True
             if self._taken_back():
                 return
-            self.core.transport.tell(session_pb2.Request(txn=self.number, release=session_pb2.Release()), self._epoch)
+            self.core.transport.release(self.number, self._epoch)
 
     def renew(self, ttl_s: float | None) -> Steps[None]:
         if self.broken is not None:

@@ -1,8 +1,13 @@
 """The channel and its session stream, for threads.
 
 Threads put encoded requests into a queue and wait for their own answers; gRPC's sending thread takes everything that is
-queued each time the stream is ready for more, so the requests of many threads share messages without anyone waiting for
-company. One reader thread hands answers out.
+queued each time the stream is ready for more, so the requests of many threads share messages. One reader thread hands
+answers out.
+
+With many threads what costs is not a request but a message, and waking threads that then wait for the interpreter.
+So while most of many threads still wait for their answers, a message waits a moment for the requests of those that are
+just being answered, and threads whose answers came together wake each other, two at a time. 64 threads that commit
+again and again: 3.1 times the rate of an echo instead of 2.6, medians of six runs; either alone changed nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +16,8 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -21,6 +27,7 @@ from kivi.client_calls import (
     Calls,
     Link,
     Queued,
+    Releases,
     answer,
     encoded,
     failed,
@@ -40,21 +47,39 @@ __all__ = ["Transport"]
 
 T = TypeVar("T")
 _COMPANY_S: Final = 0.0002
+_COMPANY: Final = 64
+_MANY: Final = 8
+_GATHER_S: Final = 0.0004
+_AWAKE: Final = 2  # how many of the threads whose answers came together are being woken at a time
 _QUEUED_MAX: Final = 20_000
 _LARGE_BYTES: Final = 256 << 10
 _QUEUED_BYTES_MAX: Final = 128 << 20
 
 
 class _Waiter:
-    """One thread waiting for one answer: a lock that is held until the answer is there."""
+    """One thread waiting for one answer: a lock that is held until the answer is there.
 
-    __slots__ = ("error", "gate", "reply")
+    Threads that are all woken at once find one interpreter, and most of them go to sleep again. So those whose answers
+    came together wake each other, a few at a time: who has been woken wakes the next of the ``others``.
+    """
+
+    __slots__ = ("error", "gate", "others", "reply")
 
     def __init__(self) -> None:
         self.gate = threading.Lock()
         self.gate.acquire()
+        self.others: deque[_Waiter] = deque()
         self.reply: session_pb2.Response | None = None
         self.error: KiviError | None = None
+
+
+def _wake(waiting: deque[_Waiter]) -> None:
+    """The next of them, if any."""
+    try:
+        waiter = waiting.popleft()
+    except IndexError:
+        return
+    waiter.gate.release()
 
 
 class _Session:
@@ -68,6 +93,7 @@ class _Session:
         self._lock = threading.Lock()
         self._out: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._large = 0
+        self._releases = Releases()
         self._waiters: dict[int, _Waiter] = {}
         self._ids = itertools.count(1)
         self._call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready)
@@ -76,13 +102,14 @@ class _Session:
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
         out, held = self._out, b""
-        while (queued := held or out.get()) is not None:
-            company = self._company() if type(queued) is list and out.empty() else b""
-            first, held = leaving(queued), b""
-            parts, size = [first], len(first)
+        while first := [held] if held else self._first():
+            if len(self._waiters) > max(_MANY, 2 * out.qsize()):  # answers are on their way: more will follow
+                time.sleep(_GATHER_S)
+            parts = [leaving(queued) for queued in first]
+            size, held = sum(map(len, parts)), b""
             while size < FRAME_BYTES:
                 try:
-                    queued, company = company or out.get_nowait(), b""
+                    queued = out.get_nowait()
                 except queue.Empty:
                     break
                 if queued is None:
@@ -98,18 +125,26 @@ class _Session:
                 with self._lock:
                     self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
             if size:
-                yield first if len(parts) == 1 else b"".join(parts)
+                yield parts[0] if len(parts) == 1 else b"".join(parts)
 
-    def _company(self) -> Queued:
-        """What follows a Begin within a moment: most often the request that it is for, which takes it along."""
+    def _first(self) -> list[Queued]:
+        """What the next message begins with; waits for it. Nothing: the end.
+
+        What is made when it leaves waits a moment for company: most often the next request follows at once, and takes
+        a Begin into itself, or a Release along.
+        """
+        found: list[Queued] = []
+        queued = self._out.get()
         try:
-            queued = self._out.get(timeout=_COMPANY_S)
+            while type(queued) is list and len(found) < _COMPANY:
+                found.append(queued)
+                queued = self._out.get(timeout=_COMPANY_S)
         except queue.Empty:
-            return b""
+            return found
         if queued is None:
             self._out.put(None)
-            return b""
-        return queued
+            return found
+        return [*found, queued]
 
     def put(self, request: Message) -> None:
         data: Queued = request if isinstance(request, list) else encoded(request)
@@ -123,6 +158,10 @@ class _Session:
                 time.sleep(0.001)
         self._out.put(data)
 
+    def release(self, number: int) -> None:
+        if (message := self._releases.add(number)) is not None:
+            self.put(message)
+
     def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
         waiter = _Waiter()
         number = request.id = next(self._ids)
@@ -135,14 +174,27 @@ class _Session:
         except KiviError:
             self._waiters.pop(number, None)
             raise
-        if not waiter.gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s)):
-            self._waiters.pop(number, None)
-            raise silent(self._transport.core.endpoint, timeout_s)
+        try:
+            answered = waiter.gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
+        except BaseException:  # an interrupt
+            self._leave(number, waiter)
+            raise
+        if answered:
+            _wake(waiter.others)
+        else:
+            self._leave(number, waiter)
+            if waiter.reply is None and waiter.error is None:
+                raise silent(self._transport.core.endpoint, timeout_s)
         if waiter.error is not None:
             raise waiter.error
         reply = waiter.reply
         assert reply is not None
         return answer(reply)
+
+    def _leave(self, number: int, waiter: _Waiter) -> None:
+        """It waits no longer. If its answer has come at this very moment, it is to wake another all the same."""
+        if self._waiters.pop(number, None) is None:
+            _wake(waiter.others)
 
     def _lost(self, sent: bool) -> KiviError:
         return lost(self._transport.core.endpoint, self.broken, sent=sent)
@@ -155,16 +207,24 @@ class _Session:
                 if frame.HasField("hello"):
                     self._transport.core.greeted(frame.hello)
                     self.hello.set()
-                for reply in frame.responses:
-                    waiter = self._waiters.pop(reply.id, None)
-                    if waiter is not None:
-                        waiter.reply = reply
-                        waiter.gate.release()
+                self._hand_out(frame.responses)
         except grpc.RpcError as error:
             reason = from_rpc_error(error)
         except Exception as error:
             reason = Unavailable(f"the session failed: {error!r}")
         self.close(reason)
+
+    def _hand_out(self, replies: Iterable[session_pb2.Response]) -> None:
+        awaited: deque[_Waiter] = deque()
+        for reply in replies:
+            waiter = self._waiters.get(reply.id)
+            if waiter is not None:
+                waiter.reply = reply
+                waiter.others = awaited  # before it is taken: who leaves now looks here
+                if self._waiters.pop(reply.id, None) is not None:
+                    awaited.append(waiter)
+        for _ in range(_AWAKE):
+            _wake(awaited)
 
     def close(self, reason: KiviError) -> None:
         if self.broken is None:

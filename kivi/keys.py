@@ -244,8 +244,10 @@ def _damaged(error: object) -> DataLoss:
 # -- columns of keys ------------------------------------------------------------------------------
 
 
-def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any]) -> pa.LargeBinaryArray:
+def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any], after: Any = None) -> pa.LargeBinaryArray:
     """``encode_key`` of every row of Arrow columns, at once. Chunked, sliced and dictionary arrays are fine.
+
+    ``after``: each row's key begins with this, the same of the columns that come before these.
 
     Neighbouring columns of fixed width become one byte matrix; strings are joined by an Arrow kernel, and
     escaped only if there is a zero byte among them. Against ``encode_key`` in a loop, 10,000 rows, medians:
@@ -255,7 +257,7 @@ def encode_key_columns(types: Sequence[ColumnType], arrays: Sequence[Any]) -> pa
     if any(array.null_count for array in arrays):
         raise InvalidArgument("a null key: every key column needs a value")
     rows = len(arrays[0]) if arrays else 0
-    parts: list[Any] = []
+    parts: list[Any] = [] if after is None else [after]
     fixed: list[Bytes] = []
     for type_, array in zip(types, arrays, strict=False):
         codec = _CODECS[type_.name]

@@ -51,7 +51,7 @@ from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
-from kivi.mvcc.plain import Plain
+from kivi.mvcc.plain import Plain, PlainRows
 from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.timeline import Timeline
@@ -65,7 +65,19 @@ from kivi.settings import COMPUTING, Settings
 from kivi.stages import LiveStage, Stages, sequences_of
 from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
-__all__ = ["GetPlan", "Lease", "Outcome", "Plain", "Scan", "Settings", "Store", "TokenState", "Txn"]
+__all__ = [
+    "DeltaPlan",
+    "GetPlan",
+    "Lease",
+    "Outcome",
+    "Plain",
+    "PlainRows",
+    "Scan",
+    "Settings",
+    "Store",
+    "TokenState",
+    "Txn",
+]
 
 TokenState = Literal["committed", "aborted", "unknown"]
 Progress = Callable[[int, int], None]
@@ -542,8 +554,8 @@ class Store:
         of the catalog is on its way."""
         return plans_of(self.catalog)
 
-    def plain(self, rows: list[tuple[DeltaPlan, bytes, RowOp]], token: str, tag: Any) -> Plain | None:
-        """A transaction of deltas that begins now, for ``submit_plain``; None if a row occurs twice."""
+    def plain_rows(self, rows: list[tuple[DeltaPlan, bytes, RowOp]]) -> PlainRows | None:
+        """What a transaction of deltas does, for ``plain``; None if a row occurs twice."""
         ordered = [(plan.id, key, op) for plan, key, op in rows]
         guards = [plan.guard for plan, _, _ in rows]
         if len(rows) > 1:
@@ -551,7 +563,11 @@ class Store:
             if any(a[:2] == b[:2] for a, b in itertools.pairwise(ordered)):
                 return None
             guards = list(dict.fromkeys(guards))
-        return Plain(self.leases.blind(), ordered, guards, token, tag)
+        return PlainRows(ordered, guards)
+
+    def plain(self, does: PlainRows, token: str, tag: Any) -> Plain:
+        """A transaction of deltas that begins now, for ``submit_plain``."""
+        return Plain(self.leases.blind(), does, token, tag)
 
     def submit_plain(
         self,
@@ -568,7 +584,8 @@ class Store:
 
         def settled(entered: list[Plain], error: CommitUnknown | None) -> None:
             for plain in entered:
-                self.leases.release(plain.lease)
+                if plain.lease.id:
+                    self.leases.release(plain.lease)
             done(entered, error)
 
         return self.committer.submit_plain(group, catalog_version, settled)

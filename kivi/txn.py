@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.ipc import encode_ipc
 from kivi.catalog import TABLES, View, changes, schema_guard
-from kivi.delta.derive import derive, derive_small
+from kivi.delta.derive import derive, derive_all, derive_small
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
@@ -261,14 +261,16 @@ def prepare(
         batches = txn.events_of(table)
         small = sum(item.num_rows for item in batches) <= SMALL_EVENTS
         rows = _rows_of(batches) if small and view.aggregates.get(table) else []
-        for aggregate in view.aggregates.get(table, ()):
-            if small:
+        aggregates = view.aggregates.get(table, ())
+        if small:
+            for aggregate in aggregates:
                 commit.derived += [
                     (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas))
                     for key, deltas in derive_small(aggregate, rows)
                 ]
-            else:
-                run = derive(aggregate, pa.Table.from_batches(batches))
+        elif aggregates:
+            derived = derive_all(aggregates, pa.Table.from_batches(batches))
+            for aggregate, run in zip(aggregates, derived, strict=True):
                 runs.append((aggregate.id, run))
                 commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
     digest = _digest(commit) if request is not None else bytes(16)

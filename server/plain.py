@@ -7,16 +7,19 @@ another row. Anything else is for the translator, which says what is wrong with 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kivi.client_codec import from_values
-from kivi.store import Plain, Store
+from kivi.store import DeltaPlan, Plain, PlainRows, Store
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["PlainReader"]
 
 _OPERATIONS_MAX: Final = 16
 _TOKEN_CHARACTERS_MAX: Final = 256
+_REMEMBERED_MAX: Final = 4_096
+_REMEMBERED_BYTES_MAX: Final = 512
 _DELTA: Final = session_pb2.Operation.KIND_DELTA
 
 
@@ -25,13 +28,15 @@ class PlainReader:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._plans = store.delta_plans()
+        # The catalog's version, its plans, and what operations are by these, by the operations' bytes.
+        self._plans: tuple[int, Mapping[str, DeltaPlan] | None, dict[bytes, PlainRows]] = (*store.delta_plans(), {})
 
     def version(self) -> int:
         """Of the catalog that requests are read by from now on."""
-        version, plans = self._plans
+        version, plans, _ = self._plans
         if version != self._store.catalog_version or plans is None:
-            self._plans = version, _ = self._store.delta_plans()
+            version, plans = self._store.delta_plans()
+            self._plans = version, plans, {}
         return version
 
     def read(self, request: session_pb2.Request, received: float) -> Plain | None:
@@ -46,9 +51,22 @@ class PlainReader:
             return None
         if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
             return None
-        plans = self._plans[1]
+        _, plans, remembered = self._plans
         if plans is None:
             return None
+        name = b"".join([operation.SerializeToString() for operation in operations])
+        does = remembered.get(name)
+        if does is None:
+            does = self._does(plans, operations)
+            if does is None:
+                return None
+            if len(name) <= _REMEMBERED_BYTES_MAX:
+                if len(remembered) >= _REMEMBERED_MAX:
+                    remembered.clear()
+                remembered[name] = does
+        return self._store.plain(does, token, (request, received))
+
+    def _does(self, plans: Mapping[str, DeltaPlan], operations: Iterable[session_pb2.Operation]) -> PlainRows | None:
         rows = []
         for operation in operations:
             plan = plans.get(operation.table)
@@ -60,4 +78,4 @@ class PlainReader:
             if key is None or deltas is None:
                 return None
             rows.append((plan, key, deltas))
-        return self._store.plain(rows, token, (request, received))
+        return self._store.plain_rows(rows)

@@ -85,7 +85,9 @@ class Requests(ABC):
         begin = request.begin
         if self.sessions.stopping:
             raise stopping()
-        if begin.lease:
+        if begin.count > 1:
+            self._begin_together(request, transaction)
+        elif begin.lease:
             transaction.shared = begin.lease
             transaction.lease = self.sessions.find_shared(begin.lease)
         else:
@@ -102,6 +104,28 @@ class Requests(ABC):
             if begin.shared:
                 transaction.shared, transaction.owner = self.sessions.share(transaction.lease), True
         self._succeed(request, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
+
+    def _begin_together(self, request: session_pb2.Request, first: Transaction) -> None:
+        begin, store = request.begin, self.store
+        if begin.lease or begin.shared or begin.ttl_ms or begin.HasField("as_of_ts") or begin.HasField("as_of_us"):
+            raise InvalidArgument("snapshots are begun together on the newest state only: begin this one by itself")
+        more = range(first.number + 1, first.number + begin.count)
+        open_ones = len(self.txns) + len(more)
+        if open_ones > limits.SESSION_TRANSACTIONS_MAX:
+            raise limits.exceeded(
+                "session_transactions_max", limits.SESSION_TRANSACTIONS_MAX, open_ones, "open transactions"
+            )
+        if not self.txns.keys().isdisjoint(more):
+            raise InvalidArgument(f"some of the transactions {more.start} to {more.stop - 1} are there already")
+        if begin.min_snapshot > store.watermark():
+            timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
+            store.release(store.begin(min_snapshot=begin.min_snapshot, timeout_s=timeout_s))
+        begun = [first, *map(Transaction, more)]
+        for transaction, lease in zip(begun, store.begin_together(len(begun)), strict=True):
+            transaction.lease = lease
+            self.txns[transaction.number] = transaction
+        if self._closed:  # the stream ended while this waited
+            self._release_all()
 
     def _apply(self, request: session_pb2.Request, transaction: Transaction) -> None:
         """The request's operations. Any failure but a failed insert dooms the transaction."""
@@ -248,6 +272,10 @@ class Requests(ABC):
             raise
 
     def _do_release(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        self._let_go(transaction)
+        self._succeed(request, transaction)
+
+    def _let_go(self, transaction: Transaction | None) -> None:
         if transaction is not None:
             self.txns.pop(transaction.number, None)
             if transaction.owner:
@@ -255,7 +283,6 @@ class Requests(ABC):
                 if lease is not None:
                     self.store.release(lease)
             self._end(transaction)
-        self._succeed(request, transaction)
 
     def _do_renew(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)

@@ -38,6 +38,7 @@ import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -309,7 +310,7 @@ class Session(Requests):
         begun: dict[int, Transaction] = {}
         while inbox and len(wanted) < _GROUP:
             request, received = inbox[0]
-            if request.HasField("release") and wanted and request.txn not in begun:
+            if request.HasField("release") and wanted and begun.keys().isdisjoint((request.txn, *request.release.txns)):
                 self._dispatch(*inbox.popleft())
                 continue
             if request.txn in begun or len(self.txns) + len(begun) >= limits.SESSION_TRANSACTIONS_MAX:
@@ -371,8 +372,21 @@ class Session(Requests):
         finally:
             self.sessions.commit_ended(len(group))
 
+    def _release_these(self, numbers: Iterable[int], received: float) -> None:
+        """What is busy is let go of when it is not."""
+        for number in numbers:
+            transaction = self.txns.get(number)
+            if transaction is None:
+                continue
+            if transaction.busy:
+                self._dispatch(session_pb2.Request(txn=number, release=session_pb2.Release()), received)
+            else:
+                self._let_go(transaction)
+
     def _dispatch(self, request: session_pb2.Request, received: float) -> None:
         number = request.txn
+        if request.HasField("release"):
+            self._release_these(request.release.txns, received)
         if request.HasField("first"):
             if number in self.txns or not number:
                 self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))

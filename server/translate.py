@@ -174,7 +174,7 @@ class Translator:
         """Events from an Arrow IPC stream: decoded as from a stranger, then held to the table's columns."""
         self._event_table(schema)
         decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max)
-        return event_batch(schema, decoded)
+        return event_batch(schema, decoded, validated=True)
 
     # -- reads ----------------------------------------------------------------------------------
 

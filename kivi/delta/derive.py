@@ -1,4 +1,4 @@
-"""Deriving: the deltas that the events of one commit are for one aggregate, by Arrow and NumPy kernels.
+"""Deriving: the deltas that the events of one commit are for the aggregates of their table, by Arrow and NumPy kernels.
 
 On this path no Python statement runs once per event; ``derive_small`` does the same row by row where a commit has
 only a few events, and ``run_from_rows`` puts such rows in columns later. All of them agree to the last bit:
@@ -10,11 +10,7 @@ only a few events, and ``run_from_rows`` puts such rows in columns later. All of
   which of the two derivations was used.
 * A float sum that leaves the finite numbers is OutOfRange here, before anything was committed.
 
-**Grouping.** Each key column becomes an integer code in value order (strings: the rank of their dictionary
-entry), the codes are packed into one integer, and that is looked up in a table if its range is small and sorted
-if not. Measured on 10,000 events (int64, 5 min slot) in 7,400 groups: coding and grouping 0.2 ms, and the groups come
-out sorted; pyarrow's ``group_by(use_threads=False)`` with two sums, a count and a max 0.75 ms, unsorted, against
-0.45 ms for all of that here. With four strings in the key Arrow is level (1.6 ms), but would leave the sorting.
+How events are grouped, and what several aggregates share of it: ``kivi.delta.grouping``.
 
 Pure: no I/O and no clock; timestamps are given.
 """
@@ -22,27 +18,22 @@ Pure: no I/O and no clock; timestamps are given.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kivi.arrow.columns import flat, stored_array
-from kivi.delta.gather import packed_order
+from kivi.arrow.columns import stored_array
+from kivi.delta.combine import exact_sums, extremes
+from kivi.delta.grouping import Events, Groups, no_slot, null_key
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
-from kivi.errors import InvalidArgument, OutOfRange
-from kivi.keys import encode_key, encode_key_columns
-from kivi.schema import Column, GroupKey, TableSchema
+from kivi.errors import OutOfRange
+from kivi.keys import encode_key
+from kivi.schema import Column, GroupKey, Measure, TableSchema
 from kivi.types import INT64_MAX, INT64_MIN
 
-__all__ = ["derive", "derive_small", "run_from_rows"]
-
-_SPAN_MAX: Final = 2**62
-_SPARSE: Final = 16
-"""Up to so many codes for each row a table is faster than sorting."""
+__all__ = ["derive", "derive_all", "derive_small", "run_from_rows"]
 
 
 def derive(aggregate: TableSchema, batch: pa.RecordBatch | pa.Table, cts: int = 0) -> DeltaRun:
@@ -53,121 +44,63 @@ def derive(aggregate: TableSchema, batch: pa.RecordBatch | pa.Table, cts: int = 
     77,000 groups 13 ms (10 to 15), 10,000 events by four strings, an int64 and a slot 3.9 ms, half of it for
     building the bytes of the keys.
     """
-    columns: dict[str, Any] = {}
+    return derive_all([aggregate], batch, cts)[0]
 
-    def source(name: str) -> Any:
-        if name not in columns:
-            columns[name] = flat(batch.column(name))
-        return columns[name]
 
-    rows = batch.num_rows
-    parts = [_Part.of(aggregate, group, column, source(group.source)) for group, column in _keys(aggregate)]
-    group_of, groups, sample = _grouped(parts, rows)
-    keys = encode_key_columns([column.type for column in aggregate.key], [part.keys(sample) for part in parts])
-    cells = []
-    for measure, column in zip(aggregate.measures, aggregate.columns, strict=True):
-        array = None if measure.source is None else source(measure.source)
+def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch | pa.Table, cts: int = 0) -> list[DeltaRun]:
+    """``derive`` for each of the aggregates of one source, sharing what they have in common."""
+    events = _Derivation(batch)
+    runs: dict[int, DeltaRun] = {}
+    for i in sorted(range(len(aggregates)), key=lambda i: aggregates[i].group_by[-1].slot_us):  # finer slots first
+        aggregate = aggregates[i]
+        groups = events.groups(aggregate)
+        cells = [
+            events.cells(aggregate, column, measure, groups)
+            for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
+        ]
+        runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
+    return [runs[i] for i in range(len(aggregates))]
+
+
+class _Derivation(Events):
+    def __init__(self, batch: pa.RecordBatch | pa.Table) -> None:
+        super().__init__(batch)
+        self._cells: dict[tuple[Groups, str, str | None], Cells] = {}
+
+    def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> Cells:
+        """One measure of each group; of a rolled-up one from the finer groups, where that is exact."""
+        name = (groups, measure.operator, measure.source)
+        found = self._cells.get(name)
+        if found is None:
+            finer, starts = groups.parent, groups.starts
+            if finer is None or starts is None or _is_float_sum(column):
+                found = self._of_events(aggregate, column, measure, groups)
+            else:
+                cells = self.cells(aggregate, column, measure, finer)
+                is_sum = column.operator == "sum"
+                found = exact_sums(cells, starts, groups.most) if is_sum else extremes(column, cells, starts)
+            self._cells[name] = found
+        return found
+
+    def _of_events(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> Cells:
+        group_of, count = groups.group_of, groups.count
+        array = None if measure.source is None else self.column(measure.source)
         if measure.operator == "count":
             counted = group_of if array is None or not array.null_count else group_of[_valid(array)]
-            cells.append(Cells(np.bincount(counted, minlength=groups).astype(np.int64, copy=False)))
-        elif measure.operator != "sum":
-            cells.append(_extremes(column, array, group_of, groups))
-        elif column.type.name == "float64":
-            cells.append(Cells(_float_sums(aggregate, column, array, group_of, groups)))
-        else:
-            cells.append(_exact_sums(stored_array(column.type, array), group_of, groups))
-    return DeltaRun(keys, cts, tuple(cells))
+            return Cells(np.bincount(counted, minlength=count).astype(np.int64, copy=False))
+        if measure.operator != "sum":
+            return _extremes(column, array, group_of, count)
+        if _is_float_sum(column):
+            return Cells(_float_sums(aggregate, column, array, group_of, count))
+        return _exact_sums(stored_array(column.type, array), group_of, count)
 
 
-def _keys(aggregate: TableSchema) -> Iterable[tuple[GroupKey, Column]]:
-    return zip(aggregate.group_by, aggregate.key, strict=True)
+def _is_float_sum(column: Column) -> bool:
+    return column.operator == "sum" and column.type.name == "float64"
 
 
 def _valid(array: Any) -> Array:
     return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One key column of the events: what it is, and an integer code per row in value order, below ``span``."""
-
-    array: Any
-    codes: Array
-    span: int
-
-    @staticmethod
-    def of(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -> _Part:
-        if array.null_count:
-            raise _null_key(aggregate, group)
-        if column.type.name in ("string", "bytes"):
-            encoded = array.dictionary_encode()
-            order = pc.array_sort_indices(encoded.dictionary).to_numpy()
-            rank = np.empty(len(order), np.int64)
-            rank[order] = np.arange(len(order))
-            return _Part(array, rank[encoded.indices.to_numpy()], max(1, len(order)))
-        values = stored_array(column.type, array)
-        if group.slot_us:
-            slots = np.floor_divide(values, group.slot_us)
-            starts = slots * group.slot_us
-            if len(values) and int(values.min()) < INT64_MIN + group.slot_us and (starts > values).any():
-                raise _no_slot(aggregate, group)
-            return _Part(pa.array(starts), *_ranged(slots))
-        if column.type.name == "float64":
-            bits = (values + 0.0).view(np.int64)
-            return _Part(array, *_ranged(np.where(bits < 0, bits ^ INT64_MAX, bits)))
-        return _Part(array, *_ranged(values.astype(np.int64, copy=False)))
-
-    def keys(self, sample: Array) -> Any:
-        return self.array.take(pa.array(sample))
-
-
-def _ranged(values: Array) -> tuple[Array, int]:
-    """Codes that begin at 0, and their span."""
-    if not len(values):
-        return values, 1
-    low, high = int(values.min()), int(values.max())
-    return (values - low, high - low + 1) if high - low < _SPAN_MAX else _dense(values)
-
-
-def _dense(values: Array) -> tuple[Array, int]:
-    distinct, codes = np.unique(values, return_inverse=True)
-    return codes, max(1, len(distinct))
-
-
-def _grouped(parts: Sequence[_Part], rows: int) -> tuple[Array, int, Array]:
-    """(group of each row, number of groups, some row of each group); groups are in key order."""
-    codes, span = parts[0].codes, parts[0].span
-    for part in parts[1:]:
-        more, width = part.codes, part.span
-        if span * width > _SPAN_MAX:  # at most ``rows`` codes are in use: number those
-            (codes, span), (more, width) = _dense(codes), _dense(more)
-        codes, span = codes * width + more, span * width
-    if span <= _SPARSE * rows + 1_024:
-        used = np.zeros(span, np.bool_)
-        used[codes] = True
-        distinct = np.flatnonzero(used)
-        groups = len(distinct)
-        number = np.empty(span, np.int64)
-        number[distinct] = np.arange(groups)
-        group_of = number[codes]
-    else:
-        order, first = packed_order([codes.view(np.uint64)]) or _sorted(codes)
-        numbers = np.cumsum(first) - 1
-        group_of = np.empty(rows, np.int64)
-        group_of[order] = numbers
-        groups = int(numbers[-1]) + 1 if rows else 0
-    sample = np.empty(groups, np.int64)
-    sample[group_of] = np.arange(rows)
-    return group_of, groups, sample
-
-
-def _sorted(codes: Array) -> tuple[Array, Array]:
-    """The order of the codes, and where another one begins."""
-    order = np.argsort(codes)
-    ordered = codes[order]
-    first = np.ones(len(codes), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return order, first
 
 
 def _exact_sums(values: Array, group_of: Array, groups: int) -> Cells:
@@ -207,6 +140,13 @@ def _extremes(column: Column, array: Any, group_of: Array, groups: int) -> Cells
     return Cells(found, None, seen)
 
 
+def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:
+    return OutOfRange(
+        f"the events of this commit add up to more than a float64 holds in {aggregate.name!r}.{column.name}",
+        column=column.name,
+    )
+
+
 # -- row by row ------------------------------------------------------------------------------------
 
 
@@ -218,7 +158,7 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
     """
     for group in aggregate.group_by:
         if any(row.get(group.source) is None for row in rows):
-            raise _null_key(aggregate, group)
+            raise null_key(aggregate, group)
     types = [column.type for column in aggregate.key]
     sums = [column.operator == "sum" for column in aggregate.columns]
     zeros = [(0.0 if c.type.name == "float64" else 0) if c.operator == "sum" else None for c in aggregate.columns]
@@ -251,7 +191,7 @@ def _group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
         return value
     start = value // group.slot_us * group.slot_us
     if start < INT64_MIN:
-        raise _no_slot(aggregate, group)
+        raise no_slot(aggregate, group)
     return start
 
 
@@ -272,27 +212,3 @@ def run_from_rows(schema: TableSchema, rows: Sequence[tuple[bytes, int, dict[int
             columns.append(Cells(low, np.array([v >> LIMB for v in filled], np.int64)))
     keys = pa.array([key for key, _, _ in ordered], pa.large_binary())
     return DeltaRun(keys, np.array([cts for _, cts, _ in ordered], np.uint64), tuple(columns))
-
-
-# -- what events cannot be ------------------------------------------------------------------------
-
-
-def _null_key(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
-    return InvalidArgument(
-        f"column {group.source!r} is null in an event, and aggregate {aggregate.name!r} groups by it",
-        column=group.source,
-    )
-
-
-def _no_slot(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
-    return InvalidArgument(
-        f"column {group.source!r} is so early that the slot of aggregate {aggregate.name!r} would begin before time",
-        column=group.source,
-    )
-
-
-def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:
-    return OutOfRange(
-        f"the events of this commit add up to more than a float64 holds in {aggregate.name!r}.{column.name}",
-        column=column.name,
-    )

@@ -383,9 +383,9 @@ class Committer:
             if catalog_version != self._catalog_version() or self.hold is not None:
                 return group
             facts, seen = self._facts, set[str]()
-            now_us = self.now_us()
+            known = self._tokens.known([plain.token for plain in group if plain.token], self.now_us())
             for plain in group:
-                if self._is_regular(plain, seen, now_us) and not facts.collides(plain):
+                if self._is_regular(plain, seen, known) and not facts.collides(plain):
                     entered.append(plain)
                 else:
                     left.append(plain)
@@ -400,23 +400,21 @@ class Committer:
                 return group
             cts = ticket.first
             self._watermark.enter_many(cts, ticket.last)
+            self._timeline.note_many(cts, ticket.last, ticket.time_us)
             for plain in entered:
                 plain.cts = cts
                 self._in_flight[cts] = plain
                 facts.note_deltas(plain, cts, ticket.time_us)
-                self._timeline.note(cts, ticket.time_us)
                 if plain.token:
                     self._by_token[plain.token] = plain
                 cts += 1
         return left
 
-    def _is_regular(self, plain: Plain, seen: set[str], now_us: int) -> bool:
+    def _is_regular(self, plain: Plain, seen: set[str], known: set[str]) -> bool:
         """Steps 3 and 4 find nothing to say."""
         token = plain.token
         if token:
-            if token in seen or token in self._by_token or token in self._fencing:
-                return False
-            if self._tokens.is_known(token, now_us):
+            if token in seen or token in known or token in self._by_token or token in self._fencing:
                 return False
             seen.add(token)
         try:

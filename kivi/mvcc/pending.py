@@ -131,8 +131,9 @@ class Pending:
                 cts = plain.cts
                 for table, key, op in plain.rows:
                     self._put(table, key, cts, op)
-                    nbytes += _row_bytes(key, op)
-                    operations += 1
+                operations += len(plain.rows)
+                nbytes += plain.does.varying_bytes
+            nbytes += operations * _ROW_BYTES
             self.nbytes += nbytes
             self.applied_bytes += nbytes
             self.operations += operations

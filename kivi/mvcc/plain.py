@@ -25,50 +25,52 @@ from kivi.mvcc.verdict import Guard
 if TYPE_CHECKING:
     from kivi.errors import CommitUnknown
 
-__all__ = ["Plain"]
+__all__ = ["Plain", "PlainRows"]
 
-_NO_DIGEST = bytes(16)
+
+class PlainRows:
+    """What transactions of deltas do: one may be shared by many that do the same, as those that count often do.
+
+    ``rows`` sorted, of PATCH operations with deltas only; ``guards`` are their tables' schema guards. ``digest`` is
+    that of a token, ``varying_bytes`` what the keys and the text in them hold.
+    """
+
+    __slots__ = ("digest", "guards", "rows", "section", "varying_bytes")
+
+    def __init__(self, rows: list[tuple[int, bytes, RowOp]], guards: Sequence[Guard]) -> None:
+        self.rows = rows
+        self.guards = guards
+        self.section = deltas_section(rows)
+        self.digest = hashlib.blake2b(deltas_body(0, len(rows), self.section), digest_size=16).digest()
+        self.varying_bytes = sum(len(key) + op.varying_bytes for _, key, op in rows)
 
 
 class Plain:
-    """One transaction: ``rows`` sorted, of PATCH operations with deltas only; ``guards`` are its tables' schema guards.
+    """One transaction.
 
     ``tag`` is the caller's. Once entered it is the attempt in flight (``commit.Flying``).
     """
 
-    __slots__ = (
-        "_section",
-        "cts",
-        "digest",
-        "guards",
-        "lease",
-        "rows",
-        "runs",
-        "start_ts",
-        "tag",
-        "token",
-        "unknown",
-        "waiters",
-    )
+    __slots__ = ("cts", "does", "guards", "lease", "rows", "runs", "start_ts", "tag", "token", "unknown", "waiters")
 
-    def __init__(
-        self, lease: Lease, rows: list[tuple[int, bytes, RowOp]], guards: Sequence[Guard], token: str, tag: Any
-    ) -> None:
+    def __init__(self, lease: Lease, does: PlainRows, token: str, tag: Any) -> None:
         self.lease = lease
         self.start_ts = lease.ts
-        self.rows = rows
-        self.guards = guards
+        self.does = does
+        self.rows = does.rows
+        self.guards = does.guards
         self.token = token
         self.tag = tag
         self.cts = 0
         self.runs: tuple[Any, ...] = ()
         self.unknown: CommitUnknown | None = None
         self.waiters: list[Callable[[Any], None]] = []
-        self._section = section = deltas_section(rows)
-        self.digest = _NO_DIGEST
-        if token:
-            self.digest = hashlib.blake2b(deltas_body(0, len(rows), section), digest_size=16).digest()
+
+    @property
+    def digest(self) -> bytes:
+        return self.does.digest
 
     def body(self) -> bytes:
         """The record's body."""
-        return deltas_body(self.start_ts, len(self.rows), self._section, self.token, self.digest)
+        does = self.does
+        return deltas_body(self.start_ts, len(does.rows), does.section, self.token, does.digest)

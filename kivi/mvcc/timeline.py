@@ -51,6 +51,12 @@ class Timeline:
             self._times.append(time_us)
             self._stamps.append(cts)
 
+    def note_many(self, first: int, last: int, time_us: int) -> None:
+        """``note`` for each from ``first`` to ``last``, which entered together."""
+        with self._mutex:
+            self._times.extend([time_us] * (last - first + 1))
+            self._stamps.extend(range(first, last + 1))
+
     def at(self, time_us: int) -> int:
         """The largest CTS with a commit time <= ``time_us``; SnapshotTooOld if that is no longer known.
 

@@ -18,7 +18,7 @@ rebuilt from the log.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kivi.engine import Engine, WriteBatch
@@ -84,12 +84,15 @@ class Tokens:
             self.hits += 1
         return found
 
-    def is_known(self, token: str, now_us: int) -> bool:
-        """Whether ``find`` or ``check_age`` would have something to say about it."""
-        if token in self._requests or self._engine.get(token_key(token)) is not None:
-            return True
-        issued = issued_at_us(token)
-        return issued is not None and issued < now_us - self._ttl_us
+    def known(self, tokens: Sequence[str], now_us: int) -> set[str]:
+        """Those about which ``find`` or ``check_age`` would have something to say."""
+        oldest, requests = now_us - self._ttl_us, self._requests
+        stored = self._engine.get_many([token_key(token) for token in tokens])
+        return {
+            token
+            for token, raw in zip(tokens, stored, strict=True)
+            if raw is not None or token in requests or ((issued := issued_at_us(token)) is not None and issued < oldest)
+        }
 
     def remember(self, token: str, cts: int, digest: bytes) -> None:
         self._requests[token] = Remembered(cts, digest)

@@ -160,6 +160,74 @@ def test_cancelling_a_task_that_waits_leaves_the_client_whole(server, accounts):
     run(server.endpoint, test)
 
 
+def test_snapshots_of_many_tasks_are_begun_together(server, accounts):
+    async def test(db: Any) -> None:
+        async with db.transaction() as tx:
+            await tx.delta(accounts, (1,), balance=1)
+        before = await db.stats()
+
+        async def read() -> int:
+            async with db.snapshot() as snap:
+                row = await snap.get(accounts, (1,))
+                assert row["balance"] == 1
+                return int(snap.ts)
+
+        seen = await asyncio.gather(*(read() for _ in range(200)))
+        assert min(seen) >= tx.commit_ts
+        after = await db.stats()
+        assert after["server_requests"] - before["server_requests"] < 300  # 200 reads, and some Begins and Releases
+        await _none_is_open(db)
+
+    run(server.endpoint, test)
+
+
+def test_a_snapshot_whose_task_is_cancelled_while_it_begins_is_let_go_of(server, accounts):
+    async def test(db: Any) -> None:
+        entered: list[int] = []
+
+        async def enter() -> None:
+            async with db.snapshot() as snap:
+                entered.append(snap.ts)
+                await asyncio.sleep(0.2)
+
+        tasks = [asyncio.create_task(enter()) for _ in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        assert len(entered) == 10
+        await _none_is_open(db)
+
+    run(server.endpoint, test)
+
+
+def test_snapshots_that_begin_while_the_connection_is_lost(server, db, accounts):
+    with db.transaction() as tx:
+        tx.delta(accounts, (1,), balance=1)
+
+    async def test(client: Any) -> None:
+        async def read() -> int:
+            async with client.snapshot() as snap:
+                return int((await snap.get(accounts, (1,)))["balance"])
+
+        assert await read() == 1
+        proxy.mute = True
+        asyncio.get_running_loop().call_later(0.2, proxy.lose)
+        assert await asyncio.gather(*(read() for _ in range(10))) == [1] * 10
+        await _none_is_open(client)
+
+    with Proxy(server.port) as proxy:
+        run(proxy.endpoint, test, timeout=20)
+
+
+async def _none_is_open(db: Any) -> None:
+    for _ in range(200):
+        if (await db.stats())["server_open_transactions"] == 0:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("snapshots are left open")
+
+
 def test_lost_replies_and_connections(server, db, accounts):
     with Proxy(server.port) as proxy:
 

@@ -7,12 +7,17 @@ import concurrent.futures
 import datetime as dt
 import threading
 import time
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kivi
 from kivi.client_codec import new_token
+from kivi.client_transport import _Session, _Waiter, _wake
+from kivi.wire.v1 import session_pb2
 from tests.client.proxy import Proxy
 from tests.serverproc import ServerProcess
 
@@ -40,6 +45,34 @@ def test_64_threads_add_to_one_row_without_aborts(db, accounts):
         thread.join()
     assert len(set(stamps)) == len(stamps) == 64 * 20
     assert balance(db) == 64 * 20
+
+
+@given(st.data())
+def test_threads_that_wake_each_other_are_all_woken_whoever_leaves(data):
+    """Of threads that are answered together some give up, before, while or after they are woken."""
+    session: Any = _Session.__new__(_Session)
+    count = data.draw(st.integers(1, 8))
+    session._waiters = {number: _Waiter() for number in range(count)}
+    waiting = dict(session._waiters)
+    done: set[int] = set()
+
+    def leaves(number: int) -> None:
+        done.add(number)
+        session._leave(number, waiting[number])
+
+    for number in data.draw(st.sets(st.sampled_from(range(count)))):
+        leaves(number)
+    session._hand_out([session_pb2.Response(id=number) for number in range(count)])
+    while len(done) < count:
+        number = data.draw(st.sampled_from([n for n in range(count) if n not in done]))
+        if data.draw(st.booleans()):
+            leaves(number)
+        else:
+            awake = [n for n in range(count) if n not in done and waiting[n].gate.acquire(blocking=False)]
+            assert awake or len(done) == count, "nobody is awake, and some still wait"
+            for n in awake:
+                done.add(n)
+                _wake(waiting[n].others)
 
 
 def test_of_two_concurrent_puts_one_gets_a_conflict_that_names_key_and_timestamps(db, accounts):

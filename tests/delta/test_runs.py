@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from kivi.arrow.columns import arrow_from_stored
 from kivi.definitions import aggregate_schema, event_table_schema, time_slot
-from kivi.delta.derive import derive, derive_small, run_from_rows
+from kivi.delta.derive import derive, derive_all, derive_small, run_from_rows
 from kivi.delta.gather import gather, merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import DeltaRun, with_cts
@@ -195,6 +195,47 @@ def test_slots_are_aligned_to_the_epoch_on_both_sides() -> None:
     events = [{"ts": ts} for ts in stamps]
     assert [derive(schema, batch_of(events)).key_at(i) for i in range(4)] == expected
     assert [key for key, _ in derive_small(schema, events)] == expected
+
+
+@st.composite
+def _aggregates_of_one_source(draw: st.DrawFn) -> list[TableSchema]:
+    """Some that share columns, keys or slots with each other, and some that do not."""
+    slotted = st.tuples(
+        st.sampled_from([(), ("i",), ("s",), ("s", "i"), ("f",), ("b", "d", "t")]),
+        st.sampled_from([60, 120, 300, 600, 900, 3600, 86400]).map(lambda width_us: (time_slot("ts", width_us),)),
+        st.sampled_from([(), (), ("i",)]),
+    ).map(lambda parts: (*parts[0], *parts[1], *parts[2]))
+    whole = st.sampled_from([("i",), ("s", "i"), ("ts",), (SLOT, "ts")])
+    keys: list[tuple[Any, ...]] = draw(st.lists(slotted | slotted | whole, min_size=1, max_size=6))
+    measures = st.lists(st.sampled_from(list(MEASURES)), min_size=1, unique=True)
+    chosen = [draw(measures) for _ in keys]
+    return [
+        aggregate_schema(f"sums{n}", EVENTS, key, {name: MEASURES[name] for name in names})
+        for n, (key, names) in enumerate(zip(keys, chosen, strict=True))
+        if len({getattr(part, "source", part) for part in key}) == len(key)
+    ]
+
+
+@given(_aggregates_of_one_source(), st.lists(EVENT, max_size=30))
+@settings(deadline=None, max_examples=200)
+def test_deriving_for_many_aggregates_at_once_is_deriving_for_each(
+    schemas: list[TableSchema], rows: list[dict[str, Any]]
+) -> None:
+    rows = [{**row, "ts": max(row["ts"], INT64_MIN + 86_400)} for row in rows]
+    runs = derive_all(schemas, batch_of(rows), 7)
+    for schema, run in zip(schemas, runs, strict=True):
+        alone = derive(schema, batch_of(rows), 7)
+        assert contents(run) == contents(alone)
+        assert run.to_buffers() == alone.to_buffers()
+        assert contents(run) == [(key, 7, exact(deltas)) for key, deltas in derived(schema, rows)]
+
+
+def test_the_slots_of_many_aggregates_are_each_checked() -> None:
+    schemas = [aggregate("i", time_slot("ts", width_us)) for width_us in (1, 86_400)]
+    rows = [{"ts": INT64_MIN, "i": 1}]
+    assert derive(schemas[0], batch_of(rows)).rows == 1
+    with pytest.raises(InvalidArgument, match="'ts' is so early"):
+        derive_all(schemas, batch_of(rows))
 
 
 def both(schema: TableSchema, rows: list[dict[str, Any]]) -> list[Any]:

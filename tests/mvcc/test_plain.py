@@ -11,7 +11,7 @@ import pytest
 import kivi
 from kivi.delta.ops import Barrier, RowOp
 from kivi.embedded import Database
-from kivi.mvcc.plain import Plain
+from kivi.mvcc.plain import Plain, PlainRows
 from kivi.mvcc.record import Commit, decode_commit
 from kivi.settings import Settings
 from kivi.store import Store
@@ -33,9 +33,9 @@ def plain(db: Database, key: int, token: str, **deltas: int) -> Plain:
     plan = plans["t"]
     raw, op = plan.key([key]), plan.deltas(list(deltas), list(deltas.values()))
     assert raw is not None and op is not None
-    found = db.store.plain([(plan, raw, op)], token, token)
-    assert found is not None
-    return found
+    does = db.store.plain_rows([(plan, raw, op)])
+    assert does is not None
+    return db.store.plain(does, token, token)
 
 
 def committed(db: Database, group: list[Plain]) -> tuple[list[Plain], list[Plain]]:
@@ -76,7 +76,7 @@ def test_records_and_digests_are_the_same_bytes_as_on_the_general_way():
         (301, b"", RowOp(Barrier.PATCH, {}, {2: 0.5})),
     ]
     lease = type("L", (), {"ts": 77})()
-    found = Plain(lease, rows, [], "k1-1-abc", None)
+    found = Plain(lease, PlainRows(rows, []), "k1-1-abc", None)
     general = Commit(77, rows=list(rows))
     general.request = ("k1-1-abc", _digest(general))
     assert found.digest == general.request[1]

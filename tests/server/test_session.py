@@ -392,3 +392,58 @@ def test_a_scan_of_few_rows_says_what_does_not_fit(raw, sums):
     raw.send(scanning(1, sums, 2, reverse=True), scanning(2, sums, 1, columns=["id", "hi"], reverse=True))
     assert raw.reply(1).error.reason == "OutOfRange"
     assert raw.reply(2).page.rows[0].values[0].int_value == 10
+
+
+def test_snapshots_begun_together_are_released_each_on_its_own(raw, sums, db):
+    held = db.stats()["server_open_transactions"]
+    raw.send(pb.Request(id=1, txn=10, begin=pb.Begin(count=4)))
+    assert raw.reply(1).start_ts == db.watermark()
+    with db.transaction() as tx:
+        tx.delta("sums", (1,), n=5)
+    raw.send(pb.Request(release=pb.Release(txns=[10, 12, 99])), *(later(20 + n, 1, sums, txn=n) for n in range(10, 14)))
+    assert [raw.reply(20 + n).error.reason for n in (10, 12)] == ["SnapshotTooOld"] * 2
+    assert [cells(raw.reply(20 + n)) for n in (11, 13)] == [[[1, 1, None]]] * 2  # before that commit
+    assert db.stats()["server_open_transactions"] == held + 2
+    raw.send(pb.Request(txn=11, release=pb.Release(txns=[13])), later(30, 1, sums, txn=13))
+    assert raw.reply(30).error.reason == "SnapshotTooOld"
+    assert db.stats()["server_open_transactions"] == held
+
+
+def later(request: int, key: int, table_id: int, txn: int) -> pb.Request:
+    out = reading(request, key, table_id=table_id, txn=txn)
+    out.ClearField("first")
+    return out
+
+
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [
+        (pb.Begin(count=3, as_of_ts=1), "InvalidArgument"),
+        (pb.Begin(count=3, shared=True), "InvalidArgument"),
+        (pb.Begin(count=2**32 - 1), "ResourceExhausted"),
+        (pb.Begin(count=6), "InvalidArgument"),  # one of them is there
+        (pb.Begin(count=3, min_snapshot=2**60), "Unavailable"),
+    ],
+)
+def test_snapshots_that_cannot_be_begun_together(raw, sums, begin, reason):
+    raw.send(reading(1, 1, table_id=sums, txn=5), pb.Request(id=2, txn=1, begin=begin, timeout_ms=200))
+    assert cells(raw.reply(1)) == [[1, 1, None]]
+    assert raw.reply(2).error.reason == reason
+    raw.send(*(later(10 + n, 1, sums, txn=n) for n in (1, 2, 5)))
+    assert raw.reply(11).error.reason == reason  # what is pipelined behind it
+    assert raw.reply(12).error.reason == "SnapshotTooOld"
+    assert cells(raw.reply(15)) == [[1, 1, None]]
+
+
+def test_a_release_of_many_waits_for_those_that_are_busy(raw, sums, db):
+    """A Begin that waits for a snapshot to come is released when it has ended, not before, and then for good."""
+    held = db.stats()["server_open_transactions"]
+    raw.send(
+        pb.Request(id=1, txn=1, begin=pb.Begin(min_snapshot=2**60), timeout_ms=300),
+        pb.Request(release=pb.Release(txns=[1])),
+    )
+    assert raw.reply(1).error.reason == "Unavailable"
+    deadline = time.monotonic() + 5
+    while db.stats()["server_open_transactions"] > held:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -105,20 +105,22 @@ class Operation(_message.Message):
     def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow: _Optional[bytes] = ..., stages: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease")
+    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease", "count")
     AS_OF_TS_FIELD_NUMBER: _ClassVar[int]
     AS_OF_US_FIELD_NUMBER: _ClassVar[int]
     MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
     as_of_ts: int
     as_of_us: int
     min_snapshot: int
     ttl_ms: int
     shared: bool
     lease: bytes
-    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ...) -> None: ...
+    count: int
+    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Get(_message.Message):
     __slots__ = ("table", "table_id", "keys", "columns")
@@ -171,8 +173,10 @@ class BatchToken(_message.Message):
     def __init__(self, scope: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("txns",)
+    TXNS_FIELD_NUMBER: _ClassVar[int]
+    txns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, txns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Renew(_message.Message):
     __slots__ = ("ttl_ms",)

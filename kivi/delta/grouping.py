@@ -1,0 +1,281 @@
+"""Grouping: which events of one commit belong to which row of which aggregate of their source.
+
+**One grouping.** Each key column becomes an integer code in value order (strings: the rank of their dictionary
+entry), the codes are packed into one integer, and that is looked up in a table if its range is small and sorted
+if not. Measured on 10,000 events (int64, 5 min slot) in 7,400 groups: coding and grouping 0.2 ms, and the groups come
+out sorted; pyarrow's ``group_by(use_threads=False)`` with two sums, a count and a max 0.75 ms, unsorted, against
+0.45 ms for all of that here. With four strings in the key Arrow is level (1.6 ms), but would leave the sorting.
+
+**Many of one source.** Columns are coded once, whichever aggregates use them, and aggregates with the same key share
+a grouping. Where keys end in a time slot, the groups of slots n times as long are runs of neighbouring groups::
+
+    (7, 17:50) (7, 17:51) (7, 17:55) (9, 17:50)        by minute
+    (7, 17:50  ---------) (7, 17:55) (9, 17:50)        by five minutes
+
+so a *rolled-up* grouping sorts nothing and looks at no event: exact sums, MIN and MAX are those of the finer groups,
+added. (Float sums are added in the order of the events, and are taken from these.)
+
+Pure: no I/O and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.arrow.columns import flat, stored_array
+from kivi.delta.gather import packed_order
+from kivi.delta.runs import Array
+from kivi.errors import InvalidArgument
+from kivi.keys import encode_key_columns
+from kivi.schema import Column, GroupKey, TableSchema
+from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+
+__all__ = ["Events", "Groups", "no_slot", "null_key"]
+
+_SPAN_MAX: Final = 2**62
+_SPARSE: Final = 16
+"""Up to so many codes for each row a table is faster than sorting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One key column: what it is, and an integer code per row in value order, below ``span``. ``slots``: of times."""
+
+    array: Any
+    codes: Array
+    span: int
+    slots: Array | None = None
+
+
+class Groups:
+    """The distinct keys of some aggregate, sorted, and what belongs to them.
+
+    ``keys`` encoded. ``group_of`` each event its number. ``parent``, ``starts`` and ``most``, of a rolled-up grouping:
+    the finer one, where in its groups each of these begins, and how many of these one is made of at most.
+    """
+
+    __slots__ = ("_group_of", "_number", "_prefix", "_slots", "count", "keys", "most", "parent", "sample", "starts")
+
+    def __init__(self, keys: Any, sample: Array, prefix: Array, slots: Array | None) -> None:
+        self.keys = keys
+        self.count = len(sample)
+        self.sample = sample  # some event of each
+        self.parent: Groups | None = None
+        self.starts: Array | None = None
+        self.most = 0
+        self._group_of: Array | None = None
+        self._number: Array | None = None  # of each group of the parent
+        self._prefix = prefix  # a code of each key without its last column
+        self._slots = slots  # the number of each key's slot
+
+    @property
+    def group_of(self) -> Array:
+        if self._group_of is None:
+            assert self.parent is not None
+            assert self._number is not None
+            self._group_of = self._number[self.parent.group_of]
+        return self._group_of
+
+
+class Events:
+    """The events of one commit, ``batch`` with the source's columns by name, grouped for its aggregates.
+
+    Raises InvalidArgument for a null group key.
+    """
+
+    def __init__(self, batch: pa.RecordBatch | pa.Table) -> None:
+        self._batch = batch
+        self._columns: dict[str, Any] = {}
+        self._parts: dict[tuple[str, int, ColumnType], _Part] = {}
+        self._groups: dict[tuple[tuple[str, int], ...], Groups] = {}
+
+    def column(self, name: str) -> Any:
+        if name not in self._columns:
+            self._columns[name] = flat(self._batch.column(name))
+        return self._columns[name]
+
+    def groups(self, aggregate: TableSchema) -> Groups:
+        signature = tuple((group.source, group.slot_us) for group in aggregate.group_by)
+        found = self._groups.get(signature)
+        if found is None:
+            finer = self._finer(signature)
+            found = self._grouped(aggregate) if finer is None else self._rolled_up(aggregate, *finer)
+            self._groups[signature] = found
+        return found
+
+    def _part(self, aggregate: TableSchema, group: GroupKey, column: Column) -> _Part:
+        name = (group.source, group.slot_us, column.type)
+        if name not in self._parts:
+            self._parts[name] = _part(aggregate, group, column, self.column(group.source))
+        return self._parts[name]
+
+    def _grouped(self, aggregate: TableSchema) -> Groups:
+        parts = [self._part(aggregate, group, column) for group, column in _keys(aggregate)]
+        codes, span = _packed(parts[:-1])
+        last = parts[-1]
+        group_of, sample = _numbered(*_pack(codes, span, last.codes, last.span), self._batch.num_rows)
+        prefix = np.zeros(len(sample), np.int64) if codes is None else codes[sample]
+        keys = _encoded(aggregate, parts[:-1], sample, prefix, _taken(last, sample))
+        groups = Groups(keys, sample, prefix, None if last.slots is None else last.slots[sample])
+        groups._group_of = group_of
+        return groups
+
+    def _finer(self, signature: tuple[tuple[str, int], ...]) -> tuple[Groups, int] | None:
+        """The grouping of fewest groups that this one is a roll-up of, and of how many of its slots."""
+        *others, (time, slot_us) = signature
+        best = None
+        for (*same, (source, finer_us)), groups in self._groups.items():
+            nested = slot_us and finer_us and same == others and source == time and slot_us % finer_us == 0
+            if nested and (best is None or groups.count < best[0].count):
+                best = groups, slot_us // finer_us
+        return best
+
+    def _rolled_up(self, aggregate: TableSchema, finer: Groups, times: int) -> Groups:
+        assert finer._slots is not None
+        prefix, slots = finer._prefix, np.floor_divide(finer._slots, times)
+        first = np.ones(finer.count, np.bool_)
+        np.not_equal(slots[1:], slots[:-1], out=first[1:])
+        first[1:] |= prefix[1:] != prefix[:-1]
+        starts = np.flatnonzero(first)
+        prefix, slots, sample = prefix[starts], slots[starts], finer.sample[starts]
+        *others, (group, _) = _keys(aggregate)
+        parts = [self._part(aggregate, *other) for other in others]
+        keys = _encoded(aggregate, parts, sample, prefix, pa.array(_slot_starts(aggregate, group, slots)))
+        groups = Groups(keys, sample, prefix, slots)
+        groups.parent, groups.starts, groups._number = finer, starts, np.cumsum(first) - 1
+        groups.most = int(np.diff(starts, append=finer.count).max()) if len(starts) else 0
+        return groups
+
+
+def _keys(aggregate: TableSchema) -> list[tuple[GroupKey, Column]]:
+    return list(zip(aggregate.group_by, aggregate.key, strict=True))
+
+
+def _taken(part: _Part, sample: Array) -> Any:
+    return part.array.take(pa.array(sample))
+
+
+def _encoded(aggregate: TableSchema, parts: Sequence[_Part], sample: Array, prefix: Array, last: Any) -> Any:
+    """The keys of the groups: ``parts`` of their samples, and ``last``.
+
+    What comes before a slot is the same in many of them. Where there is text in it, it is built once: of 30,000 groups
+    by three strings, an integer and a slot, their keys in @@ ms instead of 8.5.
+    """
+    types = [column.type for column in aggregate.key]
+    if all(type_.name not in ("string", "bytes") for type_ in types[:-1]):
+        return encode_key_columns(types, [*(_taken(part, sample) for part in parts), last])
+    first = np.ones(len(prefix), np.bool_)
+    np.not_equal(prefix[1:], prefix[:-1], out=first[1:])
+    distinct = encode_key_columns(types[:-1], [_taken(part, sample[first]) for part in parts])
+    return encode_key_columns(types[-1:], [last], distinct.take(pa.array(np.cumsum(first) - 1)))
+
+
+# -- codes ----------------------------------------------------------------------------------------
+
+
+def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -> _Part:
+    if array.null_count:
+        raise null_key(aggregate, group)
+    if column.type.name in ("string", "bytes"):
+        encoded = array.dictionary_encode()
+        order = pc.array_sort_indices(encoded.dictionary).to_numpy()
+        rank = np.empty(len(order), np.int64)
+        rank[order] = np.arange(len(order))
+        return _Part(array, rank[encoded.indices.to_numpy()], max(1, len(order)))
+    values = stored_array(column.type, array)
+    if group.slot_us:
+        slots = np.floor_divide(values, group.slot_us)
+        return _Part(pa.array(_slot_starts(aggregate, group, slots)), *_ranged(slots), slots)
+    if column.type.name == "float64":
+        bits = (values + 0.0).view(np.int64)
+        return _Part(array, *_ranged(np.where(bits < 0, bits ^ INT64_MAX, bits)))
+    return _Part(array, *_ranged(values.astype(np.int64, copy=False)))
+
+
+def _slot_starts(aggregate: TableSchema, group: GroupKey, slots: Array) -> Array:
+    if len(slots) and int(slots.min()) * group.slot_us < INT64_MIN:
+        raise no_slot(aggregate, group)
+    return slots * group.slot_us
+
+
+def _ranged(values: Array) -> tuple[Array, int]:
+    """Codes that begin at 0, and their span."""
+    if not len(values):
+        return values, 1
+    low, high = int(values.min()), int(values.max())
+    return (values - low, high - low + 1) if high - low < _SPAN_MAX else _dense(values)
+
+
+def _dense(values: Array) -> tuple[Array, int]:
+    distinct, codes = np.unique(values, return_inverse=True)
+    return codes, max(1, len(distinct))
+
+
+def _packed(parts: Sequence[_Part]) -> tuple[Any, int]:
+    """One code per row, and its span; of no parts a code for all."""
+    codes: Any = None
+    span = 1
+    for part in parts:
+        codes, span = (part.codes, part.span) if codes is None else _pack(codes, span, part.codes, part.span)
+    return codes, span
+
+
+def _pack(codes: Any, span: int, more: Array, width: int) -> tuple[Array, int]:
+    if codes is None:
+        return more, width
+    if span * width > _SPAN_MAX:  # at most as many codes as rows are in use: number those
+        (codes, span), (more, width) = _dense(codes), _dense(more)
+    return codes * width + more, span * width
+
+
+def _numbered(codes: Array, span: int, rows: int) -> tuple[Array, Array]:
+    """(group of each row, some row of each group); groups are in the order of their codes."""
+    if span <= _SPARSE * rows + 1_024:
+        used = np.zeros(span, np.bool_)
+        used[codes] = True
+        distinct = np.flatnonzero(used)
+        groups = len(distinct)
+        number = np.empty(span, np.int64)
+        number[distinct] = np.arange(groups)
+        group_of = number[codes]
+    else:
+        order, first = packed_order([codes.view(np.uint64)]) or _sorted(codes)
+        numbers = np.cumsum(first) - 1
+        group_of = np.empty(rows, np.int64)
+        group_of[order] = numbers
+        groups = int(numbers[-1]) + 1 if rows else 0
+    sample = np.empty(groups, np.int64)
+    sample[group_of] = np.arange(rows)
+    return group_of, sample
+
+
+def _sorted(codes: Array) -> tuple[Array, Array]:
+    """The order of the codes, and where another one begins."""
+    order = np.argsort(codes)
+    ordered = codes[order]
+    first = np.ones(len(codes), np.bool_)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return order, first
+
+
+# -- what events cannot be ------------------------------------------------------------------------
+
+
+def null_key(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
+    return InvalidArgument(
+        f"column {group.source!r} is null in an event, and aggregate {aggregate.name!r} groups by it",
+        column=group.source,
+    )
+
+
+def no_slot(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
+    return InvalidArgument(
+        f"column {group.source!r} is so early that the slot of aggregate {aggregate.name!r} would begin before time",
+        column=group.source,
+    )
