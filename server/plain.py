@@ -54,6 +54,8 @@ class PlainReader:
         _, plans, remembered = self._plans
         if plans is None:
             return None
+        if any([operation.kind != _DELTA for operation in operations]):  # noqa: C419 (there is one)
+            return None
         name = b"".join([operation.SerializeToString() for operation in operations])
         does = remembered.get(name)
         if does is None:
