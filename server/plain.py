@@ -2,6 +2,10 @@
 
 A request is plain if it is a Commit without a transaction, under a request token, whose operations are deltas, each of
 another row. Anything else is for the translator, which says what is wrong with it, if something is.
+
+Applications that count send the same operations again and again (this page, one more view). What operations are is
+remembered by their bytes: those of a commit that comes again are read, checked, encoded and digested once. 64 commits
+in a frame, everything but gRPC, medians of three: 42 us each where all are alike, 79 where none is like another.
 """
 
 from __future__ import annotations

