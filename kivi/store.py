@@ -56,6 +56,7 @@ from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
+from kivi.mvcc.turns import Turns
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
 from kivi.plain import DeltaPlan, GetPlan, plans_of
@@ -141,7 +142,7 @@ class Store:
             timeline=self.timeline,
             clock=clock,
         )
-        self.computing = threading.Semaphore(COMPUTING)
+        self.computing = Turns(COMPUTING)
         self.consolidator = Consolidator(
             engine,
             log,

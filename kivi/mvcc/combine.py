@@ -48,13 +48,10 @@ def is_combined(schema: TableSchema) -> bool:
     return schema.kind == "aggregate" and schema.history_us is None and is_combinable(schema)
 
 
-def combine(
-    pending: Pending, schema: TableSchema, above: int, upto: int, keep: list[int], *, whole: bool = False
-) -> None:
+def combine(pending: Pending, schema: TableSchema, above: int, upto: int, keep: list[int]) -> None:
     """One pass over a table for which ``is_combined``: F and ``keep`` as consolidation gets them from the leases.
 
     ``above``: base may have commits up to here, and no later one.
-    ``whole``: one run for each gap, since they are about to be folded; otherwise as much as is worth it.
     """
     keys, _ = pending.dirty(schema.id, upto)
     small = [(key, cts, op) for key in keys for cts, op in pending.row_ops(schema.id, key) if above < cts <= upto]
@@ -64,7 +61,7 @@ def combine(
     _, runs = pending.dirty(schema.id, upto)
     runs = tuple(run for run in runs if above < run.first_cts and run.last_cts <= upto)
     for same in _gaps(runs, keep, attrgetter("last_cts")):
-        count = len(same) if whole else worth_combining([run.rows for run in same])
+        count = worth_combining([run.rows for run in same])
         if count > 1:
             _replace(pending, schema, same[-count:], same[-count:], [])
 

@@ -23,7 +23,9 @@ RocksDB's write holds the GIL (measured: 0.04 ms per 100 kB), a chunk of 2,048 r
 What computes in columns takes *turns* (``computing``): a kernel lets go of the GIL for some microseconds and then asks
 for it again, and two threads that do so hand it to each other at every kernel, a hundred times a batch, while readers
 wait behind both. With turns, on two cores, a read beside the append stream took 4.3 ms instead of 9.5 (median) and 14
-instead of 36 (99th percentile), and the stream beside it was a quarter faster.
+instead of 36 (99th percentile), and the stream beside it was a quarter faster. They are taken in order: while a turn
+went to whoever was first to ask, folding had it again and again, and every few seconds an append waited for one or two.
+For the same reason a whole pass does not combine what it folds: that took a second at once, for a million rows.
 
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 """
@@ -53,6 +55,7 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Tokens
+from kivi.mvcc.turns import Turns
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
@@ -111,7 +114,7 @@ class Consolidator:
         entry_lock: Any,
         clock: Callable[[], float],
         position: int,
-        computing: threading.Semaphore,
+        computing: Turns,
     ) -> None:
         self._engine = engine
         self._log = log
@@ -239,8 +242,6 @@ class Consolidator:
                     self._seal(schema, upto)
                 else:
                     if is_combined(schema):
-                        with self._computing:
-                            combine(self._pending, schema, self._above(table), upto, keep, whole=True)
                         self._begun[table] = upto
                     self._fold(schema, upto, keep)
             self._record_position(upto)
