@@ -34,6 +34,7 @@ __all__ = [
     "TransactionArguments",
     "check_batch",
     "check_batching",
+    "check_rows",
     "check_token",
     "directory",
     "stage_ids",
@@ -192,6 +193,13 @@ def check_batching(linger_ms: object, max_events: object) -> None:
     for name, value, least in (("linger_ms", linger_ms, 0), ("max_events", max_events, 1)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
             raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
+
+
+def check_rows(rows: object) -> int:
+    """Of ``split_points``. Raises InvalidArgument."""
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InvalidArgument(f"rows is a number of rows from 1 on, not {rows!r}")
+    return rows
 
 
 def check_batch(batch: object) -> None:

@@ -178,6 +178,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     def describe(self, name: str) -> dict[str, Any]:
         return self._run(self._core.describe(name))
 
+    def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
+        return self._run(self._core.split_points(table, rows))
+
     def drop(self, name: str) -> None:
         self._run(self._core.drop(name))
 

@@ -12,12 +12,13 @@ from kivi import errors
 from kivi.arguments import (
     AggregateArguments,
     TransactionArguments,
+    check_rows,
     check_token,
     directory,
     stage_ids,
     table_name,
 )
-from kivi.client_codec import from_table, to_table
+from kivi.client_codec import from_table, from_values, to_table
 from kivi.client_messages import append_parts, new_aggregate, number, request_token
 from kivi.client_messages import commit as commit_message
 from kivi.client_methods import MESSAGE_BYTES_MAX
@@ -46,7 +47,9 @@ __all__ = ["Core"]
 
 T = TypeVar("T")
 Kind = session_pb2.Operation
-_REPEATABLE: Final = frozenset({"Describe", "ListTables", "ListBatchScopes", "Watermark", "Stats", "DiscardStages"})
+_REPEATABLE: Final = frozenset(
+    {"Describe", "DiscardStages", "ListBatchScopes", "ListTables", "SplitTable", "Stats", "Watermark"}
+)
 
 
 @dataclass
@@ -224,7 +227,7 @@ class Core:
     def stage(self, table: str, records: Any, owner: str) -> Steps[bytes]:
         for attempt in (0, 1):
             schema = self.schemas.get(table) or (yield from self.fetch(table))
-            parts = append_parts(schema, records)
+            parts = append_parts(schema, records, rows=True)
 
             def messages(schema: TableSchema = schema, parts: Sequence[bytes] = parts) -> Iterator[Any]:
                 for part in parts:
@@ -271,6 +274,12 @@ class Core:
         schema = self.schemas[name] = from_table(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
         return {**schema.description(), "statistics": statistics}
+
+    def split_points(self, table: str, rows: int) -> Steps[list[tuple[Any, ...]]]:
+        check_rows(rows)
+        schema = self.schemas.get(table_name(table)) or (yield from self.fetch(table))
+        reply = yield from self.call("SplitTable", service_pb2.SplitTableRequest(name=table, rows=rows))
+        return [schema.caller_bound(tuple(from_values(point.values))) for point in reply.points]
 
     def drop(self, name: str) -> Steps[None]:
         self.schemas.pop(table_name(name), None)

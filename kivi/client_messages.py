@@ -39,14 +39,14 @@ def number(value: float) -> int | float:
     return int(value) if abs(value) < 2**63 and value == int(value) else value  # NaN is not below anything
 
 
-def append_parts(schema: TableSchema, records: Any) -> list[bytes]:
-    """Records as Arrow IPC streams, each small enough for one message."""
+def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> list[bytes]:
+    """Records as Arrow IPC streams, each small enough for one message. ``rows``: those of a row table, too."""
     from kivi.arrow.ipc import encode_ipc
-    from kivi.arrow.records import event_batch
+    from kivi.arrow.records import table_batch
 
-    if schema.kind != "event":
+    if schema.kind != "event" and not (rows and schema.kind == "row"):
         raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")
-    batch = event_batch(schema, records)
+    batch = table_batch(schema, records)
     data = encode_ipc(batch)
     if len(data) <= _APPEND_BYTES or batch.num_rows <= 1:
         return [bytes(data)]

@@ -25,6 +25,7 @@ UNARY: Final[dict[str, tuple[Any, Any]]] = {
     "CreateTable": (pb.CreateTableRequest, pb.CreateTableResponse),
     "DropTable": (pb.DropTableRequest, pb.DropTableResponse),
     "ListTables": (pb.ListTablesRequest, pb.ListTablesResponse),
+    "SplitTable": (pb.SplitTableRequest, pb.SplitTableResponse),
     "Describe": (pb.DescribeRequest, pb.DescribeResponse),
     "Watermark": (pb.WatermarkRequest, pb.WatermarkResponse),
     "Consolidate": (pb.ConsolidateRequest, pb.ConsolidateResponse),

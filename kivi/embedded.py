@@ -18,13 +18,14 @@ from kivi.arguments import (
     SnapshotArguments,
     TransactionArguments,
     check_batch,
+    check_rows,
     check_token,
     directory,
     stage_ids,
     table_name,
     takes,
 )
-from kivi.arrow.records import event_batch
+from kivi.arrow.records import event_batch, table_batch
 from kivi.definitions import aggregate_schema
 from kivi.errors import InvalidArgument
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
@@ -199,6 +200,10 @@ class Database(interface.Database[Transaction, Snapshot]):
         schema = self.store.table(table_name(name))
         return {**schema.description(), "statistics": self.store.statistics(schema)}
 
+    def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
+        schema = self.store.table(table_name(table))
+        return [schema.caller_bound(point) for point in self.store.split_points(schema, check_rows(rows))]
+
     def drop(self, name: str) -> None:
         self.store.drop(table_name(name))
 
@@ -235,7 +240,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:
         schema = self._schema(table)
-        return self.store.stage_wait(schema, event_batch(schema, records), owner=owner)
+        return self.store.stage_wait(schema, table_batch(schema, records), owner=owner)
 
     def discard_stages(self, ids: Iterable[bytes]) -> None:
         self.store.discard_stages(stage_ids(ids))

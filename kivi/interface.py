@@ -107,6 +107,14 @@ class Database(ABC, Generic[Tx, Snap]):
         """
 
     @abstractmethod
+    def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
+        """Where to cut a table into parts of about ``rows`` rows, for many readers: bounds for ``scan``, in order.
+
+        Keys, and of event tables moments, ``(event time,)``. Estimates: whatever they are, the parts from each to the
+        next, with the one before the first and the one after the last, are the whole table at any snapshot.
+        """
+
+    @abstractmethod
     def drop(self, name: str) -> None:
         """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
 
@@ -161,7 +169,11 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @abstractmethod
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:
-        """Events made durable and invisible, for ``tx.append_stages``; the stage's id."""
+        """Events, or rows of a row table, made durable and invisible for ``tx.append_stages``; the stage's id.
+
+        Rows have their key and some columns: value columns will be put, delta columns added to; a delta that is null
+        is none.
+        """
 
     @abstractmethod
     def discard_stages(self, ids: Iterable[bytes]) -> None:

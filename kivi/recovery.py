@@ -252,7 +252,8 @@ def _replay_commit(store: Store, record: Record) -> None:
     known = store.catalog.schema_of
     appended: list[tuple[int, pa.RecordBatch]] = []
     for bulk in commit.appends:
-        if known(bulk.table) is not None:
+        source = known(bulk.table)
+        if source is not None and source.kind == "event":  # rows that were staged are among the commit's rows
             data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
             appended += [(bulk.table, batch) for batch in own_batches(data)]
     runs: list[tuple[int, DeltaRun]] = []

@@ -179,6 +179,11 @@ class TableSchema:
             )
         return (self.column(self.event_time or "").type.to_stored(values[0], f"bound of {self.event_time!r}"),)
 
+    def caller_bound(self, bound: tuple[Any, ...]) -> tuple[Any, ...]:
+        """A bound of a scan as the caller writes it: ``stored_bound`` backwards."""
+        columns = self.key if self.kind != "event" else (self.column(self.event_time or ""),)
+        return tuple(column.type.from_stored(value) for column, value in zip(columns, bound, strict=False))
+
     def _settable(self, name: str) -> Column:
         column = self.column(name)
         if name not in self.index_of:

@@ -28,8 +28,8 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from kivi import backfill, recovery, scan
+from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import encode_ipc, own_batches
-from kivi.arrow.records import event_batch
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
 from kivi.delta.ops import RowOp
 from kivi.engine import Engine
@@ -63,6 +63,7 @@ from kivi.plain import DeltaPlan, GetPlan, plans_of
 from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
 from kivi.settings import COMPUTING, Settings
+from kivi.splitting import event_points, row_points
 from kivi.stages import LiveStage, Stages, sequences_of
 from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
@@ -92,6 +93,10 @@ class Parts:
     log: CommitLog
     store_id: bytes
     release: Callable[[], None]
+
+
+def _no_rows(schema: TableSchema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([], arrow_schema(schema))
 
 
 class Store:
@@ -474,7 +479,7 @@ class Store:
         return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]:
-        """The events of stages of ``schema``. Raises NotFound for what is no stage of this store.
+        """The events, or rows, of stages of ``schema``. Raises NotFound for what is no stage of this store.
 
         A stage that is not live any more loads as no events: whether that is an error is for the commit to say, once
         it has looked its token up. A repeated batch names stages that its first attempt has used up (R16).
@@ -490,7 +495,7 @@ class Store:
             if sequence in live:
                 with contextlib.suppress(NotFound):  # it expired meanwhile, and the log was truncated behind it
                     batches = own_batches(decode_stage(self.log.read(sequence).body).data[0])
-            loaded += [Staged(sequence, batch) for batch in batches or [event_batch(schema, [])]]
+            loaded += [Staged(sequence, batch) for batch in batches or [_no_rows(schema)]]
         return loaded
 
     # -- commit -------------------------------------------------------------------------------------------
@@ -706,9 +711,9 @@ class Store:
         owner: str,
         done: Callable[[BaseException | None, bytes | None], None],
     ) -> None:
-        """Logs events durably and invisibly; ``done(None, stage id)`` once they are on disk."""
-        if schema.kind != "event":
-            raise InvalidArgument(f"only events can be staged, and {schema.name!r} is a {schema.kind} table")
+        """Logs events or rows durably and invisibly; ``done(None, stage id)`` once they are on disk."""
+        if schema.kind == "aggregate":
+            raise InvalidArgument(f"only events and rows can be staged, and {schema.name!r} is an aggregate")
         check_events(batch, self.settings)
         self.log_stage(StageKind.EVENTS, schema.id, batch.num_rows, owner, [encode_ipc(batch)], done)
 
@@ -781,6 +786,19 @@ class Store:
             rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
             rows += summary.rows if floor is None else summary.summary().rows
             return {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})
+
+    def split_points(self, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:
+        """See ``kivi.splitting``."""
+        self.check_open()
+        if schema.kind != "event":
+            return list(row_points(self.engine, schema, rows))
+        events = self.event_store(schema.id)
+        if events is None:
+            return []
+        upto = self.watermark()
+        recent = [item.batch for item in self.pending.events(schema.id, upto)]
+        with events.view(upto) as view:
+            return list(event_points(schema, view.blocks, recent, rows))
 
     def stats(self) -> dict[str, int | float]:
         """Flat numbers for metrics and ``kivi status``."""

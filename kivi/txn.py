@@ -80,6 +80,7 @@ class Txn:
     guards: set[Guard] = field(default_factory=set)
     appends: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     staged: dict[int, list[Staged]] = field(default_factory=dict)
+    staged_rows: dict[int, list[int]] = field(default_factory=dict)  # of row tables: whose rows are in ``rows``
     schemas: dict[int, TableSchema] = field(default_factory=dict)
     operations: int = 0
     nbytes: int = 0
@@ -93,7 +94,7 @@ class Txn:
 
     @property
     def wrote(self) -> bool:
-        return bool(self.rows or self.guards or self.appends or self.staged)
+        return bool(self.rows or self.guards or self.appends or self.staged or self.staged_rows)
 
     @property
     def in_columns(self) -> bool:
@@ -146,10 +147,32 @@ class Txn:
         return self.host.scan_in(self, schema, wanted)
 
     def append_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> None:
-        """Makes staged events part of the transaction. NotFound for a stage that is gone or of another table."""
+        """Makes staged events or rows part of the transaction. NotFound for a stage that is gone or of another table.
+
+        Rows are written like any others, in their order: value columns are put, delta columns are added to.
+        """
         staged = self.host.load_stages(schema, stage_ids)
         self._use(schema)
-        self.staged.setdefault(schema.id, []).extend(staged)
+        if schema.kind == "row":
+            self.staged_rows.setdefault(schema.id, []).extend(dict.fromkeys(stage.sequence for stage in staged))
+            for stage in staged:
+                self._write_rows(schema, stage.batch)
+        else:
+            self.staged.setdefault(schema.id, []).extend(staged)
+
+    def _write_rows(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
+        """The rows of ``kivi.arrow.records.row_batch``. A delta that is null is none."""
+        given = set(batch.schema.names)
+        named = [column for column in schema.columns if column.name in given]
+        puts = [column.name for column in named if column.operator is None]
+        deltas = [column.name for column in named if column.operator is not None]
+        for row in stored_rows(batch):
+            key = tuple(row[name] for name in schema.key_names)
+            if puts or not deltas:
+                self.put(schema, key, {name: row[name] for name in puts})
+            added = {name: row[name] for name in deltas if row[name] is not None}
+            if added:
+                self.delta(schema, key, added)
 
     def rollback(self) -> None:
         """Gives the transaction up; harmless after a commit."""
@@ -273,6 +296,8 @@ def prepare(
             for aggregate, run in zip(aggregates, derived, strict=True):
                 runs.append((aggregate.id, run))
                 commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
+    for table, sequences in sorted(txn.staged_rows.items()):
+        commit.appends += [Bulk(table, sequence, []) for sequence in sequences]
     digest = _digest(commit) if request is not None else bytes(16)
     if request is not None:
         commit.request = (request, digest)

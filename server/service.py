@@ -24,7 +24,7 @@ from kivi_server.translate import pieces
 
 from kivi import client_methods as methods
 from kivi.arrow.ipc import encode_ipc
-from kivi.client_codec import to_table
+from kivi.client_codec import fill_values, to_table
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
 from kivi.schema import TableSchema
 from kivi.store import Lease, Outcome
@@ -35,6 +35,7 @@ __all__ = ["handlers"]
 _NEEDS: Final = {
     "Scan": Access.READ,
     "ListTables": Access.READ,
+    "SplitTable": Access.READ,
     "Describe": Access.READ,
     "Watermark": Access.READ,
     "Stats": Access.READ,
@@ -213,13 +214,15 @@ class Service:
                 if schema is None:
                     first, schema = request, self.translator.schema(request.table, request.table_id)
                 if request.arrow:
-                    batch = await self.writing(self.translator.batch, schema, request.arrow)
+                    batch = await self.writing(
+                        functools.partial(self.translator.batch, schema, request.arrow, rows=True)
+                    )
                     batches.append(batch)
                     size += batch.nbytes
                     if size > limits.STAGE_BYTES_MAX:
                         raise limits.exceeded("stage_bytes_max", limits.STAGE_BYTES_MAX, size, "one stage")
             if schema is None or first is None or not batches:
-                raise InvalidArgument("a stage needs a table and events")
+                raise InvalidArgument("a stage needs a table, and events or rows")
             return pb.StageResponse(stage=await self.writing(self._stage, schema, batches, first.owner))
         except Exception as error:
             await status.abort(context, error)
@@ -296,6 +299,15 @@ class Service:
         schema = self.store.table(request.name)
         statistics = {name: float(value) for name, value in self.store.statistics(schema).items()}
         return pb.DescribeResponse(table=to_table(schema), statistics=statistics)
+
+    def split_table(self, request: pb.SplitTableRequest) -> pb.SplitTableResponse:
+        schema = self.store.table(request.name)
+        if not request.rows:
+            raise InvalidArgument("rows is a number of rows from 1 on")
+        reply = pb.SplitTableResponse()
+        for point in self.store.split_points(schema, request.rows):
+            fill_values(reply.points.add().values, point)
+        return reply
 
     def watermark(self, _: pb.WatermarkRequest) -> pb.WatermarkResponse:
         return pb.WatermarkResponse(watermark=self.store.watermark())

@@ -17,7 +17,7 @@ from kivi_server.plain import PlainReader
 from kivi.arguments import type_of
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
-from kivi.arrow.records import event_batch
+from kivi.arrow.records import table_batch
 from kivi.client_codec import fill_values, from_expr, from_measures, from_values
 from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
@@ -138,12 +138,11 @@ class Translator:
     def apply(self, txn: Txn, operation: session_pb2.Operation) -> None:
         schema = self.schema(operation.table, operation.table_id)
         kind = operation.kind
-        if kind in (Kind.KIND_APPEND, Kind.KIND_APPEND_STAGES):
-            self._event_table(schema)
-            if kind == Kind.KIND_APPEND:
-                txn.append(schema, self.batch(schema, operation.arrow))
-            else:
-                txn.append_stages(schema, list(operation.stages))
+        if kind == Kind.KIND_APPEND:
+            txn.append(schema, self.batch(schema, operation.arrow))
+            return
+        if kind == Kind.KIND_APPEND_STAGES:
+            txn.append_stages(schema, list(operation.stages))
             return
         if schema.kind != "row" and kind != Kind.KIND_GUARD:
             raise InvalidArgument(f"{schema.name!r} is an {schema.kind} table: its rows are not written one by one")
@@ -170,11 +169,13 @@ class Translator:
         if schema.kind != "event":
             raise InvalidArgument(f"{schema.name!r} is not an event table")
 
-    def batch(self, schema: TableSchema, data: bytes) -> pa.RecordBatch:
-        """Events from an Arrow IPC stream: decoded as from a stranger, then held to the table's columns."""
-        self._event_table(schema)
+    def batch(self, schema: TableSchema, data: bytes, *, rows: bool = False) -> pa.RecordBatch:
+        """Events, or with ``rows`` those of a row table, from an Arrow IPC stream: decoded as from a stranger, then
+        held to the table's columns."""
+        if not rows or schema.kind != "row":
+            self._event_table(schema)
         decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max)
-        return event_batch(schema, decoded, validated=True)
+        return table_batch(schema, decoded, validated=True)
 
     # -- reads ----------------------------------------------------------------------------------
 

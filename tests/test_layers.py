@@ -95,7 +95,7 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
     ),
     "store": Room(
-        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.txn",
+        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.txn",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
         rooms="errors values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",

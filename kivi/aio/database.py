@@ -277,6 +277,9 @@ class Database:
     async def describe(self, name: str) -> dict[str, Any]:
         return await self._run(self._core.describe(name))
 
+    async def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
+        return await self._run(self._core.split_points(table, rows))
+
     async def drop(self, name: str) -> None:
         await self._run(self._core.drop(name))
 

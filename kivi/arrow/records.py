@@ -52,7 +52,7 @@ from kivi.event_rows import EventBatch
 from kivi.schema import Column, TableSchema
 from kivi.types import ColumnType
 
-__all__ = ["event_batch"]
+__all__ = ["event_batch", "row_batch", "table_batch"]
 
 
 def event_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
@@ -69,22 +69,65 @@ def event_batch(schema: TableSchema, records: Any, *, validated: bool = False) -
         if records.schema == schema:
             return records.batch
         records = records.batch  # the table has been made anew since
+    table, pandas = _table_of(records)
+    if table is None:
+        return _from_dicts(schema, list(records))
+    arrays = _from_arrow(schema, table, pandas, validated)
+    return _batch(
+        schema, [arrays.get(name, pa.nulls(table.num_rows, arrow_type(c.type))) for name, c in schema.by_name.items()]
+    )
+
+
+def table_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
+    """``event_batch`` or ``row_batch``, as the table is."""
+    return (row_batch if schema.kind == "row" else event_batch)(schema, records, validated=validated)
+
+
+def row_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:
+    """Records as one validated RecordBatch of a row table: its key, and some of its columns, in the table's order.
+
+    Accepts what ``event_batch`` accepts, but that dicts all name the same columns. A column that is not there is
+    none of the batch's: to write null is not to write nothing. Raises SchemaError, InvalidArgument.
+    """
+    if schema.kind != "row":
+        raise InvalidArgument(f"{schema.name!r} is a {schema.kind} table: rows are put into row tables")
+    table, pandas = _table_of(records)
+    if table is None:
+        rows = list(records)
+        names = set(rows[0]) if rows and isinstance(rows[0], Mapping) else set()
+        for i, row in enumerate(rows):
+            if not isinstance(row, Mapping) or set(row) != names:
+                raise InvalidArgument(f"records[{i}] does not name the columns that records[0] names: {row!r:.80}")
+        for name in names - schema.by_name.keys():
+            raise _unknown(schema, name)
+        arrays = {name: _column_of(column, rows) for name, column in schema.by_name.items() if name in names}
+    else:
+        arrays = _from_arrow(schema, table, pandas, validated)
+    for column in schema.key:
+        array = arrays.get(column.name)
+        if array is None or array.null_count:
+            raise InvalidArgument(f"a row of {schema.name!r} needs its key column {column.name!r}, and it is null")
+    present = [name for name in schema.by_name if name in arrays]
+    return pa.RecordBatch.from_arrays([arrays[name] for name in present], present)
+
+
+def _table_of(records: Any) -> tuple[Any, bool]:
+    """(an Arrow table or batch, whether pandas made it); (None, False) for what is to be read one by one."""
     if isinstance(records, (pa.Table, pa.RecordBatch)):
-        return _from_arrow(schema, records, False, validated)
+        return records, False
     if type(records).__module__.partition(".")[0] == "pandas":
-        return _from_arrow(schema, _from_pandas(records), True)
+        return _from_pandas(records), True
     if hasattr(records, "__arrow_c_stream__"):
         try:
-            table = pa.table(records)
+            return pa.table(records), False
         except FAILURES as error:
             raise InvalidArgument(f"these records cannot be read as an Arrow table: {reason(error)}") from None
-        return _from_arrow(schema, table, False)
     if isinstance(records, (Mapping, str, bytes)) or not isinstance(records, Iterable):
         raise InvalidArgument(
             f"records are a list of dicts, a pyarrow Table or RecordBatch or a pandas DataFrame, "
             f"not one {type(records).__name__}"
         )
-    return _from_dicts(schema, list(records))
+    return None, False
 
 
 def _unknown(schema: TableSchema, name: object) -> SchemaError:
@@ -176,7 +219,8 @@ def _from_pandas(frame: Any) -> Any:
         raise SchemaError(f"this DataFrame is no table of columns: {reason(error)}") from None
 
 
-def _from_arrow(schema: TableSchema, table: Any, pandas: bool, validated: bool = False) -> Any:
+def _from_arrow(schema: TableSchema, table: Any, pandas: bool, validated: bool) -> dict[str, Any]:
+    """The table's columns that are there, by name."""
     names = table.schema.names
     for name in names:
         if name not in schema.by_name:
@@ -184,13 +228,11 @@ def _from_arrow(schema: TableSchema, table: Any, pandas: bool, validated: bool =
     if len(set(names)) != len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise SchemaError(f"the records have the column {twice!r} twice")
-    arrays = []
-    for column in schema.by_name.values():
-        if column.name in names:
-            arrays.append(_converted(column, table.column(column.name), pandas, validated))
-        else:
-            arrays.append(pa.nulls(table.num_rows, arrow_type(column.type)))
-    return _batch(schema, arrays)
+    return {
+        column.name: _converted(column, table.column(column.name), pandas, validated)
+        for column in schema.by_name.values()
+        if column.name in names
+    }
 
 
 def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any:

@@ -104,6 +104,14 @@ class Engine(ABC):
         """
 
     @abstractmethod
+    def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
+        """Of the keys with ``start <= key < end`` in byte order those after ``step``, two ``step``, ... others.
+
+        For cutting a range into parts: it looks at keys alone, a quarter of a microsecond each, and says nothing
+        of damage. Nothing else runs in the process for ``step`` keys at a time.
+        """
+
+    @abstractmethod
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically; visible when this returns, durable after a later `flush`.
 

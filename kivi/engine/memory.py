@@ -64,6 +64,9 @@ class MemoryEngine(Engine):
         while flat := list(itertools.chain.from_iterable(itertools.islice(pairs, rows))):
             yield flat
 
+    def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
+        return itertools.islice((key for key, _ in self.scan(start, end)), step, None, step)
+
     def write(self, batch: WriteBatch) -> None:
         with self._lock:
             self._check_open()

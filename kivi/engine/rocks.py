@@ -160,6 +160,23 @@ class RocksEngine(Engine):
             self._scans.add(scan)
         return scan
 
+    def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
+        if end is not None and end <= start:
+            return iter(())
+        bounds = rocksdict.ReadOptions()
+        if end is not None:
+            bounds.set_iterate_upper_bound(end)
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the engine is closed: open the store again")
+            try:
+                keys: Any = self._db.keys(read_opt=bounds, from_key=start)
+            except Exception as error:
+                raise self._translate(error) from error
+            scan = _Scan(self, _every(keys, step, bounds))
+            self._scans.add(scan)
+        return scan
+
     def _twins(
         self, bounds: rocksdict.ReadOptions, start: bytes
     ) -> tuple[Iterator[tuple[bytes, bytes]], rocksdict.RdictIter]:
@@ -297,6 +314,10 @@ def _forward(
         yield iterator.key(), iterator.value()
         iterator.next()
     iterator.status()
+
+
+def _every(keys: Iterator[bytes], step: int, bounds: rocksdict.ReadOptions) -> Iterator[bytes]:
+    yield from itertools.islice(keys, step, None, step)
 
 
 def _chunks(

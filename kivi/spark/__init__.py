@@ -45,10 +45,17 @@ output mode ``update``; send events, never totals: kivi does the adding up.
 Reading
 -------
 A job reads one snapshot. Planning opens it as a shared lease, every task opens the lease by its name and renews it
-while it reads. It ends by its time limit after the last task, as nothing tells a source that a job is over.
+while it reads. It ends by its time limit after the last task, as nothing tells a source that a job is over. A task
+reads a range of keys, or of event time, of about as many rows as the others.
 
-The rooms: ``java`` finds one, ``launch`` starts the session, ``options`` and ``schemas`` translate, ``sink`` writes,
-``source`` reads and is what Spark registers. Executors load the client, never the store.
+Row tables
+----------
+Rows are staged as events are, and the commit writes them as a transaction would: value columns are put, delta columns
+added to. Several rows of one key add up; of their value columns the last in the order of the tasks stays, so let a key
+come once where that matters. One transaction is at most a million rows and 64 MiB of them.
+
+The rooms: ``java`` finds one, ``launch`` starts the session, ``options``, ``schemas`` and ``filters`` translate,
+``sink`` writes, ``source`` reads and is what Spark registers. Executors load the client, never the store.
 """
 
 from __future__ import annotations

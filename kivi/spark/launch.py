@@ -25,6 +25,8 @@ _DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     # Rows cross between Java and Python in Arrow batches; larger ones cost less each.
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # What kivi can evaluate it does, next to the rows.
+    "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     # A data frame on one machine needs no 200 shuffle partitions.
     "spark.sql.shuffle.partitions": "4",

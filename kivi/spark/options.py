@@ -9,6 +9,7 @@ timeout         how long a server that is away or full is waited for, in seconds
 applicationId   streams: whose batches these are; default the query's id, which lives in the checkpoint
 columns         reads: the columns wanted, separated by commas
 asOf            reads: a commit timestamp, or a moment as ISO 8601 with its zone
+partitionRows   reads: about how many rows a task reads; default 500000
 leaseTtl        reads: how long the job's snapshot is kept without a task that reads it ("10m")
 =============== ====================================================================================================
 
@@ -51,6 +52,7 @@ class Options:
     columns: tuple[str, ...] | None = None
     as_of: int | dt.datetime | None = None
     lease_ttl_s: float = 600.0
+    partition_rows: int = 500_000
 
     @staticmethod
     def of(given: Mapping[str, str]) -> Options:
@@ -72,6 +74,7 @@ class Options:
             columns=_columns(values["columns"]) if "columns" in values else None,
             as_of=_as_of(values["asof"]) if "asof" in values else None,
             lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
+            partition_rows=_rows(values.get("partitionrows", "500000")),
         )
 
     def client(self) -> Database:
@@ -108,6 +111,12 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < 1e6:
         raise InvalidArgument(f"option timeout is a number of seconds, not {text!r}")
     return seconds
+
+
+def _rows(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise InvalidArgument(f"option partitionRows is a number of rows from 1 on, not {text!r}")
+    return int(text)
 
 
 def _columns(text: str) -> tuple[str, ...]:

@@ -13,7 +13,9 @@ timestamp       timestamp (a moment)                     timestamp
 =============== ======================================== =====================
 
 Columns go by name. A column that the table does not have is an error; one that the data frame does not have is
-null, except the event time. ``timestamp_ntz`` is a reading of a clock of nobody knows which zone, and is refused.
+null, except the event time. Into a row table a row is written as a transaction would write it: its value columns are
+put, its delta columns are added to, and a column that the data frame does not have stays as it is. ``timestamp_ntz``
+is a reading of a clock of nobody knows which zone, and is refused.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ class Target:
         return Target(table, described["kind"], tuple(described["key"]), types, described.get("event_time"))
 
     def check_appendable(self, frame: spark.StructType, overwrite: bool) -> None:
-        """Raises SchemaError, InvalidArgument unless every row of ``frame`` can become an event."""
-        if self.kind != "event":
+        """Raises SchemaError, InvalidArgument unless every row of ``frame`` can become an event, or a row's writes."""
+        if self.kind == "aggregate":
             raise InvalidArgument(
-                f"{self.table!r} is a table of kind {self.kind}: Spark appends to event tables, and the aggregates "
-                "declared on them follow in the same commit"
+                f"{self.table!r} is a table of kind {self.kind}: Spark writes to event tables and row tables, and the "
+                "aggregates declared on them follow in the same commit"
             )
         if overwrite:
             raise InvalidArgument(f'{self.table!r} can only be appended to: use mode("append") or outputMode("append")')
@@ -76,12 +78,19 @@ class Target:
                     f"column {column.name!r} of the data frame is {column.dataType.simpleString()}, which does not "
                     f"always fit into {self.columns[column.name]} of table {self.table!r}: cast it"
                 )
-        if self.event_time not in seen:
+        if self.kind == "event" and self.event_time not in seen:
             raise SchemaError(f"the data frame lacks {self.event_time!r}, the event time of table {self.table!r}")
+        if lacking := [name for name in self.key if name not in seen]:
+            raise SchemaError(f"the data frame lacks {lacking[0]!r}, a key column of table {self.table!r}")
 
     def conform(self, batches: list[pa.RecordBatch]) -> pa.Table:
-        """The rows with the table's columns in the table's types and order."""
+        """The rows with the table's columns in the table's types and order; of a row table with those that it has."""
         rows = pa.Table.from_batches(batches)
+        if self.kind == "row":
+            given = [column for column in arrow_schema(spark_schema(self)) if column.name in rows.column_names]
+            return rows.select([column.name for column in given]).cast(
+                pa.schema(column.with_nullable(True) for column in given)
+            )
         arrays = [
             rows.column(column.name).cast(column.type)
             if column.name in rows.column_names

@@ -208,7 +208,9 @@ def _commit(options: Options, stages: Sequence[bytes], batch: tuple[str, int] | 
     """
 
     def attempt() -> tuple[int, int]:
-        with options.client().transaction(batch=batch) as tx:
+        db = options.client()
+        db.describe(options.table)  # this process may have known one of that name that was dropped since
+        with db.transaction(batch=batch) as tx:
             started = tx.start_ts
             if stages:
                 tx.append_stages(options.table, stages)

@@ -1,4 +1,10 @@
-"""What Spark registers: ``format("kivi")``, and reading a table at one snapshot.
+"""What Spark registers: ``format("kivi")``, and reading a table at one snapshot, in parts.
+
+Each part is a range of keys, or of event time, of about ``partitionRows`` rows: one task. Filters that kivi can
+evaluate are evaluated where the rows are (``filters``), and those on the first key columns or the event time leave out
+what lies outside. Spark asks for that only with ``spark.sql.python.filterPushdown.enabled`` set (``kivi.spark.session``
+sets it), and stops with an error at a reader that offers it unasked; so that one is used where Spark's process is the
+one that asks.
 
 Planning a job opens a *shared* snapshot, a lease that other processes may use by its name, and each task
 opens that and renews it while it reads. So every partition, every retry and every second use of the same data
@@ -9,15 +15,18 @@ fails with SNAPSHOT_TOO_OLD, and loading the data frame again gives a new snapsh
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from kivi.errors import KiviError, SnapshotTooOld, Unavailable
+from kivi.expr import Expr
+from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.options import Options, patiently
 from kivi.spark.schemas import Target, arrow_schema, spark_schema
 from kivi.spark.sink import BatchWriter, StreamWriter
@@ -28,7 +37,9 @@ if TYPE_CHECKING:
 
     from kivi.client import Snapshot
 
-__all__ = ["KiviDataSource", "Reader", "SharedSnapshot"]
+__all__ = ["FilteringReader", "KiviDataSource", "Reader", "SharedSnapshot"]
+
+_FILTERS_PROCESS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class KiviDataSource(DataSource):
@@ -51,7 +62,7 @@ class KiviDataSource(DataSource):
     def reader(self, schema: StructType) -> Reader:
         options, target = self._target()
         target.check_readable(schema)
-        return Reader(options, schema)
+        return (FilteringReader if _asks_for_filters() else Reader)(options, target, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         options, target = self._target()
@@ -83,40 +94,60 @@ class _Find:
         return patiently(self.once, self.options.timeout_s)
 
 
+def _asks_for_filters() -> bool:
+    """Whether this is the process in which Spark plans a read with filters."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return _FILTERS_PROCESS in sys.modules or (main is not None and main.name == _FILTERS_PROCESS)
+
+
 @dataclass(frozen=True, slots=True)
 class SharedSnapshot(InputPartition):
-    """The whole table at the job's snapshot: the lease's name, and the timestamp it stands for."""
+    """A part of the table at the job's snapshot: the lease's name, the timestamp it stands for, and what to read."""
 
     lease: bytes
     ts: int
+    range: Range = field(default_factory=Range)
 
 
 class Reader(DataSourceReader):
     """One job's read."""
 
-    def __init__(self, options: Options, schema: StructType) -> None:
+    def __init__(self, options: Options, target: Target, schema: StructType) -> None:
         self._options = options
+        self._target = target
         self._schema = schema
+        self._where: Expr | None = None
+        self._range = Range()
 
     def partitions(self) -> list[InputPartition]:
         """Runs where the job is planned: opens the snapshot, which outlives this process."""
         options = self._options
 
-        def begin() -> InputPartition:
+        def begin() -> list[InputPartition]:
+            db = options.client()
+            parts = self._range.cut(db.split_points(options.table, options.partition_rows))
             # Not closed, which would end it for the tasks: it ends by its time limit.
-            snapshot = options.client().snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
+            snapshot = db.snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
             snapshot.__enter__()
-            return SharedSnapshot(snapshot.lease, snapshot.ts)
+            return [SharedSnapshot(snapshot.lease, snapshot.ts, part) for part in parts]
 
-        return [patiently(begin, options.timeout_s)]
+        return patiently(begin, options.timeout_s)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task, which holds one batch at a time however large the table is."""
         assert isinstance(partition, SharedSnapshot)
         names = self._schema.fieldNames()
         wanted = arrow_schema(self._schema)
+        part = partition.range
         with self._open(partition) as snapshot:
-            for batch in snapshot.scan_batches(self._options.table, columns=names):
+            for batch in snapshot.scan_batches(
+                self._options.table,
+                prefix=part.prefix,
+                start=part.start,
+                end=part.end,
+                where=self._where,
+                columns=names,
+            ):
                 yield batch.cast(wanted)
 
     @contextmanager
@@ -145,3 +176,19 @@ class Reader(DataSourceReader):
         finally:
             done.set()
             snapshot.close()  # lets go of it here; it ends for all only when its maker does so
+
+
+class FilteringReader(Reader):
+    """One job's read, with what Spark asks of the rows."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterator[Filter]:
+        """Takes what kivi can evaluate; gives back the rest."""
+        taken = []
+        for given in filters:
+            found = predicate(self._target, given)
+            if found is None:
+                yield given
+            else:
+                taken.append(given)
+                self._where = found if self._where is None else self._where & found
+        self._range = range_of(self._target, taken)

@@ -124,7 +124,7 @@ def test_a_task_reads_a_batch_when_spark_asks_for_it(spark, server, db, table) -
         options = Options(table=table, endpoint=proxy.endpoint)
         try:
             target = Target.of(options.client(), table)
-            reader = Reader(options, spark_schema(target, ("resp_time_us",)))
+            reader = Reader(options, target, spark_schema(target, ("resp_time_us",)))
             batches = reader.read(reader.partitions()[0])
             rows = next(batches).num_rows
             assert proxy.replied < 8 * 200_000
@@ -160,3 +160,54 @@ def test_aggregates_are_not_written_to(spark, server, table) -> None:
     frame = spark.sql("select 1L as endpoint_id")
     with pytest.raises(Exception, match="is a table of kind aggregate"):
         frame.write.format("kivi").options(endpoint=server.endpoint, table=f"{table}_5m").mode("append").save()
+
+
+@pytest.fixture
+def totals(db) -> str:
+    if "totals" in db.tables():
+        db.drop("totals")
+    columns = {"name": "string", "n": kivi.sum("int64"), "last": kivi.max("int64")}
+    db.create_table("totals", key={"id": "int64"}, columns=columns)
+    return "totals"
+
+
+def test_rows_are_put_and_added_to_in_one_commit(spark, server, db, totals) -> None:
+    with db.transaction() as tx:
+        tx.put(totals, (0,), name="old")
+        tx.delta(totals, (0,), n=1000)
+    frame = spark.range(1_000).selectExpr("id % 10 as id", "1L as n", "id as last").repartition(4)
+    write = frame.write.format("kivi").options(endpoint=server.endpoint, table=totals).mode("append")
+    before = db.stats()["commits"]
+    write.save()
+    assert db.stats()["commits"] == before + 1
+    names = spark.range(5).selectExpr("id", "concat('name ', id) as name")
+    names.write.format("kivi").options(endpoint=server.endpoint, table=totals).mode("append").save()
+    with db.snapshot() as snap:
+        found = {row["id"]: row for row in snap.scan(totals)}
+    assert len(found) == 10
+    for i, row in found.items():
+        assert row["n"] == 100 + (1000 if i == 0 else 0) and row["last"] == 990 + i
+        assert row["name"] == (f"name {i}" if i < 5 else None)
+
+
+@pytest.mark.parametrize(("format", "fails"), [("kivi_flaky", False), ("kivi_doomed", True)])
+def test_rows_count_once_whatever_tasks_do(spark, server, db, totals, format, fails) -> None:
+    frame = spark.range(100).selectExpr("id", "1L as n").repartition(3)
+    write = frame.write.format(format).options(endpoint=server.endpoint, table=totals).mode("append")
+    if fails:
+        with pytest.raises(Exception, match="planted"):
+            write.save()
+    else:
+        write.save()
+    with db.snapshot() as snap:
+        assert [row["n"] for row in snap.scan(totals)] == ([] if fails else [1] * 100)
+
+
+def test_rows_that_do_not_fit(spark, server, totals) -> None:
+    for frame, what in (
+        (spark.sql("select 1L as n"), "lacks 'id', a key column"),
+        (spark.sql("select 1L as id, 1L as other"), "has no column 'other'"),
+        (spark.sql("select cast(null as bigint) as id, 1L as n"), "needs its key column 'id'"),
+    ):
+        with pytest.raises(Exception, match=what):
+            frame.write.format("kivi").options(endpoint=server.endpoint, table=totals).mode("append").save()

@@ -173,6 +173,20 @@ class DescribeResponse(_message.Message):
     statistics: _containers.ScalarMap[str, float]
     def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., statistics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
+class SplitTableRequest(_message.Message):
+    __slots__ = ("name", "rows")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    rows: int
+    def __init__(self, name: _Optional[str] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class SplitTableResponse(_message.Message):
+    __slots__ = ("points",)
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
+    def __init__(self, points: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ...) -> None: ...
+
 class WatermarkRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
