@@ -235,6 +235,27 @@ def test_r15_a_swept_history_stays_swept_however_many_batches_a_crash_takes(make
                     assert keep > 0
 
 
+def test_r1_what_base_may_have_already_is_not_combined_with_what_came_later(make: Make) -> None:
+    """A fold's rows are in base and its position is not: what is replayed is inert, unless it becomes part of a row
+    with a later stamp (``mvcc.combine``)."""
+    for keep in range(10):
+        driver = make()
+        driver.db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "k": "int64"})
+        driver.db.create_aggregate("sums", source="ev", group_by=["k"], measures={"n": kivi.count()})
+        driver.store.consolidator.flush()
+        driver.db.append("ev", [{"ts": 0, "k": k} for k in range(3)])
+        driver.db.consolidate()
+        driver.store.crash()
+        driver._engine.crash(keep)  # type: ignore[union-attr]
+        driver._log.crash()  # type: ignore[union-attr]
+        driver._open()
+        driver.db.append("ev", [{"ts": 0, "k": k} for k in range(3)])
+        for step in (lambda: None, driver.store.consolidator.run_light, driver.db.consolidate):
+            step()
+            with driver.db.snapshot() as snap:
+                assert [row["n"] for row in snap.scan("sums")] == [2, 2, 2], keep
+
+
 def test_r14_a_stalled_commit_stops_consolidation_below_it(make: Make) -> None:
     """CTS 5 stalls, 6..100 finish: consolidation stops at 4."""
     driver = make()
