@@ -282,21 +282,23 @@ def ran(
     threads: list[threading.Thread] = []
     operator: Operator | None = None
     running: list[Client | Operator] = []
-    with server, contextlib.suppress(KiviError):  # some points are reached while the clients still connect
-        clients: list[Client] = [
-            kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=first) for i, kind in enumerate(CLIENTS)
-        ]
-        operator = Operator(server.connect(timeout=5.0), oracle, where)
-        running += [*clients, operator]
-        threads += [threading.Thread(target=each.run, args=(stop,)) for each in running]
+    try:
+        with server, contextlib.suppress(KiviError):  # some points are reached while the clients still connect
+            clients: list[Client] = [
+                kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=first) for i, kind in enumerate(CLIENTS)
+            ]
+            operator = Operator(server.connect(timeout=5.0), oracle, where)
+            running += [*clients, operator]
+            threads += [threading.Thread(target=each.run, args=(stop,)) for each in running]
+            for thread in threads:
+                thread.start()
+            wait(lambda: any(each.failure is not None for each in running))
+    finally:  # whatever happened: who is not stopped asks for ever, and the process never ends
+        stop.set()
+        for each in running:
+            each.db.close()  # it would look for the server for some seconds
         for thread in threads:
-            thread.start()
-        wait(lambda: any(each.failure is not None for each in running))
-    stop.set()
-    for each in running:
-        each.db.close()  # it would look for the server for some seconds
-    for thread in threads:
-        thread.join()
+            thread.join()
     for each in running:
         if each.failure is not None:
             raise each.failure
