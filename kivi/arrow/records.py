@@ -73,9 +73,10 @@ def event_batch(schema: TableSchema, records: Any, *, validated: bool = False) -
     if table is None:
         return _from_dicts(schema, list(records))
     arrays = _from_arrow(schema, table, pandas, validated)
-    return _batch(
-        schema, [arrays.get(name, pa.nulls(table.num_rows, arrow_type(c.type))) for name, c in schema.by_name.items()]
-    )
+    for name, column in schema.by_name.items():
+        if name not in arrays:
+            arrays[name] = pa.nulls(table.num_rows, arrow_type(column.type))
+    return _batch(schema, [arrays[name] for name in schema.by_name])
 
 
 def table_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> Any:

@@ -41,7 +41,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import rocksdict
@@ -126,41 +126,23 @@ class RocksEngine(Engine):
         return values
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        if end is not None and end <= start:
-            return iter(())
-        bounds = rocksdict.ReadOptions()
-        if end is not None:
-            bounds.set_iterate_upper_bound(end)
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the engine is closed: open the store again")
-            try:
-                iterator = self._db.iter(bounds)
-            except Exception as error:
-                raise self._translate(error) from error
-            steps = _backward(iterator, start, bounds) if reverse else _forward(iterator, start, bounds)
-            scan = _Scan(self, steps)
-            self._scans.add(scan)
-        return scan
+        walk = _backward if reverse else _forward
+        return self._begun(start, end, lambda bounds: walk(self._db.iter(bounds), start, bounds))
 
     def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
-        if end is not None and end <= start:
-            return iter(())
-        bounds = rocksdict.ReadOptions()
-        if end is not None:
-            bounds.set_iterate_upper_bound(end)
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the engine is closed: open the store again")
-            try:
-                items, rest = self._twins(bounds, start)
-            except Exception as error:
-                raise self._translate(error) from error
-            scan = _Scan(self, _chunks(items, rest, start, rows, bounds))
-            self._scans.add(scan)
-        return scan
+        return self._begun(start, end, lambda bounds: _chunks(*self._twins(bounds, start), start, rows, bounds))
 
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
+        def steps(bounds: rocksdict.ReadOptions) -> Iterator[bytes]:
+            keys: Any = self._db.keys(read_opt=bounds, from_key=start)
+            return _every(keys, step, bounds)
+
+        return self._begun(start, end, steps)
+
+    def _begun(
+        self, start: bytes, end: bytes | None, steps: Callable[[rocksdict.ReadOptions], Iterator[T]]
+    ) -> Iterator[T]:
+        """A scan of the range; its iterators, which ``steps`` makes, are those of this moment."""
         if end is not None and end <= start:
             return iter(())
         bounds = rocksdict.ReadOptions()
@@ -170,10 +152,9 @@ class RocksEngine(Engine):
             if self._closed:
                 raise Unavailable("the engine is closed: open the store again")
             try:
-                keys: Any = self._db.keys(read_opt=bounds, from_key=start)
+                scan = _Scan(self, steps(bounds))
             except Exception as error:
                 raise self._translate(error) from error
-            scan = _Scan(self, _every(keys, step, bounds))
             self._scans.add(scan)
         return scan
 

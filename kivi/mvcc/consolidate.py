@@ -25,7 +25,7 @@ for it again, and two threads that do so hand it to each other at every kernel, 
 wait behind both. With turns, on two cores, a read beside the append stream took 4.3 ms instead of 9.5 (median) and 14
 instead of 36 (99th percentile), and the stream beside it was a quarter faster. They are taken in order: while a turn
 went to whoever was first to ask, folding had it again and again, and every few seconds an append waited for one or two.
-For the same reason a whole pass does not combine what it folds: that took a second at once, for a million rows.
+For the same reason a whole pass does not combine what it folds: that was one long turn for each table.
 
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 """
