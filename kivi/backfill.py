@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from kivi.arrow.coded import together
 from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
@@ -135,17 +136,17 @@ class _Events:
         self._schema = schema
         self.floor_us: int | None = None
 
-    def __iter__(self) -> Generator[tuple[pa.Table, int]]:
+    def __iter__(self) -> Generator[tuple[pa.RecordBatch, int]]:
         gathered: list[pa.RecordBatch] = []
         rows = total = 0
         for batch, total in self._batches():
             gathered.append(batch)
             rows += batch.num_rows
             if rows >= self._store.settings.block_rows:
-                yield pa.Table.from_batches(gathered), total
+                yield together(gathered), total
                 gathered, rows = [], 0
         if gathered:
-            yield pa.Table.from_batches(gathered), total
+            yield together(gathered), total
 
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The same in the batches that they lie in, of any size."""

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kivi.arrow.coded import plain
 from kivi.arrow.columns import rows_batch
 from kivi.arrow.predicates import filter_batch
 from kivi.delta.ops import RowOp
 from kivi.errors import DataLoss, InvalidArgument, NotFound
-from kivi.expr import Expr, Scan
+from kivi.expr import Expr, Scan, names
 from kivi.keys import prefix_end
 from kivi.mvcc.leases import Lease
 from kivi.projection import Projection
@@ -295,8 +296,8 @@ def _trimmer(
     def trim(batch: pa.RecordBatch, committed: bool) -> pa.RecordBatch:
         predicate = committed_filter if committed else own_filter
         if predicate is not None:
-            batch = filter_batch(batch, predicate, types)
-        return batch.select(outputs)
+            batch = filter_batch(plain(batch.select(sorted({*outputs, *names(predicate)}))), predicate, types)
+        return plain(batch.select(outputs))
 
     return trim
 

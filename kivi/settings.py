@@ -22,7 +22,7 @@ class Settings:
     """How an open store behaves. None of these changes what is on disk or what an answer means."""
 
     # -- commit log
-    segment_bytes: int = 64 * MIB
+    segment_bytes: int = 32 * MIB
     # -- pending: beyond the soft limit consolidation hurries, at the hard limit writers wait
     pending_soft_bytes: int = 128 * MIB
     pending_hard_bytes: int = 384 * MIB
@@ -31,7 +31,7 @@ class Settings:
     consolidate_every_s: float = 0.05
     fold_every_s: float = 5.0  # what can be combined in memory is folded into base this often; 0: every time
     consolidate_rows: int = 2_048
-    flush_bytes: int = 64 * MIB
+    flush_bytes: int = 32 * MIB
     flush_every_s: float = 30.0
     block_rows: int = 131_072
     # -- leases

@@ -28,6 +28,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from kivi import backfill, recovery, scan
+from kivi.arrow.coded import coded
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
@@ -715,7 +716,7 @@ class Store:
         if schema.kind == "aggregate":
             raise InvalidArgument(f"only events and rows can be staged, and {schema.name!r} is an aggregate")
         check_events(batch, self.settings)
-        self.log_stage(StageKind.EVENTS, schema.id, batch.num_rows, owner, [encode_ipc(batch)], done)
+        self.log_stage(StageKind.EVENTS, schema.id, batch.num_rows, owner, [encode_ipc(coded(batch))], done)
 
     def log_stage(
         self,

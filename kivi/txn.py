@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.coded import coded, is_coded, plain, together
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.ipc import encode_ipc
 from kivi.catalog import TABLES, View, changes, schema_guard
@@ -166,7 +167,7 @@ class Txn:
         named = [column for column in schema.columns if column.name in given]
         puts = [column.name for column in named if column.operator is None]
         deltas = [column.name for column in named if column.operator is not None]
-        for row in stored_rows(batch):
+        for row in stored_rows(plain(batch)):
             key = tuple(row[name] for name in schema.key_names)
             if puts or not deltas:
                 self.put(schema, key, {name: row[name] for name in puts})
@@ -249,12 +250,12 @@ def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[
         return []
     if sum(batch.num_rows for batch in batches) <= SMALL_EVENTS:
         return derive_small(aggregate, _rows_of(batches))
-    run = derive(aggregate, pa.Table.from_batches(batches))
+    run = derive(aggregate, together(batches))
     return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
 
 
 def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in batches for row in stored_rows(batch)]
+    return [row for batch in batches for row in stored_rows(plain(batch))]
 
 
 def prepare(
@@ -275,13 +276,13 @@ def prepare(
     for table in sorted({*txn.appends, *txn.staged}):
         direct = txn.appends.get(table, [])
         if direct:
-            joined = direct[0] if len(direct) == 1 else _joined(direct)
+            joined = coded(together(direct))
             commit.appends.append(Bulk(table, 0, [encode_ipc(joined)]))
             events.append((table, joined))
         for staged in txn.staged.get(table, ()):
             commit.appends.append(Bulk(table, staged.sequence, []))
             events.append((table, staged.batch))
-        batches = txn.events_of(table)
+        batches = [batch for of, batch in events if of == table]
         small = sum(item.num_rows for item in batches) <= SMALL_EVENTS
         rows = _rows_of(batches) if small and view.aggregates.get(table) else []
         aggregates = view.aggregates.get(table, ())
@@ -292,7 +293,7 @@ def prepare(
                     for key, deltas in derive_small(aggregate, rows)
                 ]
         elif aggregates:
-            derived = derive_all(aggregates, pa.Table.from_batches(batches))
+            derived = derive_all(aggregates, together(batches))
             for aggregate, run in zip(aggregates, derived, strict=True):
                 runs.append((aggregate.id, run))
                 commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
@@ -321,10 +322,6 @@ def prepare(
     if changes(commit.rows):
         prepared.schema_guards = []
     return prepared
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _digest(commit: Commit) -> bytes:
@@ -366,6 +363,8 @@ def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
             f"{batch.num_rows} events in one append pass the limit of {settings.max_append_rows}: send less"
         )
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if is_coded(column):
+            column = column.dictionary
         if column.type in (pa.string(), pa.binary()) and column.nbytes > settings.max_value_bytes:
             longest = pc.max(pc.binary_length(column)).as_py() or 0
             if longest > settings.max_value_bytes:

@@ -23,6 +23,7 @@ from kivi_server.sessions import Sessions
 from kivi_server.translate import pieces
 
 from kivi import client_methods as methods
+from kivi.arrow.coded import together
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import fill_values, to_table
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
@@ -228,9 +229,7 @@ class Service:
             await status.abort(context, error)
 
     def _stage(self, schema: TableSchema, batches: list[pa.RecordBatch], owner: str) -> bytes:
-        if len(batches) > 1:
-            batches = pa.Table.from_batches(batches).combine_chunks().to_batches()
-        return bytes(self.store.stage_wait(schema, batches[0], owner=owner))
+        return bytes(self.store.stage_wait(schema, together(batches), owner=owner))
 
     # -- unary calls ------------------------------------------------------------------------------
 

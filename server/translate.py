@@ -174,7 +174,7 @@ class Translator:
         held to the table's columns."""
         if not rows or schema.kind != "row":
             self._event_table(schema)
-        decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max)
+        decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max, codes=True)
         return table_batch(schema, decoded, validated=True)
 
     # -- reads ----------------------------------------------------------------------------------

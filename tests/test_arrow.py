@@ -41,7 +41,7 @@ DECLARED = {
 EVENTS = event_table_schema("invocations", "ts", DECLARED)
 NOON = dt.datetime(2026, 7, 1, 12, 0, 0, 123456, tzinfo=UTC)
 NOON_US = 1_782_907_200_123_456
-LIMITS = {"max_bytes": 1 << 20, "max_rows": 10_000}
+LIMITS: Any = {"max_bytes": 1 << 20, "max_rows": 10_000}
 
 
 def one(name, array):

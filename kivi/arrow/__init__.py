@@ -2,11 +2,12 @@
 
     columns      the types; columns in stored form, as NumPy for kernels and as rows
     records      what callers append -> one validated batch
+    coded        text that repeats, as numbers of its distinct values
     predicates   the rows of a batch that a predicate selects
     ipc          streams, also those that a stranger sent
 
 One Arrow type per column type (``columns.arrow_type``), so that any two batches of one table can be put together and
-blocks of different years have one form.
+blocks of different years have one form; text may be coded on its way to a block.
 
 What crosses the border is checked there, once: ``records`` lets in no NaN, infinity or invalid text, ``ipc`` believes
 nothing that a stream says of itself. Everything above relies on it and checks nothing again.

@@ -78,10 +78,12 @@ def is_sane(type_: Any) -> bool:
 def flat(array: Any) -> Any:
     """An Arrow array without chunks and without a dictionary."""
     if isinstance(array, pa.ChunkedArray):
-        array = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    return array
+        if array.num_chunks == 1:
+            return flat(array.chunk(0))
+        if pa.types.is_dictionary(array.type):  # each has its own, and Arrow does not always make one of them
+            array = pa.chunked_array([chunk.dictionary_decode() for chunk in array.chunks], array.type.value_type)
+        return array.combine_chunks()
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def stored_array(type_: ColumnType, array: Any) -> npt.NDArray[Any]:

@@ -43,22 +43,23 @@ def own_batches(data: Any) -> list[Any]:
     return table.combine_chunks().to_batches() if table.num_rows else []
 
 
-def decode_ipc(data: Any, *, max_bytes: int, max_rows: int) -> Any:
+def decode_ipc(data: Any, *, max_bytes: int, max_rows: int, codes: bool = False) -> Any:
     """A pa.Table from an Arrow IPC stream that a stranger sent.
 
     Raises ResourceExhausted for a stream beyond a limit, InvalidArgument for one that is not valid, and nothing else.
 
     ``max_bytes`` limits what the stream expands to (buffers after decompression, dictionaries written out, and
     ``_NODE_BYTES`` for each array), ``max_rows`` its rows. Columns must be flat: bool, numbers, decimals, text,
-    bytes, timestamps, null, and dictionaries of them, which come back written out. Streams only, as written since
-    Arrow 0.15, with their end marker: one that was cut off between two batches is refused, not read in part.
+    bytes, timestamps, null, and dictionaries of them, which come back written out; with ``codes`` those of text stay.
+    Streams only, as written since Arrow 0.15, with their end marker: one that was cut off between two batches is
+    refused, not read in part.
 
     The table refers to ``data`` where it can, so ``data`` must not change while the table is used.
     """
     view = memoryview(data).cast("B") if not isinstance(data, memoryview) else data.cast("B")
     try:
         _survey(view, max_bytes, max_rows)
-        return _decoded(view, max_bytes)
+        return _decoded(view, max_bytes, codes)
     except KiviError:
         raise
     except (*FAILURES, struct.error, IndexError) as error:
@@ -82,7 +83,7 @@ _WIDEST: Final = 32
 """Bytes of the widest number, a decimal256."""
 
 
-def _decoded(view: memoryview, max_bytes: int) -> Any:
+def _decoded(view: memoryview, max_bytes: int, codes: bool) -> Any:
     options = pa.ipc.IpcReadOptions(use_threads=False)
     with pa.ipc.open_stream(pa.py_buffer(view), options=options) as reader:
         if len(reader.schema) > _MAX_COLUMNS:
@@ -92,7 +93,7 @@ def _decoded(view: memoryview, max_bytes: int) -> Any:
                 raise InvalidArgument(f"column {field.name!r} of this Arrow stream is {field.type}: use a plain type")
         table = reader.read_all()
     table.validate(full=True)
-    return _written_out(table, max_bytes)
+    return _written_out(table, max_bytes, codes)
 
 
 def _is_flat(type_: Any) -> bool:
@@ -113,8 +114,8 @@ def _is_flat(type_: Any) -> bool:
     ) and not isinstance(type_, pa.BaseExtensionType)
 
 
-def _written_out(table: Any, max_bytes: int) -> Any:
-    """Dictionaries replaced by their values, once it is known how much that will be."""
+def _written_out(table: Any, max_bytes: int, codes: bool) -> Any:
+    """Dictionaries replaced by their values, once it is known how much that will be. ``codes``: but not text."""
     total = table.nbytes
     for i, field in enumerate(table.schema):
         if not _is.is_dictionary(field.type):
@@ -123,6 +124,8 @@ def _written_out(table: Any, max_bytes: int) -> Any:
             total += _written_bytes(chunk)
             if total > max_bytes:
                 raise _too_much("bytes with its dictionaries written out", total, max_bytes)
+        if codes and (_is.is_string(field.type.value_type) or _is.is_binary(field.type.value_type)):
+            continue
         chunks = [chunk.dictionary_decode() for chunk in table.column(i).chunks]
         table = table.set_column(i, field.name, pa.chunked_array(chunks, field.type.value_type))
     return table

@@ -18,7 +18,8 @@ timestamp    timestamps of any unit, if exact in microseconds; one without a tim
 
 NaN in a float column of pandas is its way to write null, and is read as null.
 
-Invariant of every batch that ``event_batch`` returns: the types of ``arrow_schema``, no NaN, infinity or -0.0, valid
+Invariant of every batch that ``event_batch`` returns: the types of ``arrow_schema``, but that text which came as a
+dictionary may be left in codes (``kivi.arrow.coded``); no NaN, infinity or -0.0, valid
 UTF-8, decimals within their precision, and no null event time. Everything above relies on it and checks nothing again.
 """
 
@@ -35,10 +36,10 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.coded import as_coded, plain
 from kivi.arrow.columns import (
     FAILURES,
     TIMESTAMP,
-    arrow_schema,
     arrow_type,
     decimals,
     flat,
@@ -109,7 +110,7 @@ def row_batch(schema: TableSchema, records: Any, *, validated: bool = False) -> 
         if array is None or array.null_count:
             raise InvalidArgument(f"a row of {schema.name!r} needs its key column {column.name!r}, and it is null")
     present = [name for name in schema.by_name if name in arrays]
-    return pa.RecordBatch.from_arrays([arrays[name] for name in present], present)
+    return plain(pa.RecordBatch.from_arrays([arrays[name] for name in present], present))
 
 
 def _table_of(records: Any) -> tuple[Any, bool]:
@@ -140,7 +141,7 @@ def _batch(schema: TableSchema, arrays: list[Any]) -> Any:
         if name == schema.event_time and array.null_count:
             row = pc.index(array.is_null(), True).as_py()
             raise InvalidArgument(f"records[{row}] has no {schema.event_time!r}: every event needs its event time")
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(schema))
+    return pa.RecordBatch.from_arrays(arrays, list(schema.by_name))
 
 
 # -- from dicts: columns are built by kernels if every value has a plain type, and one by one only to find the fault
@@ -245,6 +246,8 @@ def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any
     try:
         if not validated:
             array.validate(full=True)
+        if (codes := _codes(type_, array)) is not None:
+            return codes
         array = flat(array)
         if isinstance(array, pa.ChunkedArray):  # Arrow leaves text over 2 GiB in chunks
             raise _too_long(column)
@@ -262,6 +265,17 @@ def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any
             raise InvalidArgument(f"column {name!r} is {array[row]} in row {row}: NaN and infinities are not accepted")
         array = pc.add(array, 0.0)  # -0.0 + 0.0 is 0.0
     return array
+
+
+def _codes(type_: ColumnType, array: Any) -> Any:
+    """The column in codes, if that is how it came and it can stay so."""
+    if isinstance(array, pa.ChunkedArray):
+        if array.num_chunks != 1:
+            return None
+        array = array.chunk(0)
+    if not pa.types.is_dictionary(array.type) or array.type.value_type != arrow_type(type_):
+        return None
+    return as_coded(array)
 
 
 def _too_long(column: Column) -> ResourceExhausted:

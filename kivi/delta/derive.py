@@ -36,7 +36,7 @@ from kivi.types import INT64_MAX, INT64_MIN
 __all__ = ["derive", "derive_all", "derive_small", "run_from_rows"]
 
 
-def derive(aggregate: TableSchema, batch: pa.RecordBatch | pa.Table, cts: int = 0) -> DeltaRun:
+def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0) -> DeltaRun:
     """The deltas of one commit's events for one aggregate. ``batch`` has the source's columns by name.
 
     Raises InvalidArgument for a null group key, OutOfRange for a float sum that leaves the finite numbers.
@@ -47,7 +47,7 @@ def derive(aggregate: TableSchema, batch: pa.RecordBatch | pa.Table, cts: int = 
     return derive_all([aggregate], batch, cts)[0]
 
 
-def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch | pa.Table, cts: int = 0) -> list[DeltaRun]:
+def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0) -> list[DeltaRun]:
     """``derive`` for each of the aggregates of one source, sharing what they have in common.
 
     Eight by endpoint in slots of 1, 2, 5, 10, 15, 30 and 60 minutes and a day, a sum and a count each: of 10,000 events
@@ -67,7 +67,7 @@ def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch | pa.Tab
 
 
 class _Derivation(Events):
-    def __init__(self, batch: pa.RecordBatch | pa.Table) -> None:
+    def __init__(self, batch: pa.RecordBatch) -> None:
         super().__init__(batch)
         self._cells: dict[tuple[Groups, str, str | None], Cells] = {}
 

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.coded import is_coded
 from kivi.arrow.columns import flat, stored_array
 from kivi.delta.gather import packed_order
 from kivi.delta.runs import Array
@@ -89,7 +90,7 @@ class Events:
     Raises InvalidArgument for a null group key.
     """
 
-    def __init__(self, batch: pa.RecordBatch | pa.Table) -> None:
+    def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
         self._columns: dict[str, Any] = {}
         self._parts: dict[tuple[str, int, ColumnType], _Part] = {}
@@ -97,7 +98,8 @@ class Events:
 
     def column(self, name: str) -> Any:
         if name not in self._columns:
-            self._columns[name] = flat(self._batch.column(name))
+            array = self._batch.column(name)
+            self._columns[name] = array if is_coded(array) else flat(array)
         return self._columns[name]
 
     def groups(self, aggregate: TableSchema) -> Groups:
@@ -183,7 +185,7 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
     if array.null_count:
         raise null_key(aggregate, group)
     if column.type.name in ("string", "bytes"):
-        encoded = array.dictionary_encode()
+        encoded = array if is_coded(array) else array.dictionary_encode()
         order = pc.array_sort_indices(encoded.dictionary).to_numpy()
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))

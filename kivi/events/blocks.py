@@ -5,7 +5,8 @@ batch, so that a column is read without the others. See ``kivi.events`` for what
 
 Columns of integers are stored as what they lie above their least value, which the header has, in the fewest bytes that
 hold it (frame of reference): 131,072 events of an endpoint below 10,000, a time within an hour and a duration below
-one second, all at random, take 9.8 bytes each, and 14.0 with LZ4 alone.
+one second, all at random, take 9.0 bytes each, 9.8 if only whole machine words are used, and 14.0 with LZ4 alone.
+Text that repeats is stored in codes (``kivi.arrow.coded``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.coded import is_coded, written_bytes
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, stored_array
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss
@@ -165,7 +167,33 @@ def statistics(type_: ColumnType, array: Any) -> tuple[Any, Any, int, int | None
     return low, high, count, int((values & 0xFFFFFFFF).sum()) + (int((values >> 32).sum()) << 32)
 
 
-_WIDTHS: Final = ((2**8, pa.uint8(), np.uint8), (2**16, pa.uint16(), np.uint16), (2**32, pa.uint32(), np.uint32))
+_WORDS: Final = {1: (pa.uint8(), "<u1"), 2: (pa.uint16(), "<u2"), 4: (pa.uint32(), "<u4")}
+
+
+def _distances(values: Counts, width: int, mask: Any) -> Any:
+    """Integers from 0 on, below 256**width, as an array of ``width`` bytes each: 1 to 7, little endian."""
+    if width in _WORDS:
+        type_, dtype = _WORDS[width]
+        return pa.array(values.astype(dtype), type_, mask=mask)
+    of_eight = np.ascontiguousarray(values, "<i8").view(np.uint8).reshape(-1, 8)
+    data = np.empty((len(values), width), np.uint8)
+    for i in range(width):  # a ninth of the time of copying whole rows of three bytes
+        data[:, i] = of_eight[:, i]
+    valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
+    return pa.Array.from_buffers(pa.binary(width), len(values), [valid, pa.py_buffer(data)])
+
+
+def _from_distances(array: Any) -> Any:
+    """What ``_distances`` made, as an int64 array."""
+    if not pa.types.is_fixed_size_binary(array.type):
+        return array.cast(pa.int64())
+    width, rows = array.type.byte_width, len(array)
+    data = np.frombuffer(array.buffers()[1], np.uint8, rows * width, array.offset * width).reshape(-1, width)
+    of_eight = np.zeros((rows, 8), np.uint8)
+    for i in range(width):
+        of_eight[:, i] = data[:, i]
+    mask = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return pa.array(of_eight.view("<i8").reshape(rows), pa.int64(), mask=mask)
 
 
 def _narrowed(schema: TableSchema, events: Any, stats: dict[str, tuple[Any, Any, int, int | None]]) -> Any:
@@ -175,12 +203,10 @@ def _narrowed(schema: TableSchema, events: Any, stats: dict[str, tuple[Any, Any,
         array = events.column(i)
         low, high, count, _ = stats.get(column.name, (None, None, 0, None))
         if column.type.name in ("int64", "timestamp", "decimal") and count:
-            for beyond, type_, dtype in _WIDTHS:
-                if high - low < beyond:
-                    values = (stored_array(column.type, array) - low).astype(dtype)
-                    mask = None if not array.null_count else array.is_null().to_numpy(zero_copy_only=False)
-                    array = pa.array(values, type_, mask=mask)
-                    break
+            width = max(1, ((high - low).bit_length() + 7) // 8)
+            if width < 8:
+                mask = None if not array.null_count else array.is_null().to_numpy(zero_copy_only=False)
+                array = _distances(stored_array(column.type, array) - low, width, mask)
         arrays.append(array)
         names.append(column.name)
     return pa.RecordBatch.from_arrays(arrays, names)
@@ -242,7 +268,9 @@ class Blocks:
         type_ = self._types[name]
         if array.type == arrow_type(type_):
             return array
-        values = pc.add(array.cast(pa.int64()), pa.scalar(block.columns[name][0], pa.int64()))
+        if is_coded(array):
+            return array.dictionary_decode()
+        values = pc.add(_from_distances(array), pa.scalar(block.columns[name][0], pa.int64()))
         if type_.name == "timestamp":
             return values.cast(TIMESTAMP)
         return decimals(type_, values) if type_.name == "decimal" else values
@@ -288,7 +316,7 @@ class Blocks:
             data=data,
             rows=events.num_rows,
             nbytes=len(body),
-            raw_bytes=events.nbytes,
+            raw_bytes=sum(written_bytes(column) for column in events.columns),
             checksum=zlib.crc32(body),
             time_min=times[0],
             time_max=times[1],

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
 
+from kivi.arrow.coded import coded, together, written_bytes
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.events.blocks import Blocks, Meta, joined, read_headers
@@ -119,10 +119,11 @@ class EventStore:
         if stamps != sorted(stamps) or (stamps and stamps[-1] > upto):
             raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {stamps[:8]}")
         if fresh:
-            whole = pa.concat_batches([events for _, events in fresh]) if len(fresh) > 1 else fresh[0][1]
+            whole = coded(together([events for _, events in fresh]))
             cts = np.array(stamps, np.uint64)
             ends = np.cumsum(np.array([events.num_rows for _, events in fresh], np.int64))
-            portion = -(-whole.num_rows // max(1, -(-whole.nbytes // self._block_bytes)))
+            size = sum(written_bytes(column) for column in whole.columns)
+            portion = -(-whole.num_rows // max(1, -(-size // self._block_bytes)))
             portion = min(portion, self._block_rows)
             for at in range(0, whole.num_rows, portion):
                 piece = whole.slice(at, portion)
@@ -147,7 +148,7 @@ class EventStore:
         if not inputs:
             return False
         every = [column.name for column in self.schema.columns]
-        events = pa.concat_batches([self._base.read(block, every) for block in inputs])
+        events = coded(together([self._base.read(block, every) for block in inputs]))
         runs = [self._base.runs(block) for block in inputs]
         merged = joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
         batch = WriteBatch()
