@@ -47,6 +47,7 @@ from kivi.errors import (
 )
 from kivi.events.store import EventStore
 from kivi.expr import Scan
+from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
@@ -514,8 +515,12 @@ class Store:
         Encodes and derives in the calling thread, which may also wait for room. The lease ends with the commit.
         """
 
+        began = time.monotonic()
+
         def settled(outcome: Outcome) -> None:
             txn.commit_ts = outcome.commit_ts
+            if outcome.error is None:
+                self.committer.times.observe(time.monotonic() - began)
             self.leases.release(txn.lease)
             done(outcome)
             if outcome.repeated and stages:
@@ -588,8 +593,11 @@ class Store:
         thread, unless all are given back: it must be quick. The leases of those that are entered end.
         """
         self.check_open()
+        began = time.monotonic()
 
         def settled(entered: list[Plain], error: CommitUnknown | None) -> None:
+            if error is None:
+                self.committer.times.observe(time.monotonic() - began, len(entered))
             for plain in entered:
                 if plain.lease.id:
                     self.leases.release(plain.lease)
@@ -813,6 +821,7 @@ class Store:
             "commits": counters.commits,
             "aborts_conflict": counters.conflicts,
             "aborts_too_old": counters.too_old,
+            "aborts_no_room": counters.no_room,
             "commits_unknown": counters.unknown,
             "rederived": counters.rederived,
             "token_hits": self.tokens.hits,
@@ -822,6 +831,7 @@ class Store:
             "leases": len(self.leases),
             "leases_cut": self.leases.cut,
             "oldest_snapshot": oldest if oldest is not None else self._watermark.value,
+            "oldest_snapshot_age_s": self.leases.oldest_age_s(),
             "pending_bytes": self.pending.nbytes,
             "pending_operations": self.pending.operations,
             "consolidated_upto": self.consolidator.position,
@@ -829,12 +839,23 @@ class Store:
             "consolidations": self.consolidator.passes,
             "consolidated_rows": self.consolidator.rows_folded,
             "consolidation_seconds": self.consolidator.busy_s,
+            "block_compactions": self.consolidator.compactions,
+            "block_compacted_rows": self.consolidator.compacted_rows,
             "version_bytes": self.consolidator.sweeper.versions_bytes,
             "stages": len(self.stages),
             "stage_bytes": self.stages.live_bytes,
             "tables": len(self.catalog.visible.by_id),
             **{f"log_{name}": value for name, value in self.log.stats().items()},
             **{f"engine_{name}": value for name, value in self.engine.stats().items()},
+        }
+
+    def histograms(self) -> dict[str, Histogram]:
+        """Distributions, for metrics."""
+        return {
+            "commit_s": self.committer.times,
+            "log_sync_s": self.log.sync_times,
+            "consolidation_s": self.consolidator.pass_times,
+            "read_runs": self.reader.runs_searched,
         }
 
 

@@ -8,7 +8,8 @@
 ``auth``     access tokens and what they may do
 ``limits``   the published limits
 ``status``   errors to gRPC status
-``metrics``  the store's stats for Prometheus
+``calls``    what was asked for, how it ended and how long it took
+``metrics``  the store's stats, distributions and calls for Prometheus
 ``offline``  dump, verify, backup, restore: tools that need no server
 ============ ==========================================================================
 

@@ -1,66 +1,204 @@
-"""Prometheus reads ``stats()``, and nothing else: a number is counted once, where it happens.
+"""Prometheus: what is counted elsewhere, under names that stay.
 
-Naming: ``kivi_<name>``, units last (``_bytes``, ``_seconds``). What only grows is a counter and ends in
-``_total``; everything else is a gauge. Which is which is decided by the lists below, so that a new stat
-is a gauge until somebody has thought about it.
+``METRICS`` says of every number in ``stats()`` what it is called for Prometheus, what kind of metric it is and what it
+means; a number that is not there is not served, and a test holds that none was forgotten. Names follow Prometheus'
+rules: ``kivi_`` first, base units last, ``_total`` for what only grows. No label has a value that data or users choose:
+the calls, their status codes, the reasons of aborts and the versions are all there is.
+
+Buckets of durations double from a quarter of a millisecond (``kivi.histogram``).
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatchcase
-from typing import Any, Final
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final, NamedTuple
 
-from prometheus_client import start_http_server
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from kivi_server.calls import Calls
+from prometheus_client import PROCESS_COLLECTOR, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from kivi.errors import InvalidArgument
+from kivi.histogram import Histogram
 
-__all__ = ["serve"]
+__all__ = ["DISTRIBUTIONS", "METRICS", "UNSERVED", "serve"]
 
-_COUNTERS: Final = (
-    "commits",
-    "commits_*unknown",
-    "aborts_*",
-    "consolidations",
-    "consolidated_rows",
-    "consolidation_seconds",
-    "leases_cut",
-    "log_syncs",
-    "log_groups",
-    "log_records",
-    "log_rolls",
-    "log_sync_s",
-    "log_written_bytes",
-    "rederived",
-    "token_hits",
-    "server_requests",
-    "server_frames_*",
-    "server_sessions_dropped",
+Stats = Callable[[], dict[str, int | float]]
+Histograms = Callable[[], dict[str, Histogram]]
+
+
+class Metric(NamedTuple):
+    """``label`` is ("name", "value") of a metric that several stats share."""
+
+    name: str
+    kind: type[CounterMetricFamily] | type[GaugeMetricFamily]
+    text: str
+    label: tuple[str, str] | None = None
+
+
+def _counter(name: str, text: str, label: tuple[str, str] | None = None) -> Metric:
+    return Metric(name, CounterMetricFamily, text, label)
+
+
+def _gauge(name: str, text: str) -> Metric:
+    return Metric(name, GaugeMetricFamily, text)
+
+
+_ABORTS: Final = "Commits that were refused and did nothing, by reason."
+
+METRICS: Final[dict[str, Metric]] = {
+    # transactions
+    "commits": _counter("commits", "Transactions that became durable and visible."),
+    "aborts_conflict": _counter("aborts", _ABORTS, ("reason", "conflict")),
+    "aborts_too_old": _counter("aborts", _ABORTS, ("reason", "snapshot_too_old")),
+    "aborts_no_room": _counter("aborts", _ABORTS, ("reason", "no_room")),
+    "commits_unknown": _counter("commits_unknown", "Commits that may or may not have happened: the log failed."),
+    "rederived": _counter("rederivations", "Commits derived again, as the catalog changed beneath them."),
+    "token_hits": _counter("token_hits", "Commits that repeated a token, and got the answer of the first."),
+    "in_flight": _gauge("commits_in_flight", "Commits between their timestamp and their end."),
+    # what readers see
+    "watermark": _gauge("watermark", "The snapshot that a new reader gets, as a commit timestamp."),
+    "last_ts": _gauge("newest_commit_timestamp", "The newest commit timestamp handed out."),
+    "watermark_lag": _gauge("watermark_lag", "Commit timestamps handed out that no reader sees yet."),
+    "leases": _gauge("snapshots", "Open snapshots."),
+    "leases_cut": _counter("snapshots_cut", "Snapshots ended because what they kept outgrew its budget."),
+    "oldest_snapshot": _gauge("oldest_snapshot", "The oldest open snapshot, as a commit timestamp."),
+    "oldest_snapshot_age_s": _gauge("oldest_snapshot_age_seconds", "How long the first of the open snapshots is open."),
+    "version_bytes": _gauge("version_bytes", "Older versions of rows that open snapshots or a history need."),
+    # pending and consolidation
+    "pending_bytes": _gauge("pending_bytes", "Operations in memory that are not in base yet."),
+    "pending_operations": _gauge("pending_operations", "Operations in memory that are not in base yet."),
+    "consolidated_upto": _gauge("consolidated_timestamp", "Base includes every commit up to here."),
+    "consolidated_durable_upto": _gauge("consolidated_durable_timestamp", "The same, as a crash would find it."),
+    "consolidated_rows": _counter("consolidated_rows", "Rows and events written to base."),
+    "block_compactions": _counter("block_compactions", "Times that small blocks of events were merged."),
+    "block_compacted_rows": _counter("block_compacted_rows", "Events in the blocks that were merged."),
+    "conflict_facts": _gauge("conflict_facts", "Cells whose newest write is remembered to find conflicts."),
+    # stages and the catalog
+    "stages": _gauge("stages", "Stages that wait for their commit."),
+    "stage_bytes": _gauge("stage_bytes", "Log bytes that live stages keep."),
+    "tables": _gauge("tables", "Tables, aggregates included."),
+    "disk_free_bytes": _gauge("disk_free_bytes", "What the file system of the store's directory has left for it."),
+    "disk_size_bytes": _gauge("disk_size_bytes", "The size of that file system."),
+    # the commit log
+    "log_records": _gauge("log_records", "Records in the segments that are kept."),
+    "log_segments": _gauge("log_segments", "Segments that are kept."),
+    "log_log_bytes": _gauge("log_bytes", "Log that is kept."),
+    "log_written_bytes": _counter("log_written_bytes", "Bytes of records written to the log."),
+    "log_groups": _counter("log_groups", "Groups of records that entered the log together."),
+    "log_rolls": _counter("log_rolls", "Segments begun."),
+    "log_inflight_records": _gauge("log_inflight_records", "Records that wait for their sync."),
+    "log_inflight_bytes": _gauge("log_inflight_bytes", "Bytes that wait for their sync."),
+    "log_failed": _gauge("log_failed", "1 once a write or sync has failed: the server stops, and has to be restarted."),
+    # RocksDB
+    "engine_keys_estimate": _gauge("engine_keys", "Keys, as RocksDB estimates them."),
+    "engine_live_bytes": _gauge("engine_live_bytes", "Data that is not superseded, as RocksDB estimates it."),
+    "engine_memtable_bytes": _gauge("engine_memtable_bytes", "Memtables."),
+    "engine_immutable_memtables": _gauge("engine_immutable_memtables", "Memtables that wait for their flush."),
+    "engine_block_cache_bytes": _gauge("engine_block_cache_bytes", "Block cache in use."),
+    "engine_block_cache_capacity_bytes": _gauge("engine_block_cache_capacity_bytes", "Block cache, at most."),
+    "engine_table_readers_bytes": _gauge("engine_table_readers_bytes", "Indexes and filters of open tables."),
+    "engine_sst_bytes": _gauge("engine_sst_bytes", "Table files."),
+    "engine_blob_bytes": _gauge("engine_blob_bytes", "Blob files: event blocks."),
+    "engine_blob_live_bytes": _gauge("engine_blob_live_bytes", "What is in use of the blob files."),
+    "engine_pending_compaction_bytes": _gauge("engine_pending_compaction_bytes", "What compaction is behind by."),
+    "engine_running_compactions": _gauge("engine_running_compactions", "Compactions now."),
+    "engine_running_flushes": _gauge("engine_running_flushes", "Flushes now."),
+    "engine_background_errors": _gauge("engine_background_errors", "Errors of RocksDB's background work."),
+    "engine_write_stopped": _gauge("engine_write_stopped", "1 while RocksDB stalls all writes."),
+    "engine_delayed_write_rate": _gauge("engine_delayed_write_bytes_per_second", "What a stall lets through; 0: none."),
+    # the server
+    "server_sessions": _gauge("sessions", "Connected clients."),
+    "server_sessions_dropped": _counter("sessions_dropped", "Clients dropped because they read nothing any more."),
+    "server_open_transactions": _gauge("transactions", "Open transactions and snapshots of all sessions."),
+    "server_shared_snapshots": _gauge("shared_snapshots", "Snapshots that several processes may use."),
+    "server_commits_in_flight": _gauge("unanswered_commits", "Commits that were asked for and not answered yet."),
+    "server_requests": _counter("session_requests", "Requests in sessions."),
+    "server_frames_in": _counter("session_frames_received", "Messages of sessions received."),
+    "server_frames_out": _counter("session_frames_sent", "Messages of sessions sent."),
+}
+
+UNSERVED: Final = frozenset(
+    {
+        "conflict_floor",
+        "consolidation_seconds",  # the sum of kivi_consolidation_duration_seconds
+        "consolidations",
+        "log_sync_s",  # the sum and count of kivi_log_sync_duration_seconds
+        "log_syncs",
+        "tokens_unsaved",
+    }
 )
+"""Stats that say nothing by themselves, or that another metric has."""
+
+DISTRIBUTIONS: Final[dict[str, tuple[str, str]]] = {
+    "commit_s": ("commit_duration_seconds", "From when a commit was asked for until it was durable and visible."),
+    "log_sync_s": ("log_sync_duration_seconds", "One sync of the log."),
+    "consolidation_s": ("consolidation_duration_seconds", "One pass of consolidation."),
+    "read_runs": ("read_runs_searched", "Delta runs searched for each row that was read by its key."),
+}
 
 
-class _Stats(Collector):
-    def __init__(self, stats: Callable[[], dict[str, int | float]]) -> None:
-        self._stats = stats
+class _Collector(Collector):
+    def __init__(self, stats: Stats, histograms: Histograms, calls: Calls) -> None:
+        self._stats, self._histograms, self._calls = stats, histograms, calls
 
     def collect(self) -> Iterator[Any]:
-        for name, value in self._stats().items():
-            what = name.replace("_", " ")
-            if any(fnmatchcase(name, pattern) for pattern in _COUNTERS):
-                yield CounterMetricFamily(f"kivi_{name}", what, value=value)
-            else:
-                yield GaugeMetricFamily(f"kivi_{name}", what, value=value)
+        families: dict[str, Any] = {}
+        for stat, value in self._stats().items():
+            metric = METRICS.get(stat)
+            if metric is None:
+                continue
+            family = families.get(metric.name)
+            if family is None:
+                labels = [metric.label[0]] if metric.label else []
+                family = families[metric.name] = metric.kind(f"kivi_{metric.name}", metric.text, labels=labels)
+            family.add_metric([metric.label[1]] if metric.label else [], value)
+        yield from families.values()
+        for name, histogram in self._histograms().items():
+            title, text = DISTRIBUTIONS[name]
+            distribution = HistogramMetricFamily(f"kivi_{title}", text)
+            distribution.add_metric([], *_buckets(histogram))
+            yield distribution
+        yield from self._of_calls()
+        yield InfoMetricFamily("kivi_build", "What this is made of.", value=_build())
+
+    def _of_calls(self) -> Iterator[Any]:
+        codes = CounterMetricFamily("kivi_rpc_requests", "Calls that have ended, by status.", labels=["rpc", "code"])
+        for (call, code), count in sorted(self._calls.codes().items()):
+            codes.add_metric([call, code], count)
+        yield codes
+        times = HistogramMetricFamily("kivi_rpc_duration_seconds", "How long calls took.", labels=["rpc"])
+        for call, histogram in sorted(self._calls.times().items()):
+            times.add_metric([call], *_buckets(histogram))
+        yield times
 
 
-def serve(endpoint: str, stats: Callable[[], dict[str, int | float]]) -> Callable[[], None]:
-    """Serves /metrics on "host:port"; returns what stops it."""
+def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+    counts, total = histogram.read()
+    bounds = [f"{bound:.6g}" for bound in histogram.bounds]
+    return list(zip([*bounds, "+Inf"], map(float, counts), strict=True)), total
+
+
+def _build() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in ("kivi", "grpcio", "pyarrow", "rocksdict"):
+        try:
+            found[package if package != "kivi" else "version"] = version(package)
+        except PackageNotFoundError:
+            found[package if package != "kivi" else "version"] = "unknown"
+    return found
+
+
+def serve(endpoint: str, stats: Stats, histograms: Histograms, calls: Calls) -> tuple[str, Callable[[], None]]:
+    """Serves /metrics on "host:port"; its real address (port 0 picks a free one), and what stops it."""
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit():
         raise InvalidArgument(f"{endpoint!r} is not host:port")
     registry = CollectorRegistry()
-    registry.register(_Stats(stats))
+    registry.register(_Collector(stats, histograms, calls))
+    registry.register(PROCESS_COLLECTOR)
     try:
         server, thread = start_http_server(int(port), host.strip("[]"), registry=registry)
     except OSError as error:
@@ -71,4 +209,4 @@ def serve(endpoint: str, stats: Callable[[], dict[str, int | float]]) -> Callabl
         server.server_close()
         thread.join()
 
-    return stop
+    return f"{host}:{server.server_port}", stop

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
@@ -250,8 +251,10 @@ class Requests(ABC):
             self._end(transaction)
             raise
         self.sessions.commit_started()
+        began = time.monotonic()
 
         def done(outcome: Outcome) -> None:
+            self.sessions.calls.ended("Session/commit", time.monotonic() - began, outcome.error)
             try:
                 if outcome.error is None:
                     reply = session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0)

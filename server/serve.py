@@ -87,6 +87,11 @@ def _version() -> str:
         return "0"
 
 
+def _disk(path: str) -> dict[str, int]:
+    found = os.statvfs(path)
+    return {"disk_free_bytes": found.f_bavail * found.f_frsize, "disk_size_bytes": found.f_blocks * found.f_frsize}
+
+
 def _bind(server: grpc.aio.Server, options: Options, secure: grpc.ServerCredentials | None) -> str:
     host, _ = _split(options.listen)
     try:
@@ -129,10 +134,13 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
     sessions = Sessions(store, _version())
 
     def stats() -> dict[str, int | float]:
-        return {**store.stats(), **sessions.stats()}
+        return {**store.stats(), **sessions.stats(), **_disk(options.data)}
 
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
-    stop_metrics = metrics_http.serve(options.metrics, stats) if options.metrics else None
+    stop_metrics = None
+    if options.metrics:
+        address, stop_metrics = metrics_http.serve(options.metrics, stats, store.histograms, sessions.calls)
+        print(f"metrics on http://{address}/metrics", flush=True)
     await server.start()
     for name in ("", methods.SERVICE):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
@@ -360,23 +361,26 @@ def _unary(service: Service, method: str) -> Callable[[Any, Context], Coroutine[
 
 def handlers(service: Service) -> grpc.GenericRpcHandler:
     """All methods of the service."""
+    calls = service.sessions.calls
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Session": grpc.stream_stream_rpc_method_handler(service.Session),
+        "Session": grpc.stream_stream_rpc_method_handler(calls.counted("Session", service.Session)),
         "Stage": grpc.stream_unary_rpc_method_handler(
-            service.Stage,
+            calls.counted("Stage", service.Stage),
             request_deserializer=pb.StageRequest.FromString,
             response_serializer=pb.StageResponse.SerializeToString,
         ),
     }
     for name, (received, returned) in methods.STREAMED.items():
+        work = getattr(service, name)
+        counted = calls.counted_stream if inspect.isasyncgenfunction(work) else calls.counted
         table[name] = grpc.unary_stream_rpc_method_handler(
-            getattr(service, name),
+            counted(name, work),
             request_deserializer=received.FromString,
             response_serializer=returned.SerializeToString,
         )
     for name, (received, returned) in methods.UNARY.items():
         table[name] = grpc.unary_unary_rpc_method_handler(
-            getattr(service, name, None) or _unary(service, name),
+            calls.counted(name, getattr(service, name, None) or _unary(service, name)),
             request_deserializer=received.FromString,
             response_serializer=returned.SerializeToString,
         )

@@ -336,6 +336,7 @@ class Session(Requests):
             return True
         self.txns.update(begun)
         self._send(frame.SerializeToString(), len(wanted))
+        self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
         return True
 
     def _commit_plain(self, group: list[Plain], version: int) -> None:
@@ -353,6 +354,7 @@ class Session(Requests):
         except Exception as error:
             for plain in group:
                 self._fail(plain.tag[0], None, error)
+            self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], error, len(group))
             return
         for plain in left:
             self._dispatch(*plain.tag)
@@ -363,12 +365,14 @@ class Session(Requests):
             if error is not None:
                 for plain in group:
                     self._fail(plain.tag[0], None, plain.unknown or error)
+                self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], error, len(group))
                 return
             frame = session_pb2.ServerFrame()
             for plain in group:
                 response = frame.responses.add(id=plain.tag[0].id, start_ts=plain.start_ts)
                 response.commit.commit_ts = plain.cts
             self._send(frame.SerializeToString(), len(group))
+            self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], count=len(group))
         finally:
             self.sessions.commit_ended(len(group))
 
@@ -495,8 +499,11 @@ class Session(Requests):
                     self._end(transaction)
                 raise transaction.failed
             getattr(self, f"_do_{body}", self._do_nothing)(request, transaction)
+            if body != "commit":  # which has not ended
+                self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received)
         except BaseException as error:
             self._fail(request, transaction, error)
+            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received, error)
 
 
 async def _next_frame(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kivi_server import limits
+from kivi_server.calls import Calls
 from kivi_server.translate import Translator
 
 from kivi.errors import SnapshotTooOld
@@ -42,6 +43,7 @@ class Sessions:
         self.version = version
         self.instance = secrets.token_hex(8)
         self.limits = limits.message(store.settings)
+        self.calls = Calls()
         self.live: dict[bytes, Session] = {}
         self.shared: dict[bytes, Lease] = {}
         self.stopping = False

@@ -49,6 +49,10 @@ ROOMS: dict[str, Room] = {
         "every room imports the errors, so they import nothing",
         not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
     ),
+    "counting": Room(
+        "kivi.histogram",
+        "how often something took how long, counted wherever it happens",
+    ),
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
         " kivi.rows kivi.event_rows kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface",
@@ -73,7 +77,7 @@ ROOMS: dict[str, Room] = {
     "log": Room(
         "kivi.log kivi.log.*",
         "bytes in a chain: the log knows no tables, so that a replicated log can take its place",
-        rooms="errors",
+        rooms="errors counting",
     ),
     "delta": Room(
         "kivi.delta kivi.delta.*",
@@ -85,7 +89,7 @@ ROOMS: dict[str, Room] = {
     "mvcc": Room(
         "kivi.mvcc kivi.mvcc.*",
         "transactions stand on the log, the engine and the algebra, and know no catalog, events or store",
-        rooms="errors values settings engine log delta",
+        rooms="errors counting values settings engine log delta",
         packages="numpy pyarrow sortedcontainers",
     ),
     "tables": Room(
@@ -97,7 +101,7 @@ ROOMS: dict[str, Room] = {
     "store": Room(
         "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.txn",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
-        rooms="errors values settings engine rocks log delta mvcc tables",
+        rooms="errors counting values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",
     ),
     "interface": Room(
@@ -136,7 +140,7 @@ ROOMS: dict[str, Room] = {
     "server": Room(
         "kivi_server kivi_server.*",
         "the server translates and holds no rules: of the store it sees the public face only",
-        rooms="errors values settings wire interface client store",
+        rooms="errors counting values settings wire interface client store",
         packages="google grpc grpc_health grpc_status numpy prometheus_client pyarrow",
     ),
     "cli": Room(

@@ -73,6 +73,8 @@ _PROPERTIES = {
     "immutable_memtables": "rocksdb.num-immutable-mem-table",
     "background_errors": "rocksdb.background-errors",
     "write_stopped": "rocksdb.is-write-stopped",
+    "delayed_write_rate": "rocksdb.actual-delayed-write-rate",
+    "block_cache_capacity_bytes": "rocksdb.block-cache-capacity",
 }
 
 

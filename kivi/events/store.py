@@ -139,14 +139,14 @@ class EventStore:
 
     # -- compaction -----------------------------------------------------------------------------
 
-    def compact(self, max_rows: int) -> bool:
+    def compact(self, max_rows: int) -> int:
         """One bounded step: data that no view needs any more are deleted, and up to eight small neighbours become
-        one block of at most ``max_rows``. True if it merged some: then there may be more to do."""
+        one block of at most ``max_rows``. How many rows were merged: if any, there may be more to do."""
         self._delete_dead()
         meta, blocks = self._base.headers()
         inputs = mergeable(blocks, max_rows, self._block_bytes)
         if not inputs:
-            return False
+            return 0
         every = [column.name for column in self.schema.columns]
         events = coded(together([self._base.read(block, every) for block in inputs]))
         runs = [self._base.runs(block) for block in inputs]
@@ -157,7 +157,7 @@ class EventStore:
         for block in inputs[1:]:
             batch.delete(event_header_key(self.schema.id, block.order))
         self._retire(meta, [block.data for block in inputs], batch)
-        return True
+        return sum(block.rows for block in inputs)
 
     def _retire(self, meta: Meta, data: list[int], batch: WriteBatch) -> None:
         """Writes a batch that takes these data out of use; they go when every view that is open now has closed."""

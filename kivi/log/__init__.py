@@ -36,6 +36,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from kivi.errors import Unavailable
+from kivi.histogram import Histogram
 
 __all__ = [
     "MAX_RECORD_BYTES",
@@ -95,6 +96,9 @@ class LogFailed(Unavailable):
 
 class CommitLog(ABC):
     """An append-only sequence of records; see the module's docstring for its invariants."""
+
+    sync_times: Histogram
+    """How long each sync took."""
 
     @abstractmethod
     def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
+from kivi.histogram import Histogram
 from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
 
 __all__ = ["MemoryLog"]
@@ -39,6 +40,7 @@ class MemoryLog(CommitLog):
         max_record_bytes: int = MAX_RECORD_BYTES,
     ) -> None:
         self.hold = hold
+        self.sync_times = Histogram()  # empty: there is nothing to sync
         self._clock = clock
         self._max_record_bytes = max_record_bytes
         self._lock = threading.Lock()

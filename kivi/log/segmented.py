@@ -53,6 +53,7 @@ from kivi.errors import (
     StoreInUse,
     Unavailable,
 )
+from kivi.histogram import Histogram
 from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, MARK_NAME, Mark, MarkFile, parse_mark
@@ -143,6 +144,7 @@ class SegmentedLog(CommitLog):
         self._failed: LogFailed | None = None
         self._closing = self._closed = self._abandoned = False
         self._turns = 0
+        self.sync_times = Histogram()
         self._counts = {"groups": 0, "syncs": 0, "written_bytes": 0, "rolls": 0, "sync_s": 0.0}
         # Under the write lock: the segment being written, and the state of the chain at its end.
         self._write_lock = threading.Lock()
@@ -385,6 +387,7 @@ class SegmentedLog(CommitLog):
             counts["syncs"] += 1
             counts["written_bytes"] += size
             counts["sync_s"] += sync_s
+            self.sync_times.observe(sync_s)
             self._progress.notify_all()
         if not self._abandoned:
             for group in groups:

@@ -46,6 +46,7 @@ from kivi.errors import (
     Retryable,
     SnapshotTooOld,
 )
+from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
@@ -107,6 +108,7 @@ class Counters:
     too_old: int = 0
     unknown: int = 0
     rederived: int = 0
+    no_room: int = 0
 
 
 class Flying(Protocol):
@@ -193,6 +195,7 @@ class Committer:
         self._fencing: dict[str, list[Callable[[Outcome], None]]] = {}
         self.hold: Callable[[Commit], bool] | None = None
         self.counters = Counters()
+        self.times = Histogram()  # from when a commit was asked for until it was acknowledged; of those that committed
         self.on_pressure: Callable[[], None] = lambda: None
 
     @property
@@ -239,6 +242,7 @@ class Committer:
             if known is not None:
                 return known
             if not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+                self.counters.no_room += 1
                 raise ResourceExhausted(
                     f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
                 )

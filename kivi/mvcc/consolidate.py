@@ -48,6 +48,7 @@ from kivi.delta.ops import RowOp, apply_op, fold
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
+from kivi.histogram import Histogram
 from kivi.log import CommitLog
 from kivi.mvcc.combine import combine, is_combined
 from kivi.mvcc.leases import Leases
@@ -80,7 +81,7 @@ class Sealer(Protocol):
 
     def seal(self, batch: WriteBatch, parts: Sequence[tuple[int, pa.RecordBatch]], upto: int) -> None: ...
 
-    def compact(self, max_rows: int) -> bool: ...
+    def compact(self, max_rows: int) -> int: ...
 
 
 class StageIndex(Protocol):
@@ -152,6 +153,8 @@ class Consolidator:
         self.passes = 0
         self.rows_folded = 0
         self.busy_s = 0.0
+        self.pass_times = Histogram()
+        self.compactions = self.compacted_rows = 0
         self.failure: BaseException | None = None
         self._also: Callable[[], None] = lambda: None
 
@@ -248,7 +251,7 @@ class Consolidator:
             self.passes += 1
         self._seen, self._applied_bytes = upto, self._pending.applied_bytes
         self._folded_at = time.monotonic()
-        self.busy_s += time.perf_counter() - started
+        self._took(time.perf_counter() - started)
         return upto
 
     def _above(self, table: int) -> int:
@@ -282,7 +285,11 @@ class Consolidator:
                     self._fold(schema, upto, keep)
             self._seen = upto
             self.passes += 1
-            self.busy_s += time.perf_counter() - started
+            self._took(time.perf_counter() - started)
+
+    def _took(self, seconds: float) -> None:
+        self.busy_s += seconds
+        self.pass_times.observe(seconds)
 
     def _write(self, batch: WriteBatch) -> None:
         if len(batch):
@@ -365,8 +372,11 @@ class Consolidator:
     def _compact(self, schema: TableSchema) -> None:
         if (sealer := self._sealer_of(schema.id)) is not None:
             with self._computing:
-                more = sealer.compact(self._settings.block_rows)
-            if not more:
+                merged = sealer.compact(self._settings.block_rows)
+            if merged:
+                self.compactions += 1
+                self.compacted_rows += merged
+            else:
                 self._compactable.discard(schema.id)
 
     # -- rows -----------------------------------------------------------------------------------

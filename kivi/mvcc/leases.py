@@ -37,6 +37,7 @@ class Lease:
     ts: int
     expires_at: float
     historical: bool
+    opened_at: float = 0.0
     ended: str = ""
 
 
@@ -98,7 +99,7 @@ class Leases:
 
     def _opened(self, ts: int, expires_at: float) -> Lease:
         historical = ts < self.horizon and ts not in self._kept
-        lease = Lease(next(self._ids), ts, expires_at, historical)
+        lease = Lease(next(self._ids), ts, expires_at, historical, self._clock())
         self._open[lease.id] = lease
         for counts in (self._count,) if historical else (self._count, self._kept):
             counts[ts] = counts.get(ts, 0) + 1
@@ -190,6 +191,13 @@ class Leases:
         with self._lock:
             self._expire()
             return min(self._count, default=None)
+
+    def oldest_age_s(self) -> float:
+        """For how long the snapshot that was opened first has been open; 0 if there is none."""
+        with self._lock:
+            self._expire()
+            first = next(iter(self._open.values()), None)  # in the order in which they were opened
+            return 0.0 if first is None else self._clock() - first.opened_at
 
     def cut_oldest(self, why: str) -> bool:
         """Ends every lease on the oldest S, to free what it keeps. False if none is open below the horizon."""

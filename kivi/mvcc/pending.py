@@ -176,6 +176,11 @@ class Pending:
             out = sorted([*out, *found], key=lambda item: item[0])
         return out
 
+    def runs_of(self, table: int) -> int:
+        """How many delta runs a read of one of its rows searches."""
+        pending = self._tables.get(table)
+        return 0 if pending is None else len(pending.runs)
+
     def newest(self, table: int, key: bytes) -> int:
         """The CTS of the newest operation on a row, visible or not; 0 if none is pending."""
         ops = self.ops(table, key, 2**63)

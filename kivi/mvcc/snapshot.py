@@ -26,6 +26,7 @@ from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine
 from kivi.errors import NotFound, SnapshotTooOld
+from kivi.histogram import COUNTS, Histogram
 from kivi.keys import prefix_end
 from kivi.mvcc.columns import at_snapshot, base_rows, overlaid
 from kivi.mvcc.leases import Lease, Leases
@@ -62,6 +63,7 @@ class Reader:
         self._leases = leases
         self._history_floor = history_floor
         self._exists = exists
+        self.runs_searched = Histogram(COUNTS)  # delta runs, for each row that was read by its key
 
     def check(self, lease: Lease, schema: TableSchema) -> None:
         """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows, NotFound if it was dropped.
@@ -89,6 +91,7 @@ class Reader:
     def get_each(self, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]]) -> list[Version | None]:
         """Rows at a snapshot each, or None. Tombstones count as None."""
         table = schema.id
+        self.runs_searched.observe(self._pending.runs_of(table), len(wanted))
         ops = [self._pending.ops(table, key, lease.ts) for lease, key in wanted]
         if len(wanted) == 1:
             raws = [self._engine.get(row_key(table, wanted[0][1]))]

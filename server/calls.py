@@ -1,0 +1,100 @@
+"""What clients asked for, how it ended and how long it took: counted by call and by status code.
+
+A session's requests are counted as ``Session/<request>``, since the stream itself may last for days. The time of a
+call is from when the server had it whole until its answer was made; of a commit, until it was durable and visible.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from kivi.client_errors import status_code
+from kivi.errors import KiviError
+from kivi.histogram import Histogram
+
+__all__ = ["Calls"]
+
+Handler = Callable[[Any, Any], Awaitable[Any]]
+
+
+class Calls:
+    """Of one server. Thread safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._codes: Counter[tuple[str, str]] = Counter()
+        self._times: dict[str, Histogram] = {}
+
+    def ended(self, call: str, seconds: float, error: BaseException | None = None, count: int = 1) -> None:
+        """``count`` calls of one kind that took the same time and ended alike."""
+        self._ended(call, seconds, grpc.StatusCode.OK if error is None else code_of(error), count)
+
+    def _ended(self, call: str, seconds: float, code: grpc.StatusCode, count: int = 1) -> None:
+        with self._lock:
+            self._codes[call, code.name] += count
+            times = self._times.get(call)
+            if times is None:
+                times = self._times[call] = Histogram()
+        times.observe(seconds, count)
+
+    def codes(self) -> dict[tuple[str, str], int]:
+        """(call, status code) -> how many."""
+        with self._lock:
+            return dict(self._codes)
+
+    def times(self) -> dict[str, Histogram]:
+        with self._lock:
+            return dict(self._times)
+
+    def counted(self, call: str, handler: Handler) -> Handler:
+        """A handler of one request, or of a stream that it reads and writes by itself."""
+
+        async def measured(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            began = time.monotonic()
+            code = grpc.StatusCode.CANCELLED  # what is left if it ends without a word
+            try:
+                answer = await handler(request, context)
+                code = grpc.StatusCode.OK
+                return answer
+            except grpc.aio.AbortError:
+                code = _status(context.code())
+                raise
+            finally:
+                self._ended(call, time.monotonic() - began, code)
+
+        return measured
+
+    def counted_stream(self, call: str, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """A handler that gives its answers one by one."""
+
+        async def measured(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            began = time.monotonic()
+            code = grpc.StatusCode.CANCELLED
+            try:
+                async for answer in handler(request, context):
+                    yield answer
+                code = grpc.StatusCode.OK
+            except grpc.aio.AbortError:
+                code = _status(context.code())
+                raise
+            finally:
+                self._ended(call, time.monotonic() - began, code)
+
+        return measured
+
+
+def code_of(error: BaseException) -> grpc.StatusCode:
+    return status_code(error) if isinstance(error, KiviError) else grpc.StatusCode.INTERNAL
+
+
+def _status(code: Any) -> grpc.StatusCode:
+    """gRPC gives it as itself or as its number."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return next((each for each in grpc.StatusCode if each.value[0] == code), grpc.StatusCode.UNKNOWN)
