@@ -245,10 +245,15 @@ def shell(args: argparse.Namespace) -> int:
 
 
 def serve(args: argparse.Namespace) -> int:
-    from kivi_server.options import options_of
+    from kivi_server.options import options_of, printed
+
+    options = options_of(args)
+    if args.print_settings:
+        print(printed(options))
+        return 0
     from kivi_server.serve import run
 
-    return run(options_of(args))
+    return run(options)
 
 
 def offline(args: argparse.Namespace) -> int:

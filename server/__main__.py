@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from kivi_server.options import add_arguments, options_of
+from kivi_server.options import add_arguments, options_of, printed
 from kivi_server.serve import run
 
 from kivi.errors import KiviError
@@ -18,7 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="kivi_server", description=__doc__)
     add_arguments(parser)
     try:
-        return run(options_of(parser.parse_args(argv)))
+        arguments = parser.parse_args(argv)
+        options = options_of(arguments)
+        if arguments.print_settings:
+            print(printed(options))
+            return 0
+        return run(options)
     except KiviError as error:
         print(f"kivi_server: {error.message}", file=sys.stderr)
         return 1

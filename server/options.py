@@ -1,19 +1,44 @@
-"""What ``kivi serve`` can be told. Light: the command line reads this before it knows what it will do."""
+"""What ``kivi serve`` can be told: by flags, by the environment and by one file, in this order of precedence.
+
+::
+
+    kivi serve --data /var/lib/kivi --listen 0.0.0.0:7420 --set cache_bytes=256MiB
+    KIVI_DATA=/var/lib/kivi KIVI_LISTEN=0.0.0.0:7420 KIVI_STORE_CACHE_BYTES=256MiB kivi serve
+    kivi serve --config kivi.toml
+
+        data = "/var/lib/kivi"
+        listen = "0.0.0.0:7420"
+        [store]
+        cache_bytes = "256MiB"
+
+``kivi serve --print-settings`` says what is in force and where each value is from, as such a file. A name that is not
+known is refused, wherever it is: a setting that was misspelt would otherwise be a default that nobody chose. The
+store's settings are those of ``kivi.settings``; sizes and times may have their unit (64MiB, 30s).
+
+Light: the command line reads this before it knows what it will do.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import difflib
+import math
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Final, NamedTuple
 
+from kivi.errors import InvalidArgument
 from kivi.settings import Settings
 
-__all__ = ["Options", "add_arguments", "options_of"]
+__all__ = ["Options", "add_arguments", "options_of", "printed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The arguments of ``kivi serve``."""
+    """What a server was told. ``source`` says of each name, ``store.<name>`` for settings, where its value is from."""
 
     data: str
     listen: str = "localhost:7420"
@@ -25,48 +50,181 @@ class Options:
     insecure: bool = False
     grace_s: float = 10.0
     settings: Settings = field(default_factory=Settings)
+    source: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Option(NamedTuple):
+    name: str
+    metavar: str
+    text: str
+    kind: type = str
+    flag: str = ""
+
+
+_OPTIONS: Final = (
+    _Option("data", "DIR", "the store's directory; created if it is missing"),
+    _Option("listen", "HOST:PORT", "default localhost:7420; port 0 picks a free one"),
+    _Option("metrics", "HOST:PORT", "serve Prometheus metrics over HTTP"),
+    _Option("tls_cert", "FILE", "the server's certificate chain (PEM)"),
+    _Option("tls_key", "FILE", "its private key (PEM)"),
+    _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),
+    _Option("token_file", "FILE", "access tokens, one a line, each with its access"),
+    _Option("insecure", "", "serve plaintext beyond this machine", bool),
+    _Option("grace_s", "SECONDS", "for commits in flight, on a stop; default 10", float, "--grace"),
+)
+_BY_NAME: Final = {option.name: option for option in _OPTIONS}
+_SETTINGS: Final = {each.name: each.default for each in fields(Settings)}
+_PREFIX, _STORE_PREFIX = "KIVI_", "KIVI_STORE_"
+_OF_OTHERS: Final = frozenset({"KIVI_CI", "KIVI_CONFIG", "KIVI_ENDPOINT", "KIVI_OUTPUT", "KIVI_TLS_CA", "KIVI_TOKEN"})
+"""Variables that clients, tests and this file's name are told by."""
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\Z")
+_SIZES: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\Z")
+_TIMES: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--data", required=True, metavar="DIR", help="the store's directory; created if it is missing")
-    parser.add_argument("--listen", default="localhost:7420", metavar="HOST:PORT", help="port 0 picks a free one")
-    parser.add_argument("--metrics", metavar="HOST:PORT", help="serve Prometheus metrics over HTTP")
-    parser.add_argument("--tls-cert", metavar="FILE", help="the server's certificate chain (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
-    parser.add_argument("--tls-client-ca", metavar="FILE", help="ask clients for a certificate of this authority")
-    parser.add_argument("--token-file", metavar="FILE", help="access tokens, one a line, each with its access")
-    parser.add_argument("--insecure", action="store_true", help="serve plaintext beyond this machine")
-    parser.add_argument("--grace", type=float, default=10.0, metavar="SECONDS", help="for commits in flight, on a stop")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="NAME=NUMBER", help="a setting of the store; see kivi/settings.py"
-    )
+    for option in _OPTIONS:
+        flag = option.flag or "--" + option.name.replace("_", "-")
+        if option.kind is bool:
+            parser.add_argument(flag, dest=option.name, action="store_const", const="true", help=option.text)
+        else:
+            parser.add_argument(flag, dest=option.name, metavar=option.metavar, help=option.text)
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the store")
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these, and a [store] of settings")
+    parser.add_argument("--print-settings", action="store_true", help="print what is in force, as such a file, and end")
 
 
-def settings_of(pairs: Sequence[str]) -> Settings:
-    values: dict[str, object] = {}
-    for pair in pairs:
+def options_of(args: argparse.Namespace, environment: Mapping[str, str] | None = None) -> Options:
+    """Raises InvalidArgument for a name that is not known or a value that does not fit, saying where it is."""
+    environment = os.environ if environment is None else environment
+    config = args.config or environment.get("KIVI_CONFIG")
+    told = [*(_from_file(config) if config else ()), *_from_environment(environment), *_from_flags(args)]
+    values, source = dict[str, Any](), dict[str, str]()
+    for name, value, where in told:  # the later one wins, but every one has to be right
+        values[name], source[name] = _value(name, value, where), where
+    if "data" not in values:
+        raise InvalidArgument("which directory? Give --data DIR, KIVI_DATA, or data = in a file named by --config")
+    settings = {name.removeprefix("store."): value for name, value in values.items() if name.startswith("store.")}
+    given = {name: value for name, value in values.items() if not name.startswith("store.")}
+    return Options(**given, settings=Settings.of(settings), source=source)
+
+
+def _known(name: str, known: Iterable[str], where: str) -> str:
+    if name in known:
+        return name
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+    raise InvalidArgument(f"{where}: there is no setting {name!r}; {hint}")
+
+
+def _from_flags(args: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
+    for option in _OPTIONS:
+        if (text := getattr(args, option.name)) is not None:
+            yield option.name, text, "its flag"
+    for pair in args.set:
         name, _, text = pair.partition("=")
-        if text.lower() in ("true", "false"):
-            values[name] = text.lower() == "true"
-            continue
-        try:
-            values[name] = float(text) if any(c in text for c in ".eE") else int(text)
-        except ValueError:
-            values[name] = text  # refused with the name by Settings.of
-    return Settings.of(values)
+        yield f"store.{_known(name, _SETTINGS, f'--set {pair}')}", text, "--set"
 
 
-def options_of(args: argparse.Namespace) -> Options:
-    """Raises InvalidArgument for a setting that is not one."""
-    return Options(
-        data=args.data,
-        listen=args.listen,
-        metrics=args.metrics,
-        tls_cert=args.tls_cert,
-        tls_key=args.tls_key,
-        tls_client_ca=args.tls_client_ca,
-        token_file=args.token_file,
-        insecure=args.insecure,
-        grace_s=args.grace,
-        settings=settings_of(args.set),
-    )
+def _from_file(path: str) -> Iterator[tuple[str, Any, str]]:
+    try:
+        with open(path, "rb") as file:
+            given = tomllib.load(file)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} is not TOML: {error}") from None
+    store = given.pop("store", {})
+    if not isinstance(store, dict):
+        raise InvalidArgument(f"{path}: store is a section: write [store] above its settings")
+    for name, value in given.items():
+        yield _known(name, _BY_NAME, path), value, path
+    for name, value in store.items():
+        yield f"store.{_known(name, _SETTINGS, path)}", value, path
+
+
+def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Any, str]]:
+    for variable, text in environment.items():
+        if variable.startswith(_STORE_PREFIX):
+            name = variable.removeprefix(_STORE_PREFIX).lower()
+            yield f"store.{_known(name, _SETTINGS, variable)}", text, variable
+        elif variable.startswith(_PREFIX) and variable not in _OF_OTHERS:
+            yield _known(variable.removeprefix(_PREFIX).lower(), _BY_NAME, variable), text, variable
+
+
+def _value(name: str, value: Any, where: str) -> Any:
+    """As its type asks: text may come from anywhere, other types from a file only."""
+    setting = name.removeprefix("store.")
+    if setting != name:
+        default = _SETTINGS[setting]
+        kind: type = type(default)
+    else:
+        kind = _BY_NAME[name].kind
+    refused = InvalidArgument(f"{where}: {setting} cannot be {value!r}: {_asked(setting, kind)}")
+    if kind is bool:
+        text = str(value).lower()
+        if text not in ("true", "false"):
+            raise refused
+        return text == "true"
+    if kind is str:
+        if not isinstance(value, str) or not value:
+            raise refused
+        return value
+    if isinstance(value, str):
+        value = _number(setting, value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        raise refused
+    if kind is int and value % 1:
+        raise refused
+    return kind(value)
+
+
+def _asked(name: str, kind: type) -> str:
+    if kind is bool:
+        return "write true or false"
+    if kind is str:
+        return "write a text"
+    unit = ", with a unit if you like, such as 64MiB" if name.endswith("_bytes") else ""
+    return "write a number" + (", with a unit if you like, such as 30s" if name.endswith("_s") else unit)
+
+
+def _number(name: str, text: str) -> int | float | None:
+    """None if it is none."""
+    text = text.strip()
+    if name.endswith("_bytes") and (match := _SIZE.match(text)):
+        return float(match[1]) * _SIZES[match[2]]
+    if name.endswith("_s") and (match := _TIME.match(text)):
+        return float(match[1]) * _TIMES[match[2]]
+    try:
+        return float(text) if any(c in text for c in ".eE") else int(text.replace("_", ""))
+    except ValueError:
+        return None
+
+
+def printed(options: Options) -> str:
+    """All settings in force as a TOML file, each with where it is from."""
+    lines = []
+    for option in _OPTIONS:
+        value = getattr(options, option.name)
+        line = f"# {option.name} is not set" if value is None else f"{option.name} = {_toml(value)}"
+        lines.append(_with_source(line, options.source.get(option.name)))
+    lines += ["", "[store]"]
+    for each in fields(Settings):
+        assert each.default is not MISSING
+        line = f"{each.name} = {_toml(getattr(options.settings, each.name))}"
+        lines.append(_with_source(line, options.source.get(f"store.{each.name}")))
+    return "\n".join(lines)
+
+
+def _with_source(line: str, source: str | None) -> str:
+    return f"{line:<44}# {'default' if source is None else 'from ' + source}" if not line.startswith("#") else line
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = "".join(f"\\u{ord(c):04x}" if c < " " or c in '"\\\x7f' else c for c in value)
+        return f'"{escaped}"'
+    return repr(value)
