@@ -67,6 +67,8 @@ def build(store: Store, schema: TableSchema, progress: Progress | None) -> Table
     try:
         return _build(store, schema, progress)
     except Exception:
+        if (whole := store.catalog.entered.successor(schema)) is not None:
+            return whole  # the source was overwritten meanwhile: there is nothing older left to sum
         _drop(store, schema)
         raise
 
@@ -108,7 +110,7 @@ def _staged(store: Store, schema: TableSchema, owner: str, run: DeltaRun | None)
     for piece in pieces(run, rows):
         stage_id = waited(
             lambda settled, piece=piece: store.log_stage(  # type: ignore[misc]
-                StageKind.RUN, schema.id, piece.rows, owner, piece.to_buffers(), settled
+                StageKind.RUN, schema.origin, piece.rows, owner, piece.to_buffers(), settled
             )
         )
         stages.append(store.stages.sequence_of(stage_id))

@@ -89,6 +89,8 @@ def dump(args: argparse.Namespace) -> int:
 
         def schema_of(table: int) -> TableSchema | None:
             found: TableSchema | None = SYSTEM.get(table) or store.catalog.schema_of(table)
+            if found is None:  # a stage names a table by its first generation
+                found = next((schema for schema in store.tables() if schema.origin == table), None)
             return found
 
         damaged = _dump_log(root, emit, schema_of)

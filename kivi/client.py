@@ -111,6 +111,9 @@ class Transaction(_Reads, interface.Transaction):
     def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
         self._core.append_stages(self._db._schema(table), stages)
 
+    def overwrite(self, table: str) -> None:
+        self._run(self._db._core.use(table, self._core.overwrite))
+
 
 class Snapshot(_Reads, interface.Snapshot):
     def __enter__(self) -> Snapshot:

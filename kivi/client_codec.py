@@ -217,7 +217,7 @@ def to_table(schema: TableSchema) -> pb.Table:
     return pb.Table(
         name=schema.name,
         kind=_KINDS[schema.kind],
-        id=schema.id,
+        id=schema.origin,
         state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
         created_ts=schema.created_ts,
         key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],

@@ -315,6 +315,10 @@ class TransactionCore:
     def append_stages(self, schema: TableSchema, stages: Iterable[bytes]) -> None:
         self.operation(Kind.KIND_APPEND_STAGES, schema).stages.extend(stage_ids(stages))
 
+    def overwrite(self, schema: TableSchema) -> None:
+        schema.check_overwritable()
+        self.operation(Kind.KIND_OVERWRITE, schema)
+
     # -- reads ----------------------------------------------------------------------------------
 
     def _read(

@@ -91,9 +91,9 @@ class Transaction(interface.Transaction):
         return self._txn.commit_ts if self._txn is not None else None
 
     def _write(self, table: str, bind: Bind) -> None:
-        schema = self._db._schema(table)
-        kind, key, values, column = bind(schema)
         txn = self._open()
+        schema = self._db._schema(table, txn.lease)
+        kind, key, values, column = bind(schema)
         match kind:
             case "put":
                 txn.put(schema, key, values)
@@ -110,20 +110,28 @@ class Transaction(interface.Transaction):
         self._db.store.renew(self._open().lease.id, ttl_s)
 
     def append(self, table: str, records: Any) -> None:
-        schema = self._db._schema(table)
-        self._open().append(schema, event_batch(schema, records))
+        txn = self._open()
+        schema = self._db._schema(table, txn.lease)
+        txn.append(schema, event_batch(schema, records))
 
     def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        self._open().append_stages(self._db._schema(table), stage_ids(stages))
+        txn = self._open()
+        txn.append_stages(self._db._schema(table, txn.lease), stage_ids(stages))
+
+    def overwrite(self, table: str) -> None:
+        txn = self._open()
+        txn.overwrite(self._db._schema(table_name(table), txn.lease))
 
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        schema = self._db._schema(wanted.table)
+        txn = self._open()
+        schema = self._db._schema(wanted.table, txn.lease)
         keys, names = wanted.bound(schema)
-        return _rows(schema, self._open().get(schema, keys, names))
+        return _rows(schema, txn.get(schema, keys, names))
 
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
-        schema = self._db._schema(wanted.table)
-        return _each(self._open().scan(schema, wanted.bound(schema)))
+        txn = self._open()
+        schema = self._db._schema(wanted.table, txn.lease)
+        return _each(txn.scan(schema, wanted.bound(schema)))
 
 
 class Snapshot(interface.Snapshot):
@@ -142,12 +150,12 @@ class Snapshot(interface.Snapshot):
         self._db.store.renew(self._lease.id, ttl_s)
 
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        schema = self._db._schema(wanted.table)
+        schema = self._db._schema(wanted.table, self._lease)
         keys, names = wanted.bound(schema)
         return _rows(schema, self._db.store.get(self._lease, schema, keys, names))
 
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
-        schema = self._db._schema(wanted.table)
+        schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
 
     def _to_arrow(self, wanted: ScanArguments) -> pa.Table:
@@ -178,8 +186,8 @@ class Database(interface.Database[Transaction, Snapshot]):
         """Finishes commits in progress and makes everything durable in base. Harmless twice."""
         self.store.close()
 
-    def _schema(self, table: str) -> TableSchema:
-        return self.store.table(table)
+    def _schema(self, table: str, lease: Lease | None = None) -> TableSchema:
+        return self.store.table(table, lease)
 
     @property
     def _value_bytes_max(self) -> int:
@@ -223,11 +231,10 @@ class Database(interface.Database[Transaction, Snapshot]):
     def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
         check_batch(batch)
         token = None if token is None else check_token(token)
-        schema = self._schema(table)
-        events = event_batch(schema, records)
         txn = self.store.blind_transaction()
         try:
-            txn.append(schema, events)
+            schema = self._schema(table, txn.lease)
+            txn.append(schema, event_batch(schema, records))
             return self.store.commit_wait(txn, token=token, batch=batch)
         finally:
             txn.rollback()

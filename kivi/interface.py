@@ -325,7 +325,18 @@ class Transaction(Reads):
 
     @abstractmethod
     def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        """Events that were staged before."""
+        """Events, or rows, that were staged before."""
+
+    @abstractmethod
+    def overwrite(self, table: str) -> None:
+        """The table is empty from here on: what this transaction writes to it then is its whole new content.
+
+        Every snapshot below the commit timestamp keeps the old content (or gets SnapshotTooOld), every one from it on
+        has the new; the aggregates of an event table then hold the sums of the new events. A transaction that wrote
+        the old content and enters the log later gets Conflict. So does this one, if it has read anything, guards or
+        writes other tables, and somebody has written to the table since it began. Raises InvalidArgument for an
+        aggregate.
+        """
 
 
 class Snapshot(Reads):

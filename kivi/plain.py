@@ -28,10 +28,10 @@ _KINDS: Final[dict[str, Any]] = {"int64": int, "timestamp": int, "decimal": int,
 class DeltaPlan:
     """What deltas of one row table may be. Values are in stored form."""
 
-    __slots__ = ("_columns", "guard", "id", "key")
+    __slots__ = ("_columns", "guard", "id", "key", "origin")
 
     def __init__(self, schema: TableSchema) -> None:
-        self.id = schema.id
+        self.id, self.origin = schema.id, schema.origin
         self.guard = schema_guard(schema.id)
         self._columns: dict[str, tuple[int, ColumnType, Any]] = {
             column.name: (i, column.type, _KINDS[column.type.name])

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from kivi.arrow.ipc import own_batches
-from kivi.catalog import TABLES, changes
+from kivi.catalog import COUNTERS, TABLES, changes
 from kivi.delta import operators
 from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.runs import DeltaRun
@@ -46,7 +46,7 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.events.store import destroy
-from kivi.keys import decode_key, prefix_end
+from kivi.keys import decode_key, encode_key, prefix_end
 from kivi.log import CommitLog, Kind, Record
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.consolidate import POSITION
@@ -54,7 +54,7 @@ from kivi.mvcc.pending import Applied
 from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
 from kivi.rows import RowLayout
 from kivi.settings import Settings
-from kivi.spaces import Space, space_prefix, split_row_key, table_prefix
+from kivi.spaces import Space, row_key, space_prefix, split_row_key, table_prefix
 from kivi.stages import LiveStage, sequences_of
 
 if TYPE_CHECKING:
@@ -195,6 +195,9 @@ def load_base(store: Store) -> int:
             table_id = decode_key([c.type for c in TABLES.key], split_row_key(key)[1])[0]
             op = RowOp(Barrier.PATCH, dict(enumerate(version.cells)), {})
             store.catalog.load([(table_id, op)], version.cts)
+    counter = engine.get(row_key(COUNTERS.id, encode_key([COUNTERS.key[0].type], ("table",))))
+    if counter is not None:
+        store.catalog.given(RowLayout.of(COUNTERS).decode(counter).cells[0])
     store.stages.load(engine.get(store.stages.index_key()))
     return position
 
@@ -324,7 +327,7 @@ def checkpoint(store: Store, path: str) -> None:
 
 
 class Housekeeping:
-    """Bounded steps beside consolidation: stages past their time limit, rows of dropped tables."""
+    """Bounded steps beside consolidation: stages past their time limit, rows of dropped and overwritten tables."""
 
     _SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT)
     _ROWS: Final = 1_024
@@ -346,6 +349,7 @@ class Housekeeping:
                 store.drop_stages(expired)
         if self._rounds % 100 == 0:
             store.retention.step()
+        self._release_replaced()
         version = store.catalog.visible.version
         if version != self._catalog_version and not self._waiting():
             self._dropped = self._orphans()
@@ -354,6 +358,15 @@ class Housekeeping:
             if not store.events_in_use(table):
                 store.consolidator.with_mutex(partial(self._erase, table))
                 break
+
+    def _release_replaced(self) -> None:
+        """What was overwritten goes when no open snapshot sees it."""
+        store = self._store
+        old = store.catalog.visible.replaced
+        unseen = [table for table, it in old.items() if not store.leases.may_read(it.schema.created_ts, it.cts)]
+        if unseen:
+            store.catalog.release(unseen)
+            self._catalog_version = -1
 
     def _waiting(self) -> bool:
         """Whether something is pending for a dropped table: the next pass lets go of it."""

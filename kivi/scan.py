@@ -44,12 +44,9 @@ _CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
 
 
-def _visible(lease: Lease, schema: TableSchema) -> None:
-    if lease.ts < schema.created_ts:
-        raise NotFound(
-            f"table {schema.name!r} was created at {schema.created_ts}, after the snapshot {lease.ts}",
-            table=schema.name,
-        )
+def _visible(store: Store, lease: Lease, schema: TableSchema) -> None:
+    lease.used = True
+    store.catalog.check_seen(schema, lease.ts)
     if schema.state != "ready":
         raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
 
@@ -63,10 +60,12 @@ def get(
     txn: Txn | None,
 ) -> list[dict[str, Any] | None]:
     """See ``Store.get``."""
-    _visible(lease, schema)
+    _visible(store, lease, schema)
     projection = Projection.of(schema, columns)
     raw = [encoded_key(schema, key) for key in keys]
-    versions: list[Version | None] = store.reader.get(lease, schema, raw) if raw else []
+    versions: list[Version | None] = [None] * len(raw)
+    if raw and not (txn is not None and txn.sees_none(schema)):
+        versions = store.reader.get(lease, schema, raw)
     if txn is not None:
         own = txn.own_ops(schema)
         if own:
@@ -83,7 +82,7 @@ def get_each(
 ) -> list[tuple[Any, ...] | None]:
     """See ``Store.get_each``."""
     for lease in dict.fromkeys(lease for lease, _ in wanted):
-        _visible(lease, schema)
+        _visible(store, lease, schema)
     projection = Projection.of(schema, columns)
     return [
         projection.values(key, version) if version is not None else None
@@ -93,7 +92,7 @@ def get_each(
 
 def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
     """See ``Store.scan``. Arguments are checked and the snapshot is captured at the call."""
-    _visible(lease, schema)
+    _visible(store, lease, schema)
     if wanted.limit is not None and wanted.limit < 0:
         raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
     if schema.kind == "event":
@@ -104,8 +103,12 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     else:
         projection = Projection(schema, wanted.columns, wanted.where)
     own = txn.own_ops(schema) if txn is not None else {}
+    none = txn is not None and txn.sees_none(schema)
     one_by_one = (
-        own or wanted.reverse or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)
+        own
+        or none
+        or wanted.reverse
+        or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)
     )
     if projection.in_columns and not one_by_one:
         first_rows = BATCH_ROWS
@@ -125,7 +128,7 @@ def few_rows(store: Store, lease: Lease, schema: TableSchema, wanted: Scan) -> l
         return None
     if not RowLayout.of(schema).fixed:
         return None
-    _visible(lease, schema)
+    _visible(store, lease, schema)
     projection = Projection.of(schema, wanted.columns)
     rows = _rows_of(store, lease, schema, wanted, None, {})
     return [projection.values(key, version) for key, version in itertools.islice(rows, wanted.limit)]
@@ -139,7 +142,9 @@ def _rows_of(
     every = _CHECKED_ROWS
     if wanted.limit is not None and wanted.where is None:
         every = min(every, wanted.limit + 1)
-    rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
+    rows: Iterator[tuple[bytes, Version]] = iter(())
+    if txn is None or not txn.sees_none(schema):
+        rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
     if own and txn is not None:
         inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
         rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
@@ -206,7 +211,7 @@ def _range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | Non
 def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
     events = store.event_store(schema.id)
     if events is None:
-        raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+        raise store.catalog.missing(schema)
     if wanted.prefix:
         raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
     time_from = wanted.start[0] if wanted.start else None
@@ -217,6 +222,9 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     view = events.view(lease.ts)
     store.leases.check(lease)
     recent = [item.batch for item in pending if item.cts > view.events_upto]
+    if txn is not None and txn.sees_none(schema):
+        view.close()
+        view, recent = events.view(0, floor_at=lease.ts), []
     own = txn.events_of(schema.id) if txn is not None else []
     floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     view.floor_us = floor

@@ -76,7 +76,11 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """The definition of one table. ``id`` is its generation: never reused, so a dropped table's rows are never read."""
+    """The definition of one table. ``id`` is its generation: never reused, so what was dropped is never read.
+
+    An overwritten table goes on as a new generation of the same definition. ``origin_id`` is then the first one's id:
+    by it callers and stages name the table, whichever generation it has (``origin``).
+    """
 
     name: str
     kind: Literal["row", "event", "aggregate"]
@@ -85,6 +89,7 @@ class TableSchema:
     id: int = 0
     state: Literal["ready", "building"] = "ready"
     created_ts: int = 0
+    origin_id: int = 0
     history_us: int | None = None
     event_time: str | None = None
     retention_us: int | None = None
@@ -116,6 +121,11 @@ class TableSchema:
         self.index_of.update((column.name, i) for i, column in enumerate(self.columns))
 
     # -- lookups --------------------------------------------------------------------------------
+
+    @property
+    def origin(self) -> int:
+        """The id of the table's first generation: the same for as long as it is not dropped."""
+        return self.origin_id or self.id
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -217,6 +227,14 @@ class TableSchema:
                 out[name] = column.type.to_stored(value, f"delta of {name!r}")
         return out
 
+    def check_overwritable(self) -> None:
+        """Raises InvalidArgument for an aggregate, whose content follows from its source."""
+        if self.kind == "aggregate":
+            raise InvalidArgument(
+                f"{self.name!r} is an aggregate of {self.source!r} and is not overwritten by itself: overwrite "
+                f"{self.source!r}, and its aggregates hold the sums of the new events in the same commit"
+            )
+
     def check_guardable(self, column: str | None) -> None:
         """A guard names a non-key column, or None for the row's existence."""
         if self.kind == "event":
@@ -255,7 +273,7 @@ class TableSchema:
             "columns": {column.name: column.describe() for column in self.columns},
             "history_us": self.history_us,
             "created_ts": self.created_ts,
-            "id": self.id,
+            "id": self.origin,
         }
         if self.kind == "event":
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
@@ -282,6 +300,8 @@ class TableSchema:
             "key": [[c.name, str(c.type)] for c in self.key],
             "columns": [[c.name, str(c.type), c.operator] for c in self.columns],
         }
+        if self.origin_id:
+            out["origin_id"] = self.origin_id
         if self.history_us is not None:
             out["history_us"] = self.history_us
         if self.kind == "event":
@@ -305,6 +325,7 @@ class TableSchema:
             id=int(data["id"]),
             state=data["state"],
             created_ts=int(data["created_ts"]),
+            origin_id=int(data.get("origin_id", 0)),
             key=tuple(Column(n, ColumnType.parse(t)) for n, t in data["key"]),
             columns=tuple(Column(n, ColumnType.parse(t), op) for n, t, op in data["columns"]),
             history_us=data.get("history_us"),

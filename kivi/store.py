@@ -61,6 +61,7 @@ from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.turns import Turns
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
+from kivi.overwrite import new_generations
 from kivi.plain import DeltaPlan, GetPlan, plans_of
 from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
@@ -174,6 +175,7 @@ class Store:
             self.leases,
             self.consolidator.sweeper.history_floor_of,
             exists=self.catalog.is_visible,
+            missing=self.catalog.missing,
         )
         self.committer.on_pressure = self.consolidator.hurry
         self.recovered = recovered
@@ -235,10 +237,10 @@ class Store:
 
     # -- catalog ------------------------------------------------------------------------------------
 
-    def table(self, name: str) -> TableSchema:
-        """The definition that readers see now. Raises NotFound."""
+    def table(self, name: str, lease: Lease | None = None) -> TableSchema:
+        """The definition that readers see now, or at a snapshot; to one that sees none, the newest. Raises NotFound."""
         self.check_open()
-        return self.catalog.visible.table(name)
+        return self.catalog.visible.table(name) if lease is None else self.catalog.table(name, lease.ts)
 
     def tables(self) -> list[TableSchema]:
         self.check_open()
@@ -267,7 +269,7 @@ class Store:
             except Conflict:
                 if schema.name in self.catalog.entered.by_name:
                     raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from None
-                if schema.source_id and schema.source_id not in self.catalog.entered.by_id:
+                if schema.kind == "aggregate" and schema.source not in self.catalog.entered.by_name:
                     raise NotFound(f"the source {schema.source!r} was dropped meanwhile") from None
 
     def _define_once(self, schema: TableSchema) -> TableSchema:
@@ -275,6 +277,8 @@ class Store:
         try:
             counter = txn.get(COUNTERS, [("table",)])[0]
             table_id = (counter["value"] if counter else FIRST_ID - 1) + 1
+            if schema.kind == "aggregate":  # which may have been overwritten a moment ago
+                schema = dataclasses.replace(schema, source_id=self.catalog.entered.table(schema.source or "").id)
             defined = dataclasses.replace(schema, id=table_id)
             txn.put(COUNTERS, ("table",), {"value": table_id})
             txn.insert(NAMES, (schema.name,), {"id": table_id})
@@ -311,16 +315,16 @@ class Store:
         """
         with self._ddl:
             self.check_open()
-            if only_id is not None and only_id not in self.catalog.entered.by_id:
-                return
-            schema = self.catalog.entered.table(name)
-            dependent = self.catalog.entered.aggregates.get(schema.id, ())
-            if dependent:
-                names = ", ".join(aggregate.name for aggregate in dependent)
-                raise InvalidArgument(f"{name!r} is the source of {names}: drop these first")
             while True:
                 txn = self.transaction()
                 try:
+                    if only_id is not None and only_id not in self.catalog.entered.by_id:
+                        return
+                    schema = self.catalog.entered.table(name)  # after the snapshot: one in between conflicts
+                    dependent = self.catalog.entered.aggregates.get(schema.id, ())
+                    if dependent:
+                        names = ", ".join(aggregate.name for aggregate in dependent)
+                        raise InvalidArgument(f"{name!r} is the source of {names}: drop these first")
                     txn.delete(TABLES, (schema.id,))
                     txn.delete(NAMES, (name,))
                     self.commit_wait(txn)
@@ -477,7 +481,10 @@ class Store:
 
     def row_in(self, txn: Txn, schema: TableSchema, key: bytes) -> bool:
         """Whether the transaction sees a row at ``key``."""
-        version = self.reader.get(txn.lease, schema, [key])[0]
+        version = None
+        if not txn.sees_none(schema):
+            txn.lease.used = True
+            version = self.reader.get(txn.lease, schema, [key])[0]
         return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]:
@@ -490,7 +497,7 @@ class Store:
         if len(set(sequences)) != len(sequences):
             raise InvalidArgument("a stage is named twice")
         with self.committer.entry_lock:
-            live = {sequence for sequence in sequences if self.stages.is_live(sequence, schema.id)}
+            live = {sequence for sequence in sequences if self.stages.is_live(sequence, schema.origin)}
         loaded: list[Staged] = []
         for sequence in sequences:
             batches: list[pa.RecordBatch] = []
@@ -575,7 +582,10 @@ class Store:
             if any(a[:2] == b[:2] for a, b in itertools.pairwise(ordered)):
                 return None
             guards = list(dict.fromkeys(guards))
-        return PlainRows(ordered, guards)
+        sent = None
+        if any(plan.origin != plan.id for plan, _, _ in rows):
+            sent = sorted(((plan.origin, key, op) for plan, key, op in rows), key=lambda row: row[:2])
+        return PlainRows(ordered, guards, sent)
 
     def plain(self, does: PlainRows, token: str, tag: Any) -> Plain:
         """A transaction of deltas that begins now, for ``submit_plain``."""
@@ -612,32 +622,48 @@ class Store:
             schema = view.by_id.get(table)
             return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
 
+        new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
         prepared = prepare(
-            txn, view, request=token, batch=batch, newest=newest, name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t)
+            txn,
+            view,
+            new,
+            request=token,
+            batch=batch,
+            newest=newest,
+            name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
         )
-        dropped = [schema.name for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
+        gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
+        if prepared.begins_late:
+            gone = [schema for schema in gone if schema.id not in new.of]
         commit = prepared.commit
         catalog_rows = changes(commit.rows)
         run_stages = [stage for stages in txn.run_stages.values() for stage in stages]
         if run_stages:
             backfill.attach(self, prepared, txn.run_stages)
         named = sequences_of([*commit.appends, *commit.runs])
-        earliest = earliest_times((schema, txn.events_of(schema.id)) for schema in txn.schemas.values())
+        earliest = earliest_times(
+            (schema, txn.events_of(schema.id)) for schema in txn.schemas.values() if schema.id not in txn.overwritten
+        )
 
         def check() -> None:
-            for name in dropped:
-                raise NotFound(f"table {name!r} was dropped", table=name)
+            for schema in gone:
+                if (now := view.successor(schema)) is not None:
+                    flying = now.created_ts > self.watermark()
+                    raise Conflict(
+                        table=schema.name, start_ts=txn.start_ts, commit_ts=None if flying else now.created_ts
+                    )
+                raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
             self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
-                    self.stages.live([bulk.stage], bulk.table)
+                    self.stages.live([bulk.stage], new.origin(bulk.table, view))
 
         def enter(cts: int) -> None:
             self.stages.commit(named, cts)
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest or dropped else None
+        prepared.on_check = check if named or earliest or gone else None
         prepared.on_enter = enter if named or catalog_rows else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
@@ -724,7 +750,7 @@ class Store:
         if schema.kind == "aggregate":
             raise InvalidArgument(f"only events and rows can be staged, and {schema.name!r} is an aggregate")
         check_events(batch, self.settings)
-        self.log_stage(StageKind.EVENTS, schema.id, batch.num_rows, owner, [encode_ipc(coded(batch))], done)
+        self.log_stage(StageKind.EVENTS, schema.origin, batch.num_rows, owner, [encode_ipc(coded(batch))], done)
 
     def log_stage(
         self,

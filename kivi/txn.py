@@ -35,6 +35,7 @@ from kivi.mvcc.leases import Lease
 from kivi.mvcc.pending import Applied
 from kivi.mvcc.record import Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
+from kivi.overwrite import Generations
 from kivi.rows import Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
@@ -82,6 +83,7 @@ class Txn:
     appends: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
     staged: dict[int, list[Staged]] = field(default_factory=dict)
     staged_rows: dict[int, list[int]] = field(default_factory=dict)  # of row tables: whose rows are in ``rows``
+    overwritten: set[int] = field(default_factory=set)
     schemas: dict[int, TableSchema] = field(default_factory=dict)
     operations: int = 0
     nbytes: int = 0
@@ -95,7 +97,13 @@ class Txn:
 
     @property
     def wrote(self) -> bool:
-        return bool(self.rows or self.guards or self.appends or self.staged or self.staged_rows)
+        return bool(self.rows or self.guards or self.appends or self.staged or self.staged_rows or self.overwritten)
+
+    @property
+    def blind(self) -> bool:
+        """Whether all that it does is to overwrite tables, with what owes nothing to its snapshot."""
+        written = {table for table, _ in self.rows} | {*self.appends, *self.staged, *self.staged_rows}
+        return bool(self.overwritten) and written <= self.overwritten and not self.guards and not self.lease.used
 
     @property
     def in_columns(self) -> bool:
@@ -136,6 +144,20 @@ class Txn:
         self._count(1, len(raw))
         self._use(schema)
         self.guards.add(Guard(schema.id, raw, index))
+
+    def overwrite(self, schema: TableSchema) -> None:
+        """The table is empty from here on; what the transaction writes to it then is its new content."""
+        schema.check_overwritable()
+        self._count(1, 0)
+        self._use(schema)
+        self.overwritten.add(schema.id)
+        self.rows = {row: op for row, op in self.rows.items() if row[0] != schema.id}
+        for mine in (self.appends, self.staged, self.staged_rows):
+            mine.pop(schema.id, None)
+
+    def sees_none(self, schema: TableSchema) -> bool:
+        """Whether it has overwritten the table, or the source of the aggregate: of it, own writes are all there is."""
+        return (schema.source_id if schema.kind == "aggregate" else schema.id) in self.overwritten
 
     def get(
         self, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
@@ -261,31 +283,37 @@ def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
 def prepare(
     txn: Txn,
     view: View,
+    new: Generations,
     *,
     request: str | None,
     batch: tuple[str, int] | None,
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
 ) -> Prepared:
-    """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry."""
+    """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
+
+    ``new``: the generations that the tables it overwrites will have.
+    """
     commit = Commit(txn.start_ts, batch=batch)
-    commit.rows = sorted(((table, key, op) for (table, key), op in txn.rows.items()), key=lambda row: row[:2])
+    own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
+    commit.rows = sorted((*own_rows, *new.rows), key=lambda row: row[:2])
     commit.guards = sorted(txn.guards)
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
-    for table in sorted({*txn.appends, *txn.staged}):
-        direct = txn.appends.get(table, [])
+    for old in sorted({*txn.appends, *txn.staged}):
+        table = new.id(old)
+        direct = txn.appends.get(old, [])
         if direct:
             joined = coded(together(direct))
             commit.appends.append(Bulk(table, 0, [encode_ipc(joined)]))
             events.append((table, joined))
-        for staged in txn.staged.get(table, ()):
+        for staged in txn.staged.get(old, ()):
             commit.appends.append(Bulk(table, staged.sequence, []))
             events.append((table, staged.batch))
         batches = [batch for of, batch in events if of == table]
         small = sum(item.num_rows for item in batches) <= SMALL_EVENTS
-        rows = _rows_of(batches) if small and view.aggregates.get(table) else []
-        aggregates = view.aggregates.get(table, ())
+        aggregates = new.aggregates_of(old, view)
+        rows = _rows_of(batches) if small and aggregates else []
         if small:
             for aggregate in aggregates:
                 commit.derived += [
@@ -298,17 +326,22 @@ def prepare(
                 runs.append((aggregate.id, run))
                 commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
     for table, sequences in sorted(txn.staged_rows.items()):
-        commit.appends += [Bulk(table, sequence, []) for sequence in sequences]
-    digest = _digest(commit) if request is not None else bytes(16)
+        commit.appends += [Bulk(new.id(table), sequence, []) for sequence in sequences]
+    digest = _digest(*_as_sent(txn, commit, new)) if request is not None else bytes(16)
     if request is not None:
         commit.request = (request, digest)
     body = commit.encode()
-    guards = [schema_guard(table) for table in txn.schemas if txn.schemas[table].kind != "aggregate"]
+    guards = [
+        schema_guard(table)
+        for table, schema in txn.schemas.items()
+        if schema.kind != "aggregate" and table not in txn.overwritten
+    ]
     applied = Applied([*commit.rows, *commit.derived], events, runs)
 
     def describe(collision: Collision) -> tuple[str, tuple[Any, ...], str | None]:
         if collision.table == TABLES.id:
-            dropped = txn.schemas.get(decode_key([c.type for c in TABLES.key], collision.key)[0])
+            table = decode_key([c.type for c in TABLES.key], collision.key)[0]
+            dropped = txn.schemas.get(table) or view.by_id.get(table)
             return (dropped.name if dropped else TABLES.name), (), None
         schema = name_of(collision.table) or txn.schemas.get(collision.table)
         if schema is None:
@@ -319,18 +352,33 @@ def prepare(
     prepared = Prepared(commit, body, applied, view.version, guards, describe, newest)
     prepared.digest = digest
     prepared.nbytes = sum(memoryview(part).nbytes for part in body)
-    if changes(commit.rows):
+    if changes(commit.rows) and not txn.overwritten:
         prepared.schema_guards = []
+    prepared.begins_late = txn.blind
     return prepared
 
 
-def _digest(commit: Commit) -> bytes:
+def _as_sent(txn: Txn, commit: Commit, new: Generations) -> tuple[Commit, list[int]]:
+    """What the caller sent, and the tables that it overwrites. Tables go by their origin: a retry may find that they
+    were overwritten since, by its own first attempt too."""
+    origin = {table: schema.origin for table, schema in txn.schemas.items()}
+    origin |= {schema.id: schema.origin for schema in new.of.values()}
+    sent = Commit(0)
+    sent.rows = sorted(((origin[table], key, op) for (table, key), op in txn.rows.items()), key=lambda row: row[:2])
+    sent.guards = sorted(guard._replace(table=origin[guard.table]) for guard in txn.guards)
+    sent.appends = [Bulk(origin[bulk.table], bulk.stage, bulk.parts) for bulk in commit.appends]
+    return sent, sorted(origin[table] for table in txn.overwritten)
+
+
+def _digest(sent: Commit, overwritten: Sequence[int] = ()) -> bytes:
     """16 bytes over what the caller sent: not over what was derived, nor the snapshot it was sent on."""
-    plain = Commit(0, rows=commit.rows, guards=commit.guards)
+    plain = Commit(0, rows=sent.rows, guards=sent.guards)
     hasher = hashlib.blake2b(b"".join(bytes(part) for part in plain.encode()), digest_size=16)
-    for bulk in commit.appends:
+    for bulk in sent.appends:
         checks = [zlib.crc32(part) for part in bulk.parts]
         hasher.update(repr((bulk.table, bulk.stage, bulk.nbytes, checks)).encode())
+    if overwritten:
+        hasher.update(repr(("overwrite", overwritten)).encode())
     return hasher.digest()
 
 

@@ -77,7 +77,7 @@ class PlainReader:
         for operation in operations:
             plan = plans.get(operation.table)
             names, values = operation.columns, from_values(operation.values)
-            if operation.kind != _DELTA or plan is None or operation.table_id not in (0, plan.id):
+            if operation.kind != _DELTA or plan is None or operation.table_id not in (0, plan.origin):
                 return None
             key = plan.key(from_values(operation.key))
             deltas = plan.deltas(names, values) if len(names) == len(values) else None

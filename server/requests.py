@@ -157,7 +157,7 @@ class Requests(ABC):
         get = request.get
         if len(get.keys) > limits.GET_KEYS_MAX:
             raise limits.exceeded("get_keys_max", limits.GET_KEYS_MAX, len(get.keys), "keys of one read")
-        schema = self.translator.schema(get.table, get.table_id)
+        schema = self.translator.schema(get.table, get.table_id, transaction.lease)
         keys = [self.translator.key(schema, key.values) for key in get.keys]
         columns = self.translator.columns(schema, get.columns)
         if transaction.txn is not None:
@@ -171,7 +171,7 @@ class Requests(ABC):
         transaction = self._begun(transaction)
         self._apply(request, transaction)
         spec = request.scan_open.spec
-        schema = self.translator.schema(spec.table, spec.table_id)
+        schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
         wanted = self.translator.scan(schema, spec)
         if transaction.txn is not None:
             batches = transaction.txn.scan(schema, wanted)

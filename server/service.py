@@ -147,7 +147,7 @@ class Service:
                 timeout_s=timeout_s,
             )
         try:
-            schema = self.translator.schema(request.spec.table, request.spec.table_id)
+            schema = self.translator.schema(request.spec.table, request.spec.table_id, lease)
             batches = self.store.scan(lease, schema, self.translator.scan(schema, request.spec))
             return lease, schema, pieces(batches, limits.PAGE_ROWS_MAX)
         except BaseException:

@@ -23,7 +23,7 @@ from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.expr import Expr
 from kivi.schema import OperatorCall, TableSchema
-from kivi.store import Scan, Store, Txn
+from kivi.store import Lease, Scan, Store, Txn
 from kivi.types import ColumnType
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
@@ -69,15 +69,15 @@ class Translator:
         self._rows_max = store.settings.max_append_rows
         self.plain = PlainReader(store)
 
-    def schema(self, name: str, table_id: int) -> TableSchema:
-        """The table, if it still is the one the client means (0: whichever is there)."""
+    def schema(self, name: str, table_id: int, lease: Lease | None = None) -> TableSchema:
+        """The table, at a snapshot if one is given, if it still is the one the client means (0: whichever is there)."""
         try:
-            schema = self.store.table(name)
+            schema = self.store.table(name, lease)
         except NotFound as error:
             if table_id:
                 error.details["stale"] = True
             raise
-        if table_id not in (0, schema.id):
+        if table_id not in (0, schema.origin):
             raise NotFound(
                 f"table {name!r} was dropped and created again since this client read its schema",
                 table=name,
@@ -136,8 +136,11 @@ class Translator:
     # -- writes ---------------------------------------------------------------------------------
 
     def apply(self, txn: Txn, operation: session_pb2.Operation) -> None:
-        schema = self.schema(operation.table, operation.table_id)
+        schema = self.schema(operation.table, operation.table_id, txn.lease)
         kind = operation.kind
+        if kind == Kind.KIND_OVERWRITE:
+            txn.overwrite(schema)
+            return
         if kind == Kind.KIND_APPEND:
             txn.append(schema, self.batch(schema, operation.arrow))
             return

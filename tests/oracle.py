@@ -101,7 +101,8 @@ def combine(operator: str, cell: Any, delta: Any) -> Any:
 
 @dataclass(frozen=True)
 class Op:
-    """``kind``: put, insert, delta, delete, guard (``values`` maps the column, or is empty for the row), append."""
+    """``kind``: put, insert, delta, delete, guard (``values`` maps the column, or is empty for the row), append,
+    overwrite (the whole table)."""
 
     kind: str
     table: str
@@ -255,6 +256,8 @@ class Replay:
         for op in attempt.ops:
             if op.kind == "append":
                 self.events[op.table] += op.events
+            elif op.kind == "overwrite":
+                self.events[op.table] = []
 
     def change(self, ops: Iterable[Op], rows: dict[str, dict[Key, Row]], cts: int) -> None:
         """Own operations in program order, deltas of one transaction combined before they meet the cell (R10)."""
@@ -293,6 +296,12 @@ class Replay:
                     fresh.add(where)
                     for held in [held for held in deltas if held[:2] == where]:
                         del deltas[held]
+                case "overwrite":
+                    for name, spec in self.tables.items():
+                        if name == op.table or (isinstance(spec, Aggregate) and spec.source == op.table):
+                            rows[name] = {}
+                            deltas = {held: delta for held, delta in deltas.items() if held[0] != name}
+                            put = {held for held in put if held[0] != name}
                 case "append":
                     for event in op.events:
                         for name, spec in self.tables.items():

@@ -99,7 +99,7 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
     ),
     "store": Room(
-        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.txn",
+        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.txn kivi.overwrite",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
         rooms="errors counting values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",

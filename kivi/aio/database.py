@@ -177,6 +177,9 @@ class Transaction(_Reads):
     async def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
         self._core.append_stages(await self._db._schema(table), stages)
 
+    async def overwrite(self, table: str) -> None:
+        await self._run(self._db._core.use(table, self._core.overwrite))
+
 
 @documented_by(interface.Snapshot)
 class Snapshot(_Reads):

@@ -51,7 +51,7 @@ from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
 from kivi.mvcc.plain import Plain
-from kivi.mvcc.record import Abort, Commit
+from kivi.mvcc.record import Abort, Commit, begin_at
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
 from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
@@ -95,6 +95,8 @@ class Prepared:
     on_abort: Callable[[int], None] | None = None
     digest: bytes = bytes(16)
     nbytes: int = 0
+    begins_late: bool = False
+    """It owes nothing to any snapshot: it begins as it enters the log, after all that is there already."""
 
     @property
     def footprint(self) -> Footprint:
@@ -269,6 +271,9 @@ class Committer:
             if prepared.catalog_version != self._catalog_version():
                 self.counters.rederived += 1
                 raise StaleCatalog
+            if prepared.begins_late:
+                commit.start_ts = self._log.last
+                begin_at(prepared.body, commit.start_ts)
             if prepared.on_check:
                 prepared.on_check()
             footprint = prepared.footprint

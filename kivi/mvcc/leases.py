@@ -31,7 +31,7 @@ __all__ = ["Lease", "Leases"]
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """An open snapshot at ``ts``. ``ended`` says why it can no longer be read, or is empty."""
+    """An open snapshot at ``ts``. ``ended`` says why it can no longer be read, or is empty. ``used``: it was read."""
 
     id: int
     ts: int
@@ -39,6 +39,7 @@ class Lease:
     historical: bool
     opened_at: float = 0.0
     ended: str = ""
+    used: bool = False
 
 
 class Leases:
@@ -186,6 +187,12 @@ class Leases:
             upto = self._watermark.value
             self.horizon = max(self.horizon, upto)
             return upto, sorted(ts for ts in self._count if ts < upto)
+
+    def may_read(self, low: int, high: int) -> bool:
+        """Whether a snapshot with low <= S < high is open, or the next one may be of this kind."""
+        with self._lock:
+            self._expire()
+            return self._watermark.value < high or any(low <= ts < high for ts in self._count)
 
     def oldest(self) -> int | None:
         with self._lock:

@@ -32,16 +32,23 @@ class PlainRows:
     """What transactions of deltas do: one may be shared by many that do the same, as those that count often do.
 
     ``rows`` sorted, of PATCH operations with deltas only; ``guards`` are their tables' schema guards. ``digest`` is
-    that of a token, ``varying_bytes`` what the keys and the text in them hold.
+    that of a token, over the rows as the caller ``sent`` them if that is under other ids; ``varying_bytes`` is what
+    the keys and the text in them hold.
     """
 
     __slots__ = ("digest", "guards", "rows", "section", "varying_bytes")
 
-    def __init__(self, rows: list[tuple[int, bytes, RowOp]], guards: Sequence[Guard]) -> None:
+    def __init__(
+        self,
+        rows: list[tuple[int, bytes, RowOp]],
+        guards: Sequence[Guard],
+        sent: list[tuple[int, bytes, RowOp]] | None = None,
+    ) -> None:
         self.rows = rows
         self.guards = guards
         self.section = deltas_section(rows)
-        self.digest = hashlib.blake2b(deltas_body(0, len(rows), self.section), digest_size=16).digest()
+        section = self.section if sent is None else deltas_section(sent)
+        self.digest = hashlib.blake2b(deltas_body(0, len(rows), section), digest_size=16).digest()
         self.varying_bytes = sum(len(key) + op.varying_bytes for _, key, op in rows)
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "Commit",
     "Stage",
     "StageKind",
+    "begin_at",
     "decode_abort",
     "decode_commit",
     "decode_stage",
@@ -119,6 +120,11 @@ class Commit:
             if pad := -size % 8:
                 buffers.append(bytes(pad))
         return buffers
+
+
+def begin_at(body: list[Any], start_ts: int) -> None:
+    """Sets the start timestamp in what ``Commit.encode`` gave."""
+    _U64.pack_into(body[0], 2, start_ts)
 
 
 def deltas_section(rows: Iterable[tuple[int, bytes, RowOp]]) -> bytes:

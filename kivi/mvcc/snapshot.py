@@ -25,7 +25,7 @@ from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine
-from kivi.errors import NotFound, SnapshotTooOld
+from kivi.errors import KiviError, SnapshotTooOld
 from kivi.histogram import COUNTS, Histogram
 from kivi.keys import prefix_end
 from kivi.mvcc.columns import at_snapshot, base_rows, overlaid
@@ -57,6 +57,7 @@ class Reader:
         history_floor: Callable[[TableSchema], int | None],
         *,
         exists: Callable[[int], bool],
+        missing: Callable[[TableSchema], KiviError],
     ) -> None:
         self._engine = engine
         self._pending = pending
@@ -64,9 +65,10 @@ class Reader:
         self._history_floor = history_floor
         self._exists = exists
         self.runs_searched = Histogram(COUNTS)  # delta runs, for each row that was read by its key
+        self._missing = missing
 
     def check(self, lease: Lease, schema: TableSchema) -> None:
-        """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows, NotFound if it was dropped.
+        """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows, ``missing`` if it has gone.
 
         A dropped table's rows are erased only after ``exists`` has become False: what was read before this check
         passes was all there.
@@ -82,7 +84,7 @@ class Reader:
         """``check`` for an event table, which keeps its history by itself."""
         self._leases.check(lease)
         if not self._exists(schema.id):
-            raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+            raise self._missing(schema)
 
     def get(self, lease: Lease, schema: TableSchema, keys: list[bytes]) -> list[Version | None]:
         """Each row at the lease's snapshot, or None. Tombstones count as None."""

@@ -668,3 +668,64 @@ def test_a_database_that_was_closed_says_so_at_once(accounts):
         with pytest.raises(kivi.Unavailable, match="closed"):
             use()
     assert time.monotonic() - began < 2
+
+
+# -- overwriting ---------------------------------------------------------------------------------------------
+
+
+def test_an_overwrite_replaces_everything_in_one_step(invocations):
+    db = invocations
+    db.append("invocations", [event(us=1), event(endpoint=7, us=2)])
+    with db.snapshot() as before, db.transaction() as tx:
+        tx.overwrite("invocations")
+        assert list(tx.scan("invocations")) == [] == list(tx.scan("endpoint_5m"))
+        tx.append("invocations", [event(us=10), event(us=30)])
+        tx.append_stages("invocations", [db.stage("invocations", [event(us=50)])])
+        assert tx.get("endpoint_5m", (251, SLOT))["sum_resp_time"] == 90
+        tx.commit()
+        assert sorted(row["resp_time_us"] for row in before.scan("invocations")) == [1, 2]
+        assert before.get("endpoint_5m", (7, SLOT))["invocations"] == 1
+        with db.snapshot() as after:
+            assert after.ts >= tx.commit_ts
+            assert [row["resp_time_us"] for row in after.scan("invocations")] == [10, 30, 50]
+            assert after.to_arrow("endpoint_5m").to_pylist() == [
+                {
+                    "endpoint_id": 251, "slot": SLOT, "sum_resp_time": 90, "invocations": 3, "slowest": 50,
+                    "avg_resp_time": 30.0,
+                }
+            ]  # fmt: skip
+    db.append("invocations", [event(us=7)])
+    assert db.describe("invocations")["statistics"]["rows"] == 4
+
+
+def test_rows_are_overwritten_and_a_writer_of_the_old_ones_conflicts(accounts):
+    with accounts.transaction() as tx:
+        tx.put("accounts", (1,), name="ada")
+        tx.delta("accounts", (1,), balance=5)
+    late = accounts.transaction()
+    with late:
+        late.get("accounts", (1,))
+        with accounts.transaction() as tx:
+            tx.delta("accounts", (1,), balance=1)
+            tx.overwrite("accounts")
+            tx.delta("accounts", (2,), balance=3)
+        late.delta("accounts", (1,), balance=100)
+        with pytest.raises(errors.Conflict):
+            late.commit()
+    with accounts.snapshot() as snap:
+        assert list(snap.scan("accounts")) == [{"id": 2, "name": None, "balance": 3, "peak": None, "low": None}]
+
+    def add(tx):
+        tx.delta("accounts", (2,), balance=1)
+
+    accounts.run(add)
+    with accounts.snapshot() as snap:
+        assert snap.get("accounts", (2,))["balance"] == 4
+
+
+def test_what_cannot_be_overwritten(invocations):
+    db = invocations
+    with pytest.raises(errors.InvalidArgument, match="overwrite 'invocations'"), db.transaction() as tx:
+        tx.overwrite("endpoint_5m")
+    with pytest.raises(errors.NotFound), db.transaction() as tx:
+        tx.overwrite("nowhere")

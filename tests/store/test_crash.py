@@ -47,6 +47,8 @@ class Crashing:
 
     def ops(self) -> list[Op]:
         rng, out = self.random, []
+        if not self.log.hold and rng.random() < 0.15:
+            out.append(Op("overwrite", rng.choice(("t", "e"))))
         for _ in range(rng.randint(1, 3)):
             key = (rng.randrange(3),)
             match rng.randrange(2 if self.log.hold else 0, 5):  # what is in flight together must not conflict
@@ -77,6 +79,8 @@ class Crashing:
                     tx.delta(op.table, op.key, **op.values)
                 case "delete":
                     tx.delete(op.table, op.key)
+                case "overwrite":
+                    tx.overwrite(op.table)
                 case _:
                     tx.append(op.table, list(op.events))
         attempt = Attempt(tx.start_ts, ops, "unknown", token=token)

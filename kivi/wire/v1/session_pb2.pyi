@@ -78,6 +78,7 @@ class Operation(_message.Message):
         KIND_GUARD: _ClassVar[Operation.Kind]
         KIND_APPEND: _ClassVar[Operation.Kind]
         KIND_APPEND_STAGES: _ClassVar[Operation.Kind]
+        KIND_OVERWRITE: _ClassVar[Operation.Kind]
     KIND_UNSPECIFIED: Operation.Kind
     KIND_PUT: Operation.Kind
     KIND_DELTA: Operation.Kind
@@ -86,6 +87,7 @@ class Operation(_message.Message):
     KIND_GUARD: Operation.Kind
     KIND_APPEND: Operation.Kind
     KIND_APPEND_STAGES: Operation.Kind
+    KIND_OVERWRITE: Operation.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
