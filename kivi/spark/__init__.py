@@ -42,6 +42,14 @@ What the API does not give, and where it comes from instead
 fresh object in another process and see only messages, so messages carry the query's id. A Python sink cannot use
 output mode ``update``; send events, never totals: kivi does the adding up.
 
+Overwriting
+-----------
+``mode("overwrite")`` of a batch job is one commit as well: before its timestamp every reader has the old content, from
+it on only the new, aggregates included; a job that fails has done nothing. A job may read the table that it overwrites;
+what others commit to the table meanwhile is overwritten unseen, as ever with Spark. An aggregate is refused: overwrite
+its source. Spark tells a Python data source nothing of ``mode("ignore")`` and ``mode("error")``, and has no way to ask
+one whether a table is there: make tables with kivi, then append or overwrite.
+
 Reading
 -------
 A job reads one snapshot. Planning opens it as a shared lease, every task opens the lease by its name and renews it

@@ -63,7 +63,7 @@ class Target:
                 "aggregates declared on them follow in the same commit"
             )
         if overwrite:
-            raise InvalidArgument(f'{self.table!r} can only be appended to: use mode("append") or outputMode("append")')
+            raise InvalidArgument(f'{self.table!r} can only be appended to by a stream: use outputMode("append")')
         seen: set[str] = set()
         for column in frame.fields:
             if column.name in seen:

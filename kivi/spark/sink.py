@@ -125,11 +125,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """The sink of a batch job: all of it in one commit, or nothing."""
+    """The sink of a batch job: all of it in one commit, or nothing. ``overwrite``: in place of what the table holds."""
 
-    def __init__(self, options: Options, target: Target) -> None:
+    def __init__(self, options: Options, target: Target, overwrite: bool = False) -> None:
         self._options = options
         self._target = target
+        self._overwrite = overwrite
         self._job = f"spark/{options.table}/{uuid.uuid4().hex}"  # made where the job is planned; every task has it
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
@@ -138,8 +139,8 @@ class BatchWriter(DataSourceArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         stages = _stages(messages)
-        if stages:
-            _commit(self._options, stages)
+        if stages or self._overwrite:
+            _commit(self._options, stages, overwrite=self._overwrite)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _discard(self._options, _stages(messages))
@@ -200,7 +201,9 @@ def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield batches
 
 
-def _commit(options: Options, stages: Sequence[bytes], batch: tuple[str, int] | None = None) -> tuple[int, int]:
+def _commit(
+    options: Options, stages: Sequence[bytes], batch: tuple[str, int] | None = None, overwrite: bool = False
+) -> tuple[int, int]:
     """One transaction; (its snapshot, its commit timestamp).
 
     A batch token makes it safe to try again whatever became of the attempt before. Without one, only an attempt that
@@ -212,6 +215,8 @@ def _commit(options: Options, stages: Sequence[bytes], batch: tuple[str, int] | 
         db.describe(options.table)  # this process may have known one of that name that was dropped since
         with db.transaction(batch=batch) as tx:
             started = tx.start_ts
+            if overwrite:
+                tx.overwrite(options.table)
             if stages:
                 tx.append_stages(options.table, stages)
             return started, tx.commit()

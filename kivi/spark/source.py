@@ -66,8 +66,8 @@ class KiviDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         options, target = self._target()
-        target.check_appendable(schema, overwrite)
-        return BatchWriter(options, target)
+        target.check_appendable(schema, False)
+        return BatchWriter(options, target, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         find = _Find(Options.of(self.options), schema, overwrite)

@@ -151,7 +151,7 @@ class Flaky(KiviDataSource):
         return "kivi_flaky"
 
     def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
-        return FlakyBatchWriter(*self._target())
+        return FlakyBatchWriter(*self._target(), overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
         return FlakyStreamWriter(*self._target())
@@ -177,7 +177,7 @@ class Doomed(KiviDataSource):
         return "kivi_doomed"
 
     def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
-        return DoomedWriter(*self._target())
+        return DoomedWriter(*self._target(), overwrite)
 
 
 class SpyWriter(StreamWriter):

@@ -60,11 +60,55 @@ def test_a_job_that_fails_leaves_nothing(save, source, db, table) -> None:
     check(db, table, [])
 
 
-def test_overwrite_is_refused_before_anything_happens(save, source, db, table) -> None:
-    source.add(1)
-    with pytest.raises(Exception, match="InvalidArgument: .* can only be appended to"):
-        save(mode="overwrite")
+@pytest.mark.parametrize(("format", "fails"), [("kivi", False), ("kivi_flaky", False), ("kivi_doomed", True)])
+def test_overwrite_is_one_step_and_all_or_nothing(save, spark, server, source, db, table, format, fails) -> None:
+    at = 1_750_000_000_000_000
+    old = [{"seq": -i, "endpoint_id": 1, "ts": at, "resp_time_us": i} for i in range(50)]
+    db.append(table, old)
+    source.add(2)
+    before = db.stats()["commits"]
+    with db.snapshot() as snapshot:
+        if fails:
+            with pytest.raises(Exception, match="planted"):
+                save(format, mode="overwrite")
+            check(db, table, old)
+            return
+        save(format, mode="overwrite")
+        check(db, table, source.rows)
+        assert db.stats()["commits"] == before + 1
+        assert sorted(row["seq"] for row in snapshot.scan(table)) == list(range(-49, 1)), (
+            "the old snapshot is as it was"
+        )
+        assert snapshot.get(f"{table}_5m", (1, at - at % 300_000_000))["invocations"] == 50
+    nothing = spark.read.parquet(str(source.folder)).where("seq < 0")
+    nothing.write.format("kivi").options(endpoint=server.endpoint, table=table).mode("overwrite").save()
     check(db, table, [])
+
+
+def test_a_job_may_overwrite_what_it_reads(load, spark, server, db, totals) -> None:
+    with db.transaction() as tx:
+        for i in range(100):
+            tx.put(totals, (i,), name=f"name {i}")
+            tx.delta(totals, (i,), n=i, last=i)
+    frame = load(totals).where("id % 10 = 3").selectExpr("id", "upper(name) as name", "n * 2 as n")
+    frame.write.format("kivi").options(endpoint=server.endpoint, table=totals).mode("overwrite").save()
+    with db.snapshot() as snap:
+        rows = [tuple(row.values()) for row in snap.scan(totals)]
+    assert rows == [(i, f"NAME {i}", 2 * i, None) for i in range(3, 100, 10)]
+
+
+def test_an_aggregate_is_not_overwritten_and_a_stream_overwrites_nothing(
+    spark, server, table, source, tmp_path
+) -> None:
+    frame = spark.sql("select 1L as endpoint_id")
+    with pytest.raises(Exception, match="InvalidArgument: .*is a table of kind aggregate"):
+        frame.write.format("kivi").options(endpoint=server.endpoint, table=f"{table}_5m").mode("overwrite").save()
+    source.add(1)
+    counts = spark.readStream.schema("ts timestamp").parquet(str(source.folder)).groupBy("ts").count().select("ts")
+    stream = counts.writeStream.format("kivi").outputMode("complete").option("table", table)
+    stream = stream.options(endpoint=server.endpoint, checkpointLocation=str(tmp_path / "complete"))
+    with pytest.raises(Exception, match='outputMode\\("append"\\)'):
+        stream.trigger(availableNow=True).start().awaitTermination()
 
 
 def test_types_go_both_ways(spark, server, db, load) -> None:
