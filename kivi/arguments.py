@@ -8,16 +8,17 @@ form: a client may do that twice, when the schema that it remembers turns out to
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import functools
 import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
-from kivi.definitions import TimeSlot
+from kivi.definitions import TimeSlot, summary_schema
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr, Scan, bind
 from kivi.schema import OperatorCall, TableSchema
@@ -37,7 +38,9 @@ __all__ = [
     "check_rows",
     "check_token",
     "directory",
+    "drops_late",
     "stage_ids",
+    "summary_arguments",
     "table_name",
     "takes",
     "type_of",
@@ -148,6 +151,30 @@ class ScanArguments:
         return pa.schema([whole.field(name) for name in schema.output_columns(self.columns)])
 
 
+@dataclass(slots=True)
+class SummaryArguments(ScanArguments):
+    """A scan that gives one row, of ``measures``."""
+
+    measures: Mapping[str, OperatorCall] = field(default_factory=dict)
+
+    def bound(self, schema: TableSchema) -> Scan:
+        measures = summary_schema(schema, self.measures).measures
+        return dataclasses.replace(ScanArguments.bound(self, schema), measures=measures)
+
+
+def summary_arguments(
+    table: str,
+    measures: Mapping[str, OperatorCall],
+    start: Any = None,
+    end: Any = None,
+    where: Expr | None = None,
+) -> SummaryArguments:
+    """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
+    if not isinstance(measures, Mapping):
+        raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+    return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
+
+
 # -- transactions and snapshots -----------------------------------------------------------------------
 
 
@@ -179,6 +206,13 @@ def stage_ids(ids: object) -> list[bytes]:
         if not isinstance(one, bytes):
             raise InvalidArgument(f"a stage is named by the bytes that stage() returned, not {one!r}")
     return listed
+
+
+def drops_late(late: object) -> bool:
+    """Of ``append_stages``. Raises InvalidArgument."""
+    if late not in ("fail", "drop"):
+        raise InvalidArgument(f'late is "fail" or "drop", not {late!r}')
+    return late == "drop"
 
 
 def directory(path: object) -> str:

@@ -1,8 +1,9 @@
-"""The catalog: which tables there are. It is kept in rows of the store itself, in three system tables.
+"""The catalog: which tables there are. It is kept in rows of the store itself, in system tables.
 
     1 tables     (id)    -> name, definition (JSON)     the definitions; a drop deletes the row
     2 names      (name)  -> id                          two creators of one name conflict here
     3 counters   (name)  -> value                       the last table id; ids are never reused (generations)
+    4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.retention)
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
@@ -31,7 +32,18 @@ from kivi.mvcc.verdict import Guard
 from kivi.schema import Column, TableSchema
 from kivi.types import ColumnType
 
-__all__ = ["COUNTERS", "NAMES", "SYSTEM", "TABLES", "Catalog", "Replaced", "View", "definition_row", "schema_guard"]
+__all__ = [
+    "COUNTERS",
+    "LATE",
+    "NAMES",
+    "SYSTEM",
+    "TABLES",
+    "Catalog",
+    "Replaced",
+    "View",
+    "definition_row",
+    "schema_guard",
+]
 
 _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")
@@ -40,13 +52,19 @@ TABLES: Final = TableSchema(
 )
 NAMES: Final = TableSchema("kivi.names", "row", (Column("name", _TEXT),), (Column("id", _INT),), id=2)
 COUNTERS: Final = TableSchema("kivi.counters", "row", (Column("name", _TEXT),), (Column("value", _INT),), id=3)
-SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS)}
+LATE: Final = TableSchema("kivi.late", "row", (Column("table", _INT),), (Column("dropped", _INT, "sum"),), id=4)
+SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE)}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 
 
 def table_key(table_id: int) -> bytes:
     return encode_key((_INT,), (table_id,))
+
+
+def late_row(origin: int, dropped: int) -> tuple[int, bytes, RowOp]:
+    """The operation that counts events that were left out."""
+    return LATE.id, table_key(origin), RowOp(Barrier.PATCH, {}, {0: dropped})
 
 
 def schema_guard(table_id: int) -> Guard:

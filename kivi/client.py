@@ -108,8 +108,8 @@ class Transaction(_Reads, interface.Transaction):
     def append(self, table: str, records: Any) -> None:
         self._run(self._core.append(self._db._schema(table), records))
 
-    def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        self._core.append_stages(self._db._schema(table), stages)
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
+        self._core.append_stages(self._db._schema(table), stages, late)
 
     def overwrite(self, table: str) -> None:
         self._run(self._db._core.use(table, self._core.overwrite))

@@ -75,6 +75,7 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
     if wanted.where is not None:
         spec.where.CopyFrom(to_expr(wanted.where))
     spec.columns.extend(wanted.columns or ())
+    spec.measures.extend(to_measures(wanted.measures))
     if wanted.limit is not None:
         spec.limit = wanted.limit
     return spec

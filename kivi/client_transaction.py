@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi import errors
-from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, stage_ids
+from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, drops_late, stage_ids
 from kivi.client_codec import fill_values, row_reader
 from kivi.client_messages import append_parts, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
@@ -312,8 +312,11 @@ class TransactionCore:
             if len(parts) > 1 or len(part) > _FLUSH_BYTES:
                 yield from self.flush()
 
-    def append_stages(self, schema: TableSchema, stages: Iterable[bytes]) -> None:
-        self.operation(Kind.KIND_APPEND_STAGES, schema).stages.extend(stage_ids(stages))
+    def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
+        named, drop_late = stage_ids(stages), drops_late(late)
+        operation = self.operation(Kind.KIND_APPEND_STAGES, schema)
+        operation.stages.extend(named)
+        operation.drop_late = drop_late
 
     def overwrite(self, schema: TableSchema) -> None:
         schema.check_overwritable()

@@ -171,23 +171,7 @@ def aggregate_schema(
             column = source.column(item)
             groups.append(GroupKey(item, item))
         keys.append(Column(groups[-1].name, column.type))
-    columns, built = [], []
-    for measure_name, call in measures.items():
-        check_name(measure_name, "measure")
-        if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
-        if call.operator == "count":
-            if call.argument is not None:
-                source.column(call.argument)
-            type_ = ColumnType("int64")
-        else:
-            if call.argument is None:
-                raise SchemaError(f"measure {measure_name!r}: {call.operator} needs a column of {source.name!r}")
-            type_ = source.column(call.argument).type
-        if type_.name == "decimal" and call.operator == "sum":
-            type_ = ColumnType("decimal", 18, type_.scale)
-        columns.append(_delta_column(measure_name, call, type_))
-        built.append(Measure(measure_name, call.operator, call.argument))
+    columns, built = _measured(source, measures)
     _check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
     expressions = []
     for derived_name, text in (derived or {}).items():
@@ -206,6 +190,41 @@ def aggregate_schema(
         measures=tuple(built),
         derived=tuple(expressions),
     )
+
+
+def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) -> TableSchema:
+    """The one row of a summary of an event table: a column for each measure. Raises SchemaError, InvalidArgument."""
+    if source.kind != "event":
+        raise InvalidArgument(f"{source.name!r} is no event table, and only events are summed up: read its rows")
+    if not measures:
+        raise SchemaError(f"a summary of {source.name!r} needs at least one measure, like n=kivi.count()")
+    columns, built = _measured(source, measures, names=False)
+    return TableSchema(source.name, "row", (), tuple(columns), measures=tuple(built))
+
+
+def _measured(
+    source: TableSchema, measures: Mapping[str, OperatorCall], names: bool = True
+) -> tuple[list[Column], list[Measure]]:
+    """The columns of measures, and what they measure; ``names``: theirs become names of columns for good."""
+    columns, built = [], []
+    for measure_name, call in measures.items():
+        if names:
+            check_name(measure_name, "measure")
+        if not isinstance(call, OperatorCall):
+            raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
+        if call.operator == "count":
+            if call.argument is not None:
+                source.column(call.argument)
+            type_ = ColumnType("int64")
+        else:
+            if call.argument is None:
+                raise SchemaError(f"measure {measure_name!r}: {call.operator} needs a column of {source.name!r}")
+            type_ = source.column(call.argument).type
+        if type_.name == "decimal" and call.operator == "sum":
+            type_ = ColumnType("decimal", 18, type_.scale)
+        columns.append(_delta_column(measure_name, call, type_))
+        built.append(Measure(measure_name, call.operator, call.argument))
+    return columns, built
 
 
 def _check_disjoint(table: str, names: Iterable[str]) -> None:

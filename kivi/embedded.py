@@ -21,6 +21,7 @@ from kivi.arguments import (
     check_rows,
     check_token,
     directory,
+    drops_late,
     stage_ids,
     table_name,
     takes,
@@ -114,9 +115,9 @@ class Transaction(interface.Transaction):
         schema = self._db._schema(table, txn.lease)
         txn.append(schema, event_batch(schema, records))
 
-    def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         txn = self._open()
-        txn.append_stages(self._db._schema(table, txn.lease), stage_ids(stages))
+        txn.append_stages(self._db._schema(table, txn.lease), stage_ids(stages), drop_late=drops_late(late))
 
     def overwrite(self, table: str) -> None:
         txn = self._open()

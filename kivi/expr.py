@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.schema import Measure
 from kivi.types import ColumnType
 
 __all__ = ["Expr", "Scan", "bind", "col", "matches", "names"]
@@ -142,6 +143,8 @@ class Scan:
     columns: Sequence[str] | None = None
     limit: int | None = None
     reverse: bool = False
+    measures: tuple[Measure, ...] = ()
+    """Of events: one row with these, instead of the rows."""
 
 
 def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:

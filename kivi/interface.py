@@ -20,7 +20,9 @@ from kivi.arguments import (
     GetArguments,
     ScanArguments,
     SnapshotArguments,
+    SummaryArguments,
     TransactionArguments,
+    summary_arguments,
     takes,
 )
 from kivi.arrow.columns import rows_from_batch
@@ -233,6 +235,17 @@ class Reads(ABC):
         """
         return self._batches(wanted, BATCH_ROWS)
 
+    @takes(summary_arguments)
+    def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+        """Measures of an event table's events at once: ``{"n": kivi.count(), "total": kivi.sum("resp_time_us")}``.
+
+        Exact, and answered from what block headers know where that is enough: blocks that a bound, a predicate or the
+        snapshot cuts are read, and so are all for sums of floats, which are added in commit order. Nulls are skipped;
+        of no values the sum is 0, the least and the largest are None. Raises OutOfRange for a sum that does not fit.
+        """
+        (row,) = rows_of(self._batches(wanted, None))
+        return row
+
     @abstractmethod
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]: ...
 
@@ -324,8 +337,12 @@ class Transaction(Reads):
         """Events: dicts, an Arrow table or record batch."""
 
     @abstractmethod
-    def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        """Events, or rows, that were staged before."""
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
+        """Events, or rows, that were staged before.
+
+        ``late``: what becomes of events below the table's retention floor: they "fail" the commit, or the commit is to
+        "drop" them. It counts them in its own record, so exactly once: ``describe``, ``statistics``, ``late_dropped``.
+        """
 
     @abstractmethod
     def overwrite(self, table: str) -> None:

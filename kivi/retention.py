@@ -2,7 +2,11 @@
 
 A *floor* (CTS, event time) is a record in the commit log. Events before the time are invisible to every snapshot at or
 past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
-its ``InvalidArgument`` says where the floor is and how many events lie below it. Nothing is decided by a clock at read
+its ``InvalidArgument`` says where the floor is and how many events lie below it; or, if its transaction asked for that
+(``append_stages(..., late="drop")``), the commit leaves them out and counts them, in the same record. The stages that
+it names still hold them, in the log and then in blocks, where the floor hides them from every snapshot that sees the
+commit; what is derived from the commit, for aggregates, leaves them out. Should the floor move between the two, the
+commit is derived again. Nothing is decided by a clock at read
 time, so the same snapshot gives the same answer for ever, on every copy of the log.
 
 The floor follows the newest event time, not the wall clock, so that replaying an old trace keeps what the table's

@@ -20,14 +20,17 @@ import pyarrow as pa
 from kivi.arrow.coded import plain
 from kivi.arrow.columns import rows_batch
 from kivi.arrow.predicates import filter_batch
+from kivi.definitions import summary_schema
 from kivi.delta.ops import RowOp
 from kivi.errors import DataLoss, InvalidArgument, NotFound
+from kivi.events.summing import Sums
+from kivi.events.views import EventView
 from kivi.expr import Expr, Scan, names
 from kivi.keys import prefix_end
 from kivi.mvcc.leases import Lease
 from kivi.projection import Projection
 from kivi.rows import RowLayout, Version
-from kivi.schema import TableSchema
+from kivi.schema import OperatorCall, TableSchema
 from kivi.txn import Txn, encoded_key, merged
 
 if TYPE_CHECKING:
@@ -95,6 +98,8 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
     _visible(store, lease, schema)
     if wanted.limit is not None and wanted.limit < 0:
         raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
+    if wanted.measures and schema.kind != "event":
+        raise InvalidArgument(f"{schema.name!r} is no event table, and only events are summed up: read its rows")
     if schema.kind == "event":
         return _limited(_events(store, lease, schema, wanted, txn), wanted.limit)
     start, end = _range(schema, wanted)
@@ -216,7 +221,10 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
         raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
     time_from = wanted.start[0] if wanted.start else None
     time_to = wanted.end[0] if wanted.end else None
+    sums = Sums(schema, wanted.measures) if wanted.measures else None
     outputs = list(schema.output_columns(wanted.columns))
+    if sums is not None:
+        outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
     pending = store.pending.events(schema.id, lease.ts)
     unsaved = store.retention.floor_at(schema.id, lease.ts, None)  # in memory first, in base second, like pending
     view = events.view(lease.ts)
@@ -229,6 +237,8 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     view.floor_us = floor
     trim = _trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
+    if sums is not None:
+        return _summary(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, sums)
     return _event_batches(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, outputs)
 
 
@@ -267,6 +277,35 @@ def _event_batches(
         except DataLoss:
             store.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
             raise
+
+
+def _summary(
+    store: Store,
+    lease: Lease,
+    schema: TableSchema,
+    view: EventView,
+    recent: list[pa.RecordBatch],
+    own: list[pa.RecordBatch],
+    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch],
+    wanted: Scan,
+    time_from: int | None,
+    time_to: int | None,
+    sums: Sums,
+) -> Iterator[pa.RecordBatch]:
+    """One batch of one row: blocks, then what is pending, then own events, in commit order."""
+    with view:
+        try:
+            known, read = view.sum_up(sums, time_from=time_from, time_to=time_to, where=wanted.where)
+        except DataLoss:
+            store.reader.check_events(lease, schema)
+            raise
+    store.summary_blocks_known += known
+    store.summary_blocks_read += read
+    for batch, committed in (*((batch, True) for batch in recent), *((batch, False) for batch in own)):
+        sums.add(trim(batch, committed))
+    store.reader.check_events(lease, schema)
+    calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
+    yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

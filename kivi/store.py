@@ -31,7 +31,7 @@ from kivi import backfill, recovery, scan
 from kivi.arrow.coded import coded
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import encode_ipc, own_batches
-from kivi.catalog import COUNTERS, FIRST_ID, NAMES, SYSTEM, TABLES, Catalog, changes
+from kivi.catalog import COUNTERS, FIRST_ID, LATE, NAMES, SYSTEM, TABLES, Catalog, changes
 from kivi.delta.ops import RowOp
 from kivi.engine import Engine
 from kivi.errors import (
@@ -121,6 +121,7 @@ class Store:
         self._event_mutex = threading.Lock()
         self._ddl = threading.RLock()
         self._closed = False
+        self.summary_blocks_known = self.summary_blocks_read = self.late_dropped = 0
         position = recovery.load_base(self)
         recovered = recovery.replay(self, position)
         lock = threading.RLock()
@@ -615,8 +616,16 @@ class Store:
 
         return self.committer.submit_plain(group, catalog_version, settled)
 
+    def floor(self, schema: TableSchema) -> int | None:
+        """The retention floor that the next commit meets."""
+        with self.committer.entry_lock:
+            return self.retention.newest(schema.id)
+
     def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Prepared:
         view = self.catalog.entered
+        floors = {table: self.floor(txn.schemas[table]) for table in txn.late}
+        for table, floor_us in floors.items():
+            txn.leave_out(txn.schemas[table], floor_us)
 
         def newest(table: int, key: bytes) -> int | None:
             schema = view.by_id.get(table)
@@ -653,12 +662,15 @@ class Store:
                         table=schema.name, start_ts=txn.start_ts, commit_ts=None if flying else now.created_ts
                     )
                 raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+            if any(self.retention.newest(table) != floor_us for table, floor_us in floors.items()):
+                raise StaleCatalog  # the floor moved: what is late is to be found again
             self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
                     self.stages.live([bulk.stage], new.origin(bulk.table, view))
 
         def enter(cts: int) -> None:
+            self.late_dropped += sum(txn.late.values())
             self.stages.commit(named, cts)
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
@@ -820,7 +832,13 @@ class Store:
             recent = [item.batch for item in waiting if item.cts > summary.events_upto]
             rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
             rows += summary.rows if floor is None else summary.summary().rows
-            return {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})
+            out = {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})
+        lease = self.begin()
+        try:
+            counted = scan.get(self, lease, LATE, [(schema.origin,)], ("dropped",), None)[0]
+        finally:
+            self.release(lease)
+        return out | ({"late_dropped": counted["dropped"]} if counted is not None else {})
 
     def split_points(self, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:
         """See ``kivi.splitting``."""
@@ -870,6 +888,9 @@ class Store:
             "version_bytes": self.consolidator.sweeper.versions_bytes,
             "stages": len(self.stages),
             "stage_bytes": self.stages.live_bytes,
+            "late_dropped": self.late_dropped,
+            "summary_blocks_known": self.summary_blocks_known,
+            "summary_blocks_read": self.summary_blocks_read,
             "tables": len(self.catalog.visible.by_id),
             **{f"log_{name}": value for name, value in self.log.stats().items()},
             **{f"engine_{name}": value for name, value in self.engine.stats().items()},

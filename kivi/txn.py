@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from kivi.arrow.coded import coded, is_coded, plain, together
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.ipc import encode_ipc
-from kivi.catalog import TABLES, View, changes, schema_guard
+from kivi.catalog import TABLES, View, changes, late_row, schema_guard
 from kivi.delta.derive import derive, derive_all, derive_small
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
@@ -36,6 +36,7 @@ from kivi.mvcc.pending import Applied
 from kivi.mvcc.record import Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.overwrite import Generations
+from kivi.retention import remembered
 from kivi.rows import Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
@@ -68,6 +69,8 @@ class Host(Protocol):
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]: ...
 
+    def floor(self, schema: TableSchema) -> int | None: ...
+
     def rollback(self, txn: Txn) -> None: ...
 
 
@@ -84,6 +87,7 @@ class Txn:
     staged: dict[int, list[Staged]] = field(default_factory=dict)
     staged_rows: dict[int, list[int]] = field(default_factory=dict)  # of row tables: whose rows are in ``rows``
     overwritten: set[int] = field(default_factory=set)
+    late: dict[int, int] = field(default_factory=dict)  # of tables of which late events are left out: how many so far
     schemas: dict[int, TableSchema] = field(default_factory=dict)
     operations: int = 0
     nbytes: int = 0
@@ -152,7 +156,7 @@ class Txn:
         self._use(schema)
         self.overwritten.add(schema.id)
         self.rows = {row: op for row, op in self.rows.items() if row[0] != schema.id}
-        for mine in (self.appends, self.staged, self.staged_rows):
+        for mine in (self.appends, self.staged, self.staged_rows, self.late):
             mine.pop(schema.id, None)
 
     def sees_none(self, schema: TableSchema) -> bool:
@@ -169,10 +173,11 @@ class Txn:
         """A scan at the snapshot with own writes."""
         return self.host.scan_in(self, schema, wanted)
 
-    def append_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> None:
+    def append_stages(self, schema: TableSchema, stage_ids: Sequence[bytes], *, drop_late: bool = False) -> None:
         """Makes staged events or rows part of the transaction. NotFound for a stage that is gone or of another table.
 
         Rows are written like any others, in their order: value columns are put, delta columns are added to.
+        ``drop_late``: events below the table's retention floor are left out and counted, where else they are refused.
         """
         staged = self.host.load_stages(schema, stage_ids)
         self._use(schema)
@@ -182,6 +187,18 @@ class Txn:
                 self._write_rows(schema, stage.batch)
         else:
             self.staged.setdefault(schema.id, []).extend(staged)
+            if drop_late:
+                self.late.setdefault(schema.id, 0)
+                self.leave_out(schema, self.host.floor(schema))
+
+    def leave_out(self, schema: TableSchema, floor_us: int | None) -> None:
+        """Takes late events out of what was staged. The stages in the log keep them: see ``kivi.retention``."""
+        if floor_us is None or schema.id in self.overwritten:
+            return
+        kept = [Staged(one.sequence, remembered(one.batch, schema, floor_us)) for one in self.staged[schema.id]]
+        before = sum(one.batch.num_rows for one in self.staged[schema.id])
+        self.late[schema.id] += before - sum(one.batch.num_rows for one in kept)
+        self.staged[schema.id] = kept
 
     def _write_rows(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
         """The rows of ``kivi.arrow.records.row_batch``. A delta that is null is none."""
@@ -325,6 +342,7 @@ def prepare(
             for aggregate, run in zip(aggregates, derived, strict=True):
                 runs.append((aggregate.id, run))
                 commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
+    commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items() if dropped]
     for table, sequences in sorted(txn.staged_rows.items()):
         commit.appends += [Bulk(new.id(table), sequence, []) for sequence in sequences]
     digest = _digest(*_as_sent(txn, commit, new)) if request is not None else bytes(16)

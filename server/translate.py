@@ -19,10 +19,10 @@ from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.client_codec import fill_values, from_expr, from_measures, from_values
-from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema
+from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.expr import Expr
-from kivi.schema import OperatorCall, TableSchema
+from kivi.schema import Measure, OperatorCall, TableSchema
 from kivi.store import Lease, Scan, Store, Txn
 from kivi.types import ColumnType
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -145,7 +145,7 @@ class Translator:
             txn.append(schema, self.batch(schema, operation.arrow))
             return
         if kind == Kind.KIND_APPEND_STAGES:
-            txn.append_stages(schema, list(operation.stages))
+            txn.append_stages(schema, list(operation.stages), drop_late=operation.drop_late)
             return
         if schema.kind != "row" and kind != Kind.KIND_GUARD:
             raise InvalidArgument(f"{schema.name!r} is an {schema.kind} table: its rows are not written one by one")
@@ -235,7 +235,15 @@ class Translator:
             columns=self.columns(schema, spec.columns),
             limit=spec.limit if spec.HasField("limit") else None,
             reverse=spec.reverse,
+            measures=self._measures(schema, spec),
         )
+
+    def _measures(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> tuple[Measure, ...]:
+        if not spec.measures:
+            return ()
+        self._unique(schema.name, [measure.name for measure in spec.measures])
+        calls = {m.name: OperatorCall(m.operator, m.source) for m in from_measures(spec.measures)}
+        return summary_schema(schema, calls).measures
 
     def empty(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> pa.RecordBatch:
         whole = arrow_schema(schema)

@@ -16,7 +16,15 @@ from kivi import interface, writes
 from kivi.aio.appender import Appender
 from kivi.aio.begins import Begins
 from kivi.aio.transport import Transport
-from kivi.arguments import AggregateArguments, GetArguments, ScanArguments, TransactionArguments, takes
+from kivi.arguments import (
+    AggregateArguments,
+    GetArguments,
+    ScanArguments,
+    SummaryArguments,
+    TransactionArguments,
+    summary_arguments,
+    takes,
+)
 from kivi.arrow.columns import rows_from_batch
 from kivi.client_core import Core
 from kivi.client_messages import read_batches
@@ -90,6 +98,14 @@ class _Reads:
         Each is read when it is asked for: nothing here or at the server ever holds the table.
         """
         return self._batches(wanted, BATCH_ROWS)
+
+    @takes(summary_arguments)
+    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+        """As ``kivi.interface.Reads.summary``."""
+        _, page = await self._run(self._core.scan_open(wanted))
+        (batch,) = read_batches(page.arrow)
+        (row,) = rows_from_batch(batch)
+        return row
 
     async def _batches(self, wanted: ScanArguments, rows: int | None) -> AsyncGenerator[pa.RecordBatch]:
         _, page = await self._run(self._core.scan_open(wanted, rows))
@@ -174,8 +190,8 @@ class Transaction(_Reads):
     async def append(self, table: str, records: Any) -> None:
         await self._run(self._core.append(await self._db._schema(table), records))
 
-    async def append_stages(self, table: str, stages: Iterable[bytes]) -> None:
-        self._core.append_stages(await self._db._schema(table), stages)
+    async def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
+        self._core.append_stages(await self._db._schema(table), stages, late)
 
     async def overwrite(self, table: str) -> None:
         await self._run(self._db._core.use(table, self._core.overwrite))

@@ -37,6 +37,7 @@ then on such a snapshot is refused, not answered in part.
 
     blocks       headers, meta, and the blocks themselves: how they are written and read
     views        what a reader holds: blocks cut at a snapshot, pruned, scanned, summed up
+    summing      measures of events, from headers or from the events
     compaction   which neighbours to merge next
     store        ``EventStore``: seals, compacts, forgets
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument
 from kivi.events.blocks import NUMERIC, Block, Blocks, Meta, statistics
+from kivi.events.summing import Sums
 from kivi.expr import Expr, names
 
 __all__ = ["EventView", "Readers", "Summary"]
@@ -190,6 +191,31 @@ class EventView:
             raise InvalidArgument("this view of an event table is closed: take another one")
         return self._base.read(block, columns)
 
+    def sum_up(
+        self, into: Sums, *, time_from: int | None = None, time_to: int | None = None, where: Expr | None = None
+    ) -> tuple[int, int]:
+        """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
+        schema = self._base.schema
+        types = {c.name: c.type for c in schema.columns}
+        low = max((t for t in (time_from, self.floor_us) if t is not None), default=None)
+        known = read = 0
+        for block in self._blocks:
+            start, stop = self._cut(block, 0)
+            if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
+                continue
+            inside = (low is None or block.time_min >= low) and (time_to is None or block.time_max < time_to)
+            whole = stop - start == block.rows and inside and (where is None or _always(where, block))
+            if whole and into.from_headers:
+                into.add_known(block.rows, block.columns)
+                known += 1
+                continue
+            predicate = _all_of(schema.event_time or "", low, time_to, where, block)
+            used = {*into.columns, *(names(predicate) if predicate is not None else ())} or {schema.event_time}
+            batch = self._load(block, [c.name for c in schema.columns if c.name in used]).slice(start, stop - start)
+            into.add(batch if predicate is None else filter_batch(batch, predicate, types))
+            read += 1
+        return known, read
+
     def summary(self, after: int = 0) -> Summary:
         """Rows, counts and exact sums of the events with after < cts <= upto at or above the floor.
 
@@ -270,4 +296,39 @@ def _never(where: Expr, block: Block) -> bool:
             return bool(high <= where.value)
         case ">=":
             return bool(high < where.value)
+    return False
+
+
+def _always(where: Expr, block: Block) -> bool:
+    """True if the header proves that every row of the block is selected."""
+    if where.op == "and":
+        return all(_always(arg, block) for arg in where.args)
+    if where.op == "or":
+        return any(_always(arg, block) for arg in where.args)
+    negated = where.op == "not"
+    if negated:
+        where = where.args[0]
+    stats = block.columns.get(where.column)
+    if stats is None or (negated and where.op != "is_null"):
+        return False
+    low, high, count, _ = stats
+    if where.op == "is_null":
+        return count == (block.rows if negated else 0)
+    if count < block.rows:
+        return False
+    match where.op:
+        case "==":
+            return bool(low == high == where.value)
+        case "!=":
+            return not low <= where.value <= high
+        case "isin":
+            return bool(low == high and low in where.value)
+        case "<":
+            return bool(high < where.value)
+        case "<=":
+            return bool(high <= where.value)
+        case ">":
+            return bool(low > where.value)
+        case ">=":
+            return bool(low >= where.value)
     return False

@@ -7,8 +7,12 @@ accessToken     the access token; Spark redacts it in its plans
 tls             "true" for the system's authorities, or the path of a CA file
 timeout         how long a server that is away or full is waited for, in seconds; default 60
 applicationId   streams: whose batches these are; default the query's id, which lives in the checkpoint
+lateEvents      writes: events below the retention floor "fail" the job or batch (default), or are counted and "drop"ped
 columns         reads: the columns wanted, separated by commas
 asOf            reads: a commit timestamp, or a moment as ISO 8601 with its zone
+aggregate       reads: events as one row of measures, "count(), max(ts) as newest" (``kivi.spark.summary``)
+start, end      with aggregate: events from this moment on, and before that one; ISO 8601 with its zone
+where           with aggregate: which events, like "endpoint_id == 251 & resp_time_us > 1000"
 partitionRows   reads: about how many rows a task reads; default 500000
 leaseTtl        reads: how long the job's snapshot is kept without a task that reads it ("10m")
 =============== ====================================================================================================
@@ -53,6 +57,11 @@ class Options:
     as_of: int | dt.datetime | None = None
     lease_ttl_s: float = 600.0
     partition_rows: int = 500_000
+    late_events: str = "fail"
+    aggregate: str | None = None
+    start: dt.datetime | None = None
+    end: dt.datetime | None = None
+    where: str | None = None
 
     @staticmethod
     def of(given: Mapping[str, str]) -> Options:
@@ -63,6 +72,12 @@ class Options:
         application_id = values.get("applicationid") or None
         if application_id is not None and (len(application_id) > 200 or not application_id.isprintable()):
             raise InvalidArgument("option applicationId is at most 200 printable characters")
+        aggregate = values.get("aggregate") or None
+        for name in ("start", "end", "where"):
+            if values.get(name) and aggregate is None:
+                raise InvalidArgument(f"option {name} belongs to option aggregate: else filter the data frame")
+        if aggregate is not None and values.get("columns"):
+            raise InvalidArgument("option aggregate gives its measures and no columns: leave out option columns")
         tls = values.get("tls", "false")
         return Options(
             table=values["table"],
@@ -75,6 +90,11 @@ class Options:
             as_of=_as_of(values["asof"]) if "asof" in values else None,
             lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
             partition_rows=_rows(values.get("partitionrows", "500000")),
+            late_events=_late(values.get("lateevents", "fail")),
+            aggregate=aggregate,
+            start=_moment(values["start"], "start") if values.get("start") else None,
+            end=_moment(values["end"], "end") if values.get("end") else None,
+            where=values.get("where") or None,
         )
 
     def client(self) -> Database:
@@ -113,6 +133,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _late(text: str) -> str:
+    if text.lower() not in ("fail", "drop"):
+        raise InvalidArgument(f'option lateEvents is "fail" or "drop", not {text!r}')
+    return text.lower()
+
+
 def _rows(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise InvalidArgument(f"option partitionRows is a number of rows from 1 on, not {text!r}")
@@ -129,10 +155,14 @@ def _columns(text: str) -> tuple[str, ...]:
 def _as_of(text: str) -> int | dt.datetime:
     if text.isdecimal():
         return int(text)
+    return _moment(text, "asOf", "a commit timestamp or ")
+
+
+def _moment(text: str, option: str, also: str = "") -> dt.datetime:
     try:
         moment = dt.datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidArgument(f"option asOf is a commit timestamp or a moment in ISO 8601, not {text!r}") from None
+        raise InvalidArgument(f"option {option} is {also}a moment in ISO 8601, not {text!r}") from None
     if moment.tzinfo is None:
-        raise InvalidArgument(f"option asOf {text!r} has no time zone: write it like 2026-07-01T12:00:00Z")
+        raise InvalidArgument(f"option {option} {text!r} has no time zone: write it like 2026-07-01T12:00:00Z")
     return moment

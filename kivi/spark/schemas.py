@@ -33,7 +33,7 @@ from kivi.types import ColumnType
 if TYPE_CHECKING:
     from kivi.client import Database
 
-__all__ = ["Target", "arrow_schema", "spark_schema"]
+__all__ = ["Target", "arrow_schema", "spark_schema", "spark_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def spark_schema(target: Target, columns: tuple[str, ...] | None = None) -> spar
         if name not in target.columns:
             raise SchemaError(f"table {target.table!r} has no column {name!r}; it has {', '.join(target.columns)}")
     return spark.StructType(
-        [spark.StructField(name, _spark_type(target.columns[name]), name not in target.key) for name in names]
+        [spark.StructField(name, spark_type(target.columns[name]), name not in target.key) for name in names]
     )
 
 
@@ -133,7 +133,8 @@ def _bare(described: str) -> str:
     return rest[:-1] if operator in ("sum", "count", "min", "max") else described
 
 
-def _spark_type(type_: ColumnType) -> spark.DataType:
+def spark_type(type_: ColumnType) -> spark.DataType:
+    """What a read gives of a column."""
     match type_.name:
         case "bool":
             return spark.BooleanType()

@@ -218,10 +218,21 @@ def _commit(
             if overwrite:
                 tx.overwrite(options.table)
             if stages:
-                tx.append_stages(options.table, stages)
+                tx.append_stages(options.table, stages, late=options.late_events)
             return started, tx.commit()
 
-    return patiently(attempt, options.timeout_s, *(() if batch is None else (CommitUnknown,)))
+    def late() -> int:
+        return int(options.client().describe(options.table)["statistics"].get("late_dropped", 0))
+
+    counts = options.late_events == "drop"
+    before = patiently(late, options.timeout_s) if counts else 0
+    ended = patiently(attempt, options.timeout_s, *(() if batch is None else (CommitUnknown,)))
+    if counts and (dropped := patiently(late, options.timeout_s)) > before:
+        _log.warning(
+            "events were dropped that lay below the retention floor of table %r: it was %d of them, and is %d now",
+            options.table, before, dropped,
+        )  # fmt: skip
+    return ended
 
 
 def _discard(options: Options, stages: Sequence[bytes]) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kivi.client import Snapshot
+    from kivi.client import Database, Snapshot
 
 __all__ = ["FilteringReader", "KiviDataSource", "Reader", "SharedSnapshot"]
 
@@ -57,10 +57,18 @@ class KiviDataSource(DataSource):
     def schema(self) -> StructType:
         """From the catalog."""
         options, target = self._target()
+        if options.aggregate is not None:
+            from kivi.spark.summary import summary_of
+
+            return summary_of(target, options.aggregate)
         return spark_schema(target, options.columns)
 
     def reader(self, schema: StructType) -> Reader:
         options, target = self._target()
+        if options.aggregate is not None:
+            from kivi.spark.summary import SummaryReader
+
+            return SummaryReader(options, target, schema)
         target.check_readable(schema)
         return (FilteringReader if _asks_for_filters() else Reader)(options, target, schema)
 
@@ -125,13 +133,16 @@ class Reader(DataSourceReader):
 
         def begin() -> list[InputPartition]:
             db = options.client()
-            parts = self._range.cut(db.split_points(options.table, options.partition_rows))
+            parts = self._parts(db)
             # Not closed, which would end it for the tasks: it ends by its time limit.
             snapshot = db.snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
             snapshot.__enter__()
             return [SharedSnapshot(snapshot.lease, snapshot.ts, part) for part in parts]
 
         return patiently(begin, options.timeout_s)
+
+    def _parts(self, db: Database) -> list[Range]:
+        return self._range.cut(db.split_points(self._options.table, self._options.partition_rows))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task, which holds one batch at a time however large the table is."""

@@ -729,3 +729,48 @@ def test_what_cannot_be_overwritten(invocations):
         tx.overwrite("endpoint_5m")
     with pytest.raises(errors.NotFound), db.transaction() as tx:
         tx.overwrite("nowhere")
+
+
+# -- summaries -----------------------------------------------------------------------------------------------
+
+
+def test_a_summary_is_one_row_of_measures(invocations):
+    db = invocations
+    db.append("invocations", [event(us=us, ts=AT + dt.timedelta(minutes=us)) for us in range(1, 101)])
+    db.append("invocations", [event(endpoint=7, us=None)])
+    db.consolidate()
+    db.append("invocations", [event(us=1000)])
+    measures = {
+        "n": kivi.count(), "timed": kivi.count("resp_time_us"), "total sum": kivi.sum("resp_time_us"),
+        "first": kivi.min("ts"), "slowest": kivi.max("resp_time_us"),
+    }  # fmt: skip
+    with db.snapshot() as snap:
+        assert snap.summary("invocations", measures) == {
+            "n": 102, "timed": 101, "total sum": 6050, "first": AT, "slowest": 1000
+        }  # fmt: skip
+        later = AT + dt.timedelta(minutes=51)
+        found = snap.summary("invocations", measures, start=later, end=(later + dt.timedelta(minutes=10),))
+        assert found == {"n": 10, "timed": 10, "total sum": sum(range(51, 61)), "first": later, "slowest": 60}
+        assert snap.summary("invocations", {"n": kivi.count()}, where=kivi.col("endpoint_id") == 7) == {"n": 1}
+        with pytest.raises(errors.SchemaError):
+            snap.summary("invocations", {"x": kivi.sum("customer")})
+        with pytest.raises(errors.InvalidArgument):
+            snap.summary("endpoint_5m", {"n": kivi.count()})
+        with pytest.raises(errors.NotFound):
+            snap.summary("nowhere", {"n": kivi.count()})
+    with db.transaction() as tx:
+        tx.append("invocations", [event(us=5000)])
+        assert tx.summary("invocations", measures)["slowest"] == 5000
+
+
+def test_late_events_fail_a_commit_or_are_dropped(invocations):
+    """Nothing is late here; what late events do to a commit is in tests/store/test_late.py."""
+    db = invocations
+    stage = db.stage("invocations", [event(us=5)])
+    with pytest.raises(errors.InvalidArgument, match="late is"), db.transaction() as tx:
+        tx.append_stages("invocations", [stage], late="ignore")
+    with db.transaction() as tx:
+        tx.append_stages("invocations", [stage], late="drop")
+    assert "late_dropped" not in db.describe("invocations")["statistics"]
+    with db.snapshot() as snap:
+        assert len(list(snap.scan("invocations"))) == 1

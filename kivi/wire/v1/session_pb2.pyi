@@ -67,7 +67,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow", "stages")
+    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow", "stages", "drop_late")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Operation.Kind]
@@ -96,6 +96,7 @@ class Operation(_message.Message):
     VALUES_FIELD_NUMBER: _ClassVar[int]
     ARROW_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
+    DROP_LATE_FIELD_NUMBER: _ClassVar[int]
     kind: Operation.Kind
     table: str
     table_id: int
@@ -104,7 +105,8 @@ class Operation(_message.Message):
     values: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
     arrow: bytes
     stages: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow: _Optional[bytes] = ..., stages: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    drop_late: bool
+    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow: _Optional[bytes] = ..., stages: _Optional[_Iterable[bytes]] = ..., drop_late: _Optional[bool] = ...) -> None: ...
 
 class Begin(_message.Message):
     __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease", "count")

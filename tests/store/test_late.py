@@ -1,0 +1,114 @@
+"""Late events that a commit leaves out: exactly once, whatever floors, crashes and repeats do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.errors import InvalidArgument
+from tests.golden.driver import EmbeddedDriver
+
+MINUTE = 60_000_000
+
+
+@pytest.fixture(params=["memory", "disk"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedDriver]:
+    made = EmbeddedDriver(None if request.param == "memory" else str(tmp_path / "data"), block_rows=16)
+    made.db.create_event_table("e", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
+    made.db.create_aggregate("by_x", source="e", group_by=["x"], measures={"n": kivi.count(), "last": kivi.max("ts")})
+    yield made
+    made.close()
+
+
+def events(first: int, last: int) -> list[dict[str, int]]:
+    return [{"ts": i * MINUTE, "x": i % 3} for i in range(first, last)]
+
+
+def floor(driver: EmbeddedDriver, minute: int) -> None:
+    driver.store.retention.set_floor(driver.store.table("e"), minute * MINUTE)
+
+
+def check(driver: EmbeddedDriver, minutes: range, dropped: int) -> None:
+    """The events of these minutes, their sums, and the count; folded, and after crashes of every kind."""
+    steps = (
+        lambda: None,
+        lambda: driver.db.consolidate(),
+        driver.crash,
+        lambda: driver.db.consolidate(),
+        driver.reopen,
+    )
+    for step in steps:
+        step()
+        db = driver.db
+        with db.snapshot() as snap:
+            found = [row["x"] for row in snap.scan("e")]
+            assert sorted(found) == sorted(i % 3 for i in minutes)
+            assert {row["x"]: row["n"] for row in snap.scan("by_x")} == {x: found.count(x) for x in set(found)}
+            assert snap.summary("e", {"n": kivi.count()}) == {"n": len(minutes)}
+        statistics = db.describe("e")["statistics"]
+        assert (statistics["rows"], statistics.get("late_dropped", 0)) == (len(minutes), dropped)
+    db.create_aggregate("again", source="e", group_by=["x"], measures={"n": kivi.count()})
+    with db.snapshot() as snap:
+        assert sum(row["n"] for row in snap.scan("again")) == len(minutes)
+
+
+@pytest.mark.parametrize("count", [20, 200])
+def test_they_are_left_out_and_counted_once(driver: EmbeddedDriver, count: int) -> None:
+    db = driver.db
+    floor(driver, 10)
+    stages = [db.stage("e", events(0, 5)), db.stage("e", events(5, count))]
+    with pytest.raises(InvalidArgument, match="retention floor") as raised, db.transaction(batch=("job", 0)) as tx:
+        tx.append_stages("e", stages)
+    assert raised.value.details["late"] == 10
+    with db.transaction(batch=("job", 0)) as tx:
+        tx.append_stages("e", stages, late="drop")
+        assert len(list(tx.scan("e"))) == count - 10 == sum(row["n"] for row in tx.scan("by_x"))
+    assert db.stats()["late_dropped"] == 10
+    driver.crash()
+    again = driver.db.stage("e", events(0, 50))
+    with driver.db.transaction(batch=("job", 0)) as repeat:
+        repeat.append_stages("e", [again], late="drop")
+    assert repeat.commit_ts == tx.commit_ts
+    check(driver, range(10, count), dropped=10)
+
+
+def test_the_floor_moves_while_the_commit_is_on_its_way(driver: EmbeddedDriver, monkeypatch: Any) -> None:
+    db, committer = driver.db, driver.store.committer
+    floor(driver, 3)
+    stage = db.stage("e", events(0, 60))
+    submit, floors = committer.submit, [20, 30]
+
+    def late(*arguments: Any) -> None:
+        if floors:
+            floor(driver, floors.pop(0))
+        submit(*arguments)
+
+    tx = db.transaction()
+    tx.append_stages("e", [stage], late="drop")
+    floor(driver, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(committer, "submit", late)
+        tx.commit()
+    assert not floors
+    check(driver, range(30, 60), dropped=30)
+
+
+def test_all_of_a_commit_may_be_late(driver: EmbeddedDriver) -> None:
+    floor(driver, 100)
+    with driver.db.transaction() as tx:
+        tx.append_stages("e", [driver.db.stage("e", events(0, 40))], late="drop")
+    check(driver, range(0), dropped=40)
+    with pytest.raises(InvalidArgument, match='"fail" or "drop"'), driver.db.transaction() as tx:
+        tx.append_stages("e", [driver.db.stage("e", events(200, 201))], late="ignore")
+
+
+def test_an_overwrite_has_no_floor(driver: EmbeddedDriver) -> None:
+    floor(driver, 100)
+    with driver.db.transaction() as tx:
+        tx.overwrite("e")
+        tx.append_stages("e", [driver.db.stage("e", events(0, 40))], late="drop")
+    check(driver, range(40), dropped=0)
