@@ -7,10 +7,20 @@ sets it), and stops with an error at a reader that offers it unasked; so that on
 one that asks.
 
 Planning a job opens a *shared* snapshot, a lease that other processes may use by its name, and each task
-opens that and renews it while it reads. So every partition, every retry and every second use of the same data
-frame sees one state. Nothing tells a source that a job has ended: the lease runs out ``leaseTtl`` after the last
-renewal. After that the plan's commit timestamp is tried, which serves tables that keep history; else the task
-fails with SNAPSHOT_TOO_OLD, and loading the data frame again gives a new snapshot.
+opens that and renews it while it reads, and once more when it is done. So every partition, every retry and every second
+use of the same data frame sees one state.
+
+How long that lasts: until ``leaseTtl`` (10 minutes; up to 24 hours) has passed with no task that reads. It is the time
+that a job may spend elsewhere, between planning and its first task here, or between one task and the next: on the other
+side of a join, or waiting for executors. Give a longer one to a job that does more before it reads. A task that comes
+later tries the plan's commit timestamp. Event tables answer it (unless retention has dropped what it sees, or they were
+overwritten), and so do tables with ``history`` as far as that goes; of other tables the task fails with
+SNAPSHOT_TOO_OLD, which names the option, and never reads another state.
+
+Why nothing renews it in between: nobody who could knows when to stop. A reader is planned in a Python worker that Spark
+ends once it has been idle for a while, and a data frame may be executed again, or never, or in part (``take``), without
+a word to its source. A process that renews as long as the application lives would keep every snapshot that a notebook
+ever read, and all old rows with it, until it ends. How long a job takes before it reads, only its author knows.
 """
 
 from __future__ import annotations
@@ -18,7 +28,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -166,10 +176,12 @@ class Reader(DataSourceReader):
         """The job's snapshot, renewed by a thread of its own, since Spark may take its time between two batches."""
         db, ttl_s = self._options.client(), self._options.lease_ttl_s
         snapshot = db.snapshot(lease=shared.lease, ttl_s=ttl_s)
+        ended = False
         try:
             snapshot.__enter__()
             snapshot.renew(ttl_s)
         except SnapshotTooOld:
+            ended = True
             snapshot = db.snapshot(as_of=shared.ts, ttl_s=ttl_s)
             snapshot.__enter__()
         done = threading.Event()
@@ -184,6 +196,15 @@ class Reader(DataSourceReader):
         threading.Thread(target=renew, name="kivi-renew", daemon=True).start()
         try:
             yield snapshot
+            with suppress(KiviError):
+                snapshot.renew(ttl_s)  # for the task that comes next
+        except SnapshotTooOld as error:
+            if not ended:
+                raise
+            raise SnapshotTooOld(
+                f"no task read table {self._options.table!r} for {ttl_s:.0f} s, after which the job's snapshot ended "
+                f"({error.message}): run the job again, with a longer option leaseTtl"
+            ) from None
         finally:
             done.set()
             snapshot.close()  # lets go of it here; it ends for all only when its maker does so
