@@ -554,6 +554,7 @@ class Store:
                 settled(Outcome(txn.start_ts))
                 return
             stages += [staged.sequence for items in txn.staged.values() for staged in items]
+            stages += [sequence for items in txn.staged_rows.values() for sequence in items]
             while True:
                 with self.computing if txn.in_columns else contextlib.nullcontext():
                     prepared = self._prepare(txn, token, batch)

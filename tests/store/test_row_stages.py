@@ -68,6 +68,19 @@ def test_a_column_that_is_not_named_stays_and_a_null_delta_is_none(accounts):
     assert rows(accounts)[-1] == (9, None, 0, None)
 
 
+def test_what_a_repeated_batch_brings_is_dropped(accounts):
+    """R16: the first commit timestamp comes back, and the stages of the repeat are not kept until they expire."""
+    commits = []
+    for balance in (5, 6):
+        stage = accounts.stage("accounts", [{"id": 1, "balance": balance}])
+        with accounts.transaction(batch=("app", 0)) as tx:
+            tx.append_stages("accounts", [stage])
+        commits.append(tx.commit_ts)
+    assert rows(accounts) == [(1, "ada", 105, 7)]
+    assert commits[0] == commits[1]
+    assert accounts.stats()["stage_bytes"] == 0
+
+
 def test_deltas_of_one_key_add_up_whichever_stage_they_are_in(accounts):
     write(accounts, [{"id": 1, "balance": i} for i in range(100)], [{"id": 1, "balance": 1, "peak": 99}])
     assert rows(accounts) == [(1, "ada", 100 + 4950 + 1, 99)]
