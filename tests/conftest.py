@@ -54,7 +54,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
     settings = {**helpers.settings(tmp_path_factory.mktemp("spark")), "spark.log.level": "OFF"}
     running = kivi.spark.session("tests", master="local[2,4]", **settings)
-    for source in (helpers.Flaky, helpers.Doomed, helpers.Spy):
+    for source in (helpers.Flaky, helpers.Doomed, helpers.Killed, helpers.Spy):
         running.dataSource.register(source)
     yield running
     running.stop()

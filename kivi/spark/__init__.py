@@ -50,6 +50,18 @@ what others commit to the table meanwhile is overwritten unseen, as ever with Sp
 its source. Spark tells a Python data source nothing of ``mode("ignore")`` and ``mode("error")``, and has no way to ask
 one whether a table is there: make tables with kivi, then append or overwrite.
 
+Several tables at once
+----------------------
+``into_tables`` and ``write_batch`` (``foreach``) do the same in ``foreachBatch``, for several tables in one commit.
+
+Progress
+--------
+``query.lastProgress["sink"]["numOutputRows"]`` is how many rows a batch brought into ``format("kivi")``. Spark's API
+for Python sinks has no metrics of a sink's own. ``foreachBatch`` reports -1 there, whatever it calls, and its
+``numInputRows`` counts the input as often as it is read. What is wanted beyond that, the query observes by itself, with
+either sink: ``events.observe("kivi", count(lit(1)).alias("rows"), max("ts").alias("newest"))`` arrives in
+``lastProgress["observedMetrics"]``. ``write_batch`` returns its commit timestamp and the rows of each table.
+
 Reading
 -------
 A job reads one snapshot. Planning opens it as a shared lease, every task opens the lease by its name and renews it
@@ -63,26 +75,37 @@ added to. Several rows of one key add up; of their value columns the last in the
 come once where that matters. One transaction is at most a million rows and 64 MiB of them.
 
 The rooms: ``java`` finds one, ``launch`` starts the session, ``options``, ``schemas`` and ``filters`` translate,
-``sink`` writes, ``source`` reads and is what Spark registers. Executors load the client, never the store.
+``applications`` names whose batches they are, ``sink`` and ``foreach`` write, ``commit`` is the transaction of both,
+``source`` reads and is what Spark registers. Executors load the client, never the store.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 from kivi.spark.java import JavaNotFound
 from kivi.spark.launch import session
 
 if TYPE_CHECKING:
+    from kivi.spark.applications import SecondApplication
+    from kivi.spark.foreach import Written, into_tables, write_batch
     from kivi.spark.source import KiviDataSource
 
-__all__ = ["JavaNotFound", "KiviDataSource", "session"]
+__all__ = [
+    "JavaNotFound", "KiviDataSource", "SecondApplication", "Written", "into_tables", "session", "write_batch"
+]  # fmt: skip
+_ROOMS: Final = {
+    "KiviDataSource": "source",
+    "SecondApplication": "applications",
+    "Written": "foreach",
+    "into_tables": "foreach",
+    "write_batch": "foreach",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The data source needs PySpark, which is installed only where it is asked for."""
-    if name == "KiviDataSource":
-        from kivi.spark.source import KiviDataSource
-
-        return KiviDataSource
+    """What needs PySpark, which is installed only where it is asked for."""
+    if name in _ROOMS:
+        return getattr(importlib.import_module(f"kivi.spark.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'kivi.spark' has no attribute {name!r}")

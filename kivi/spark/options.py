@@ -72,6 +72,8 @@ class Options:
         application_id = values.get("applicationid") or None
         if application_id is not None and (len(application_id) > 200 or not application_id.isprintable()):
             raise InvalidArgument("option applicationId is at most 200 printable characters")
+        if application_id is not None and application_id.startswith("*"):
+            raise InvalidArgument("option applicationId must not begin with *, which marks foreachBatch")
         aggregate = values.get("aggregate") or None
         for name in ("start", "end", "where"):
             if values.get(name) and aggregate is None:

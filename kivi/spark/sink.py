@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +23,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kivi.errors import CommitUnknown, InvalidArgument
+from kivi.errors import InvalidArgument
+from kivi.spark.applications import SecondApplication, scope_of, warn_of_others
+from kivi.spark.commit import commit_stages
 from kivi.spark.options import Options, patiently
 
 if TYPE_CHECKING:
@@ -43,10 +44,6 @@ _STAGE_BYTES: Final = 16 << 20
 _STAGES_UNDER_WAY: Final = 2
 
 
-class SecondApplication(UserWarning):
-    """A second application id begins to feed a table that another one has fed before."""
-
-
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
     """What one task made durable: its stages, how many rows, and which query it belonged to."""
@@ -54,11 +51,6 @@ class Staged(WriterCommitMessage):
     stages: tuple[bytes, ...]
     rows: int
     query_id: str | None = None
-
-
-def scope_of(table: str, application_id: str) -> str:
-    """The scope of the batch tokens of one application that feeds one table."""
-    return f"spark/{table}/{application_id}"
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -86,8 +78,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """The micro-batch, once, whatever was tried before. Rows or not, it takes its number."""
         application_id = self._application_id(messages)
         scope = scope_of(self._options.table, application_id)
-        self._warn_of_others(scope)
-        started, committed = _commit(self._options, _stages(messages), batch=(scope, batchId))
+        warn_of_others(self._options, application_id)
+        stages = {self._options.table: _stages(messages)}
+        started, committed = commit_stages(self._options, stages, (scope, batchId))
         if committed <= started:
             _log.warning(
                 "batch %d of %s was committed before, at %d; what came again was dropped",
@@ -109,20 +102,6 @@ class StreamWriter(DataSourceStreamArrowWriter):
             )
         return str(found.pop())
 
-    def _warn_of_others(self, scope: str) -> None:
-        """Before its first batch: another application has fed the table, and perhaps with the same rows."""
-        prefix = scope_of(self._options.table, "")
-        scopes = patiently(lambda: self._options.client().batch_scopes(prefix), self._options.timeout_s)
-        if scopes and scope not in scopes:
-            names = ", ".join(other.removeprefix(prefix) for other in scopes[:3]) + (", ..." if scopes[3:] else "")
-            text = (
-                f"application {scope.removeprefix(prefix)} begins to feed table {self._options.table!r}, which "
-                f"{len(scopes)} other(s) have fed ({names}). If it is an old query with a new checkpoint, the rows "
-                "that it reads again are appended again"
-            )
-            warnings.warn(text, SecondApplication, stacklevel=2)
-            _log.warning("%s", text)
-
 
 class BatchWriter(DataSourceArrowWriter):
     """The sink of a batch job: all of it in one commit, or nothing. ``overwrite``: in place of what the table holds."""
@@ -140,7 +119,7 @@ class BatchWriter(DataSourceArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         stages = _stages(messages)
         if stages or self._overwrite:
-            _commit(self._options, stages, overwrite=self._overwrite)
+            commit_stages(self._options, {self._options.table: stages}, overwrite=self._overwrite)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _discard(self._options, _stages(messages))
@@ -199,40 +178,6 @@ def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
                 batches, rows, size = [], 0, 0
     if batches:
         yield batches
-
-
-def _commit(
-    options: Options, stages: Sequence[bytes], batch: tuple[str, int] | None = None, overwrite: bool = False
-) -> tuple[int, int]:
-    """One transaction; (its snapshot, its commit timestamp).
-
-    A batch token makes it safe to try again whatever became of the attempt before. Without one, only an attempt that
-    is known to have done nothing is followed by another; and a stage is committed once, whoever names it.
-    """
-
-    def attempt() -> tuple[int, int]:
-        db = options.client()
-        db.describe(options.table)  # this process may have known one of that name that was dropped since
-        with db.transaction(batch=batch) as tx:
-            started = tx.start_ts
-            if overwrite:
-                tx.overwrite(options.table)
-            if stages:
-                tx.append_stages(options.table, stages, late=options.late_events)
-            return started, tx.commit()
-
-    def late() -> int:
-        return int(options.client().describe(options.table)["statistics"].get("late_dropped", 0))
-
-    counts = options.late_events == "drop"
-    before = patiently(late, options.timeout_s) if counts else 0
-    ended = patiently(attempt, options.timeout_s, *(() if batch is None else (CommitUnknown,)))
-    if counts and (dropped := patiently(late, options.timeout_s)) > before:
-        _log.warning(
-            "events were dropped that lay below the retention floor of table %r: it was %d of them, and is %d now",
-            options.table, before, dropped,
-        )  # fmt: skip
-    return ended
 
 
 def _discard(options: Options, stages: Sequence[bytes]) -> None:

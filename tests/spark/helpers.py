@@ -6,7 +6,9 @@ Imported by Spark's workers too, so it must stay importable by its name and impo
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import socket
 import sys
 import threading
@@ -19,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kivi.spark.foreach import Stager
 from kivi.spark.sink import BatchWriter, Staged, StreamWriter
 from kivi.spark.source import KiviDataSource
 
@@ -127,6 +130,43 @@ def fail_first_attempt() -> None:
     assert context is not None
     if context.attemptNumber() == 0 and context.partitionId() == 0:
         raise RuntimeError("planted: this attempt dies after it has staged")
+
+
+def kill_first_attempt() -> None:
+    """SIGKILL to this Python worker, if it runs the first attempt of the first task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    if context.attemptNumber() == 0 and context.partitionId() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KilledStreamWriter(StreamWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        message = super().write(iterator)
+        kill_first_attempt()
+        return message
+
+
+class Killed(KiviDataSource):
+    """The process of the first attempt of the first task is killed after it has staged its rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kivi_killed"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        return KilledStreamWriter(*self._target())
+
+
+class KilledStager(Stager):
+    """The same in ``foreachBatch``."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[bytes, ...], int]:
+        said = super().__call__(batches)
+        kill_first_attempt()
+        return said
 
 
 class FlakyStreamWriter(StreamWriter):
