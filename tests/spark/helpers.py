@@ -169,6 +169,77 @@ class KilledStager(Stager):
         return said
 
 
+class PausedWriter(StreamWriter):
+    def __init__(self, *arguments: Any, pause: str, note: str) -> None:
+        super().__init__(*arguments)
+        self._pause = pause
+        self._note = note
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        if self._pause == f"before {batchId}":
+            self._wait()
+        super().commit(messages, batchId)
+        if self._pause == f"after {batchId}":
+            self._wait()
+
+    def _wait(self) -> None:
+        Path(self._note).touch()
+        time.sleep(60)  # until it is killed along with the driver
+        os._exit(1)
+
+
+class Paused(KiviDataSource):
+    """Stands still ``before`` or ``after`` it has committed a batch, and notes that it does: time for a kill."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kivi_paused"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        return PausedWriter(*self._target(), pause=self.options["pause"], note=self.options["note"])
+
+
+def meet_twin(table: str) -> None:
+    """In the first task: waits until two attempts of it are here, so that both go on. Other tasks are fast."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    if context.partitionId() == 0:
+        folder = Path(os.environ["KIVI_TEST_TWINS"])
+        (folder / f"{table}-{context.attemptNumber()}").touch()
+        deadline = time.monotonic() + 120
+        while len(list(folder.glob(f"{table}-*"))) < 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+
+class TwinWriter(StreamWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+        message = super().write(iterator)
+        meet_twin(self._options.table)
+        return message
+
+
+class Twins(KiviDataSource):
+    """The first task is a straggler until its speculative twin has staged the same rows; then both finish."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "kivi_twins"
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        return TwinWriter(*self._target())
+
+
+class TwinStager(Stager):
+    """The same in ``foreachBatch``."""
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[bytes, ...], int]:
+        said = super().__call__(batches)
+        meet_twin(self.options.table)
+        return said
+
+
 class FlakyStreamWriter(StreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         message = super().write(iterator)
