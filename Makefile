@@ -9,10 +9,10 @@ INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check soak mutants bench demo proto format clean
+.PHONY: help venv test check soak mutants bench demo reconcile proto format clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
 	$(say) '$(VENV) is ready'
@@ -48,6 +48,9 @@ bench: $(INSTALLED) ## Measure beside peers: GOAL=1 to 6 (default all), ARGS=--q
 
 demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard
 	@$(BIN)/python -m apm_demo
+
+reconcile: $(INSTALLED) ## Recompute the demo's aggregates in Spark and compare: ARGS="--endpoint HOST:PORT"
+	@$(BIN)/python -m apm_demo.reconcile $(ARGS)
 
 proto: $(INSTALLED) ## Generate kivi/wire from proto/ again
 	@rm -rf kivi/wire

@@ -20,7 +20,7 @@ from apm_demo import service, tables
 from apm_demo.children import Child, Failure
 from apm_demo.proof import Finding, prove_live, prove_trace
 from apm_demo.say import Voice
-from apm_demo.trace import land_trace
+from apm_demo.trace import SEED, land_trace
 
 __all__ = ["Options", "run"]
 
@@ -227,6 +227,7 @@ class _Demo:
         voice.step(
             f"replaying a real trace of {total:,} requests to language models through Spark, which gets killed twice"
         )
+        voice.note(f"they come shuffled (seed {SEED}): a late one is one more delta in its slot")
         kills = [int(share * total) for share in _KILL_AT]
         with voice.bar("real trace", total) as bar:
             done, silent = 0, time.monotonic()

@@ -1,45 +1,60 @@
 """One micro-batch of invocations, and the anomalies in it, in one kivi transaction, exactly once.
 
 A table that is only appended to needs none of this: ``format("kivi")`` does it (``apm_demo.trace_job``). Here the batch
-carries more than its events, so it uses what that sink is made of::
+carries more than its events, so it is written in ``foreachBatch``, by ``kivi.spark.write_batch``::
 
-    tasks      stage the events (durable, invisible) and say, per endpoint and slot, which response was slowest
-    driver     one transaction under the batch token (scope, batch id):
+    Spark      says, per endpoint, slot and file, which response was slowest
+    tasks      stage the events (durable, invisible)
+    driver     one transaction under the batch token (application, batch id):
                  append the stages; read the averages of the previous slots - at the transaction's snapshot, with the
                  batch's own events added; have Spark pick the events above the limits; append those as anomalies;
                  note which files the batch held
 
 A batch that Spark runs again is answered with its first commit, and what the second run brought is dropped: events and
 anomalies stay together. No Python statement runs per event, neither in the tasks (Arrow) nor on the driver, which sees
-one row per endpoint, slot and file, and the anomalies themselves. Where nothing exceeds its limit, Spark is not asked a
-second time.
+one row per endpoint, slot and file, and the anomalies themselves. Where nothing exceeds its limit, Spark is not asked
+for them.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import kivi
+import kivi.spark
 from apm_demo.rule import Totals, limit_us, previous_slot_us
 from apm_demo.tables import Detector, micros
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
-__all__ = ["SCOPE", "start"]
+__all__ = ["APPLICATION", "events", "start"]
 
 # Whose batches these are. It lives as long as the checkpoint, which the demonstration makes and deletes with the store.
-SCOPE: Final = "apm_demo/invocations"
+APPLICATION: Final = "apm_demo/invocations"
 _LANDED: Final = "customer string, application string, server string, endpoint_id long, ts_us long, resp_time_us long"
 _EVENT: Final = ("customer", "application", "server", "endpoint_id", "ts", "resp_time_us")
+
+
+def events(reader: DataFrameReader | DataStreamReader, landing: Any) -> DataFrame:
+    """What has landed in a directory, or in files: the events, with the file of each."""
+    from pyspark.sql import functions as F
+
+    rows: DataFrame = reader.schema(_LANDED).option("mode", "FAILFAST").json(landing)
+    return rows.select(
+        *("customer", "application", "server", "endpoint_id"),
+        F.timestamp_micros("ts_us").alias("ts"),
+        "resp_time_us",
+        "ts_us",
+        F.col("_metadata.file_name").alias("file"),
+    )
 
 
 def start(
@@ -48,57 +63,21 @@ def start(
     """The streaming query: files that land in ``landing`` -> the server at ``endpoint``. ``trigger`` as Spark's."""
     from pyspark.sql import functions as F
 
-    events = (
-        spark.readStream.schema(_LANDED)
-        .option("mode", "FAILFAST")
-        .json(str(landing))
-        .select(
-            *("customer", "application", "server", "endpoint_id"),
-            F.timestamp_micros("ts_us").alias("ts"),
-            "resp_time_us",
-            (F.col("ts_us") - F.pmod("ts_us", F.lit(detector.width_us))).alias("slot_us"),
-            F.col("_metadata.file_name").alias("file"),
-        )
-    )
+    slot_us = F.col("ts_us") - F.pmod("ts_us", F.lit(detector.width_us))
+    landed = events(spark.readStream, str(landing)).withColumn("slot_us", slot_us)
     batch = functools.partial(_batch, endpoint, detector)
     return (
-        events.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
+        landed.writeStream.foreachBatch(batch).option("checkpointLocation", str(checkpoint)).trigger(**trigger).start()
     )
-
-
-# -- in the tasks -------------------------------------------------------------------------------------
-
-_clients: dict[tuple[int, str], Any] = {}
-
-
-def _client(endpoint: str) -> Any:
-    """This process's client; Spark keeps its Python workers for the next batch."""
-    key = (os.getpid(), endpoint)
-    if key not in _clients:
-        _clients[key] = kivi.connect(endpoint)
-    return _clients[key]
-
-
-def _stage(endpoint: str, batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-    """Each Arrow batch of a task becomes one stage; every row of it learns the stage's id."""
-    for columns in batches:
-        events = pa.Table.from_arrays(list(columns), names=list(_EVENT))
-        stage = _client(endpoint).stage("invocations", events, owner=SCOPE)
-        yield pa.repeat(pa.scalar(stage, pa.binary()), events.num_rows)
-
-
-# -- on the driver ------------------------------------------------------------------------------------
 
 
 def _batch(endpoint: str, detector: Detector, frame: DataFrame, batch_id: int) -> None:
     frame = frame.persist()
     try:
-        staged = _staged(endpoint, frame)
-        stages = sorted(set(staged["stage"].to_pylist()))
-        groups = staged.group_by(["endpoint_id", "slot_us"]).aggregate([("slowest_us", "max")])
-        with _client(endpoint).transaction(batch=(SCOPE, batch_id)) as tx:
-            if stages:
-                tx.append_stages("invocations", stages)
+        parts = _parts(frame)
+        groups = parts.group_by(["endpoint_id", "slot_us"]).aggregate([("slowest_us", "max")])
+
+        def also(tx: Any) -> None:
             limits = _limits(tx, detector, groups)
             anomalies = _anomalies(frame, limits, batch_id)
             if anomalies is not None:
@@ -106,26 +85,22 @@ def _batch(endpoint: str, detector: Detector, frame: DataFrame, batch_id: int) -
             tx.put(
                 "batches",
                 (batch_id,),
-                files=",".join(sorted(set(staged["file"].to_pylist()))),
-                events=pc.sum(staged["events"]).as_py() or 0,
+                files=",".join(sorted(set(parts["file"].to_pylist()))),
+                events=pc.sum(parts["events"]).as_py() or 0,
                 anomalies=0 if anomalies is None else anomalies.num_rows,
             )
+
+        invocations = {"invocations": frame.select(*_EVENT)}
+        kivi.spark.write_batch(batch_id, invocations, also=also, endpoint=endpoint, application_id=APPLICATION)
     finally:
         frame.unpersist()
 
 
-def _staged(endpoint: str, frame: DataFrame) -> pa.Table:
-    """Stages the batch; (stage, file, endpoint_id, slot_us, slowest_us, events), a row for each combination."""
+def _parts(frame: DataFrame) -> pa.Table:
+    """(file, endpoint_id, slot_us, slowest_us, events), a row for each combination."""
     from pyspark.sql import functions as F
-    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # PySpark's own stubs lack it
 
-    def stage(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        return _stage(endpoint, batches)
-
-    # A function with an effect must not be taken for one that the optimizer may repeat. (mapInArrow would fit too, but
-    # asks for pandas, although nothing of it would be used.)
-    staging = arrow_udf(stage, "binary").asNondeterministic()
-    groups = frame.withColumn("stage", staging(*_EVENT)).groupBy("stage", "file", "endpoint_id", "slot_us")
+    groups = frame.groupBy("file", "endpoint_id", "slot_us")
     return groups.agg(F.max("resp_time_us").alias("slowest_us"), F.count("*").alias("events")).toArrow()
 
 

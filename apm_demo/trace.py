@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import random
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -16,7 +17,10 @@ from typing import Final, NamedTuple
 from apm_demo.landing import land
 from apm_demo.rule import slot_us
 
-__all__ = ["COLUMNS", "SERVICES", "Request", "Row", "land_trace", "recount", "requests", "timestamp_us"]
+__all__ = ["COLUMNS", "SEED", "SERVICES", "Request", "Row", "land_trace", "recount", "requests", "timestamp_us"]
+
+SEED: Final = 20231116
+"""Of the order in which the trace is replayed: the same in every run."""
 
 SERVICES: Final = ("code", "conv")
 COLUMNS: Final = ("service", "timestamp", "context_tokens", "generated_tokens")
@@ -66,13 +70,17 @@ def requests() -> list[Request]:
 
 
 def land_trace(folder: Path, pieces: int) -> int:
-    """Lands the trace in ``pieces`` CSV files, both services by arrival time, values as they are; the events."""
+    """Lands the trace in ``pieces`` CSV files, shuffled, values as they are; how many requests there are.
+
+    Every file holds requests of the whole hour: to an aggregate, nearly each of them is late.
+    """
     lines = [
         (ts, f"{service},{ts},{context},{generated}")
         for service in SERVICES
         for ts, context, generated in _lines(service)
     ]
     lines.sort()
+    random.Random(SEED).shuffle(lines)
     for piece in range(pieces):
         part = lines[piece * len(lines) // pieces : (piece + 1) * len(lines) // pieces]
         land(folder, f"trace-{piece:04d}.csv", (line for _, line in part))

@@ -9,30 +9,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamReader
 
-__all__ = ["start"]
+__all__ = ["events", "start"]
 
 _LANDED: Final = "service string, timestamp string, context_tokens long, generated_tokens long"
 
 
-def start(spark: SparkSession, endpoint: str, landing: Path, checkpoint: Path, **trigger: Any) -> StreamingQuery:
-    """The streaming query: CSV files that land in ``landing`` -> ``llm_requests``, one file a batch."""
+def events(reader: DataFrameReader | DataStreamReader, landing: str) -> DataFrame:
+    """What has landed, in the columns of the table."""
     from pyspark.sql import functions as F
 
     # Seven digits after the point, of which a timestamp keeps six: the text is cut, so that nothing can round it.
+    rows: DataFrame = reader.schema(_LANDED).option("mode", "FAILFAST").csv(landing)
+    moment = F.substring("timestamp", 1, 26).cast("timestamp").alias("ts")
+    return rows.select("service", moment, "context_tokens", "generated_tokens")
+
+
+def start(spark: SparkSession, endpoint: str, landing: Path, checkpoint: Path, **trigger: Any) -> StreamingQuery:
+    """The streaming query: CSV files that land in ``landing`` -> ``llm_requests``, one file a batch."""
     return (
-        spark.readStream.schema(_LANDED)
-        .option("mode", "FAILFAST")
-        .option("maxFilesPerTrigger", 1)
-        .csv(str(landing))
-        .select(
-            "service",
-            F.substring("timestamp", 1, 26).cast("timestamp").alias("ts"),
-            "context_tokens",
-            "generated_tokens",
-        )
+        events(spark.readStream.option("maxFilesPerTrigger", 1), str(landing))
         .writeStream.format("kivi")
         .option("endpoint", endpoint)
         .option("table", "llm_requests")

@@ -155,7 +155,7 @@ ROOMS: dict[str, Room] = {
         "apm_demo apm_demo.*",
         "an application like any other: it proves that the public names are enough",
         rooms="errors face client_face",
-        packages="httpx numpy pyarrow pyspark rich starlette uvicorn",
+        packages="httpx numpy py4j pyarrow pyspark rich starlette uvicorn",
     ),
 }
 # The parts of the client that are public by themselves, for rooms that may use public names only.

@@ -59,8 +59,6 @@ class Job:
         query = live_job.start(spark, self._endpoint, self.landing, self.checkpoint, detector, availableNow=True)
         assert query.awaitTermination(150)
         assert query.exception() is None
-        while live_job._clients:  # a job's end closes them
-            live_job._clients.popitem()[1].close()
 
 
 def wait_for_batch(db: Any, job: Child, batch_id: int) -> None:
