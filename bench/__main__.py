@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal6``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal7``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _GOALS: Final = {
     "goal4": "reading",
     "goal5": "factors",
     "goal6": "volume",
+    "goal7": "sparking",
 }
 _HOME: Final = Path(__file__).resolve().parent
 
