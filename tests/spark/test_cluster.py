@@ -18,6 +18,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyspark
 import pytest
@@ -30,6 +31,13 @@ from tests.spark.helpers import JAVA_FLAGS, create
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
 SPARK_HOME = Path(pyspark.__path__[0])
+JOB = ROOT / "tests" / "spark" / "cluster_job.py"
+SETTINGS = {
+    "spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.ui.enabled": "false",
+    "spark.driver.extraJavaOptions": JAVA_FLAGS, "spark.executor.extraJavaOptions": JAVA_FLAGS,
+    "spark.sql.session.timeZone": "UTC",
+}  # fmt: skip
+SMALL = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
 
 
 def readme_commands() -> list[str]:
@@ -132,35 +140,67 @@ def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 def test_a_job_that_brings_kivi_along(cluster, environment, python, server, db, tmp_path) -> None:
     pack, submit = readme_commands()
-    (tmp_path / "kivi").symlink_to(ROOT / "kivi")
-    (tmp_path / "job.py").write_text((ROOT / "tests" / "spark" / "cluster_job.py").read_text())
+    (tmp_path / "job.py").write_text(JOB.read_text())
     create(db, "shipped")
-    packed = shlex.split(pack)
-    assert packed[0] == "python"
-    subprocess.run([sys.executable, *packed[1:]], cwd=tmp_path, check=True)
-    (tmp_path / "kivi").unlink()  # the driver looks beside the job, too
+    packed(pack, tmp_path)
     with zipfile.ZipFile(tmp_path / "kivi.zip") as packed_kivi:
         assert "kivi/spark/source.py" in packed_kivi.namelist()
     command = shlex.split(submit.replace("HOST:7077", cluster))
     assert command[0] == "spark-submit" and f"spark://{cluster}" in command
-    small = {
-        "spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": JAVA_FLAGS, "spark.executor.extraJavaOptions": JAVA_FLAGS,
-        "spark.sql.session.timeZone": "UTC",
-    }  # fmt: skip
-    settings = [part for name, value in small.items() for part in ("--conf", f"{name}={value}")]
     out = tmp_path / "out.json"
     ran = subprocess.run(
-        [str(SPARK_HOME / "bin" / command[0]), *settings, *command[1:], server.endpoint, "shipped", str(out)],
+        [str(SPARK_HOME / "bin" / command[0]), *SMALL, *command[1:], server.endpoint, "shipped", str(out)],
         cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert ran.returncode == 0, ran.stderr[-6_000:]
-    said = json.loads(out.read_text())
-    assert said["total"] == [2500, sum(3 * i for i in range(5000) if i % 20 < 10)]
-    assert said["head"] == [5000, sum(3 * i for i in range(5000))]
+    assert ran.returncode == 0, told(ran.stderr)
+    said = check(out, db, "shipped")
     assert {executor for executor, _ in said["seen"]} == {"0", "1"}, "both workers"
     for path in (said["driver"], *(path for _, path in said["seen"])):
         assert "kivi.zip" in path and str(ROOT) not in path, path
+
+
+def test_spark_connect(environment, python, server, db, tmp_path) -> None:
+    """The server's Python has no kivi: the client brings it along."""
+    packed(readme_commands()[0], tmp_path)
+    create(db, "connected")
+    connect = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    arguments = ("--master", "local[2]", "--conf", "spark.connect.grpc.binding.port=0")
+    spark_submit = ("org.apache.spark.deploy.SparkSubmit", "--class", connect, *SMALL, *arguments)
+    daemon = Daemon(*spark_submit, env={**environment, "SPARK_DAEMON_MEMORY": "600m"}, cwd=tmp_path)
+    try:
+        port = daemon.wait_for(r"Spark Connect server started at: \S*:(\d+)")[1]
+        out = tmp_path / "out.json"
+        ran = subprocess.run(
+            [sys.executable, str(JOB), server.endpoint, "connected", str(out), f"sc://127.0.0.1:{port}"],
+            capture_output=True, text=True, timeout=300, cwd=tmp_path,
+        )  # fmt: skip
+        assert ran.returncode == 0, told(ran.stderr)
+    finally:
+        daemon.stop()
+    said = check(out, db, "connected")
+    assert str(ROOT) in said["driver"]
+    assert all("kivi.zip" in path and str(ROOT) not in path for _, path in said["seen"]), said
+
+
+def told(stderr: str) -> str:
+    """What a program said, without Java's stacks."""
+    return "\n".join(line for line in stderr.splitlines() if not line.strip().startswith("at "))[-8_000:]
+
+
+def packed(command: str, folder: Path) -> None:
+    """Runs the README's command beside ``kivi``, which then goes: programs look beside themselves, too."""
+    words = shlex.split(command)
+    assert words[0] == "python"
+    (folder / "kivi").symlink_to(ROOT / "kivi")
+    subprocess.run([sys.executable, *words[1:]], cwd=folder, check=True)
+    (folder / "kivi").unlink()
+
+
+def check(out: Path, db: Any, table: str) -> Any:
+    said = json.loads(out.read_text())
+    assert said["total"] == [2500, sum(3 * i for i in range(5000) if i % 20 < 10)]
+    assert said["head"] == [5000, sum(3 * i for i in range(5000))]
     with db.snapshot() as snap:
-        assert snap.summary("shipped", {"n": kivi.count()}) == {"n": 5000}
-        assert sum(row["invocations"] for row in snap.scan("shipped_5m")) == 5000
+        assert snap.summary(table, {"n": kivi.count()}) == {"n": 5000}
+        assert sum(row["invocations"] for row in snap.scan(f"{table}_5m")) == 5000
+    return said
