@@ -14,6 +14,7 @@
 * ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.
 * ``dashboard`` and ``static``: the web page.
 * ``proof``: recounts the files and compares, at one snapshot.
+* ``reconcile`` (``make reconcile``), with ``recompute``: the same in Spark, as a job that a person can schedule.
 
 Nothing here may import more of kivi than ``kivi``, ``kivi.aio``, ``kivi.spark`` and ``kivi.errors``.
 """

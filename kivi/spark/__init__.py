@@ -75,8 +75,8 @@ added to. Several rows of one key add up; of their value columns the last in the
 come once where that matters. One transaction is at most a million rows and 64 MiB of them.
 
 The rooms: ``java`` finds one, ``launch`` starts the session, ``options``, ``schemas`` and ``filters`` translate,
-``applications`` names whose batches they are, ``sink`` and ``foreach`` write, ``commit`` is the transaction of both,
-``source`` reads and is what Spark registers. Executors load the client, never the store.
+``kafka`` parses records, ``applications`` says whose batches they are, ``sink`` and ``foreach`` write, ``commit`` is
+the transaction of both, ``source`` reads and is what Spark registers. Executors load the client, never the store.
 """
 
 from __future__ import annotations
@@ -90,15 +90,24 @@ from kivi.spark.launch import session
 if TYPE_CHECKING:
     from kivi.spark.applications import SecondApplication
     from kivi.spark.foreach import Written, into_tables, write_batch
+    from kivi.spark.kafka import from_kafka
     from kivi.spark.source import KiviDataSource
 
 __all__ = [
-    "JavaNotFound", "KiviDataSource", "SecondApplication", "Written", "into_tables", "session", "write_batch"
-]  # fmt: skip
+    "JavaNotFound",
+    "KiviDataSource",
+    "SecondApplication",
+    "Written",
+    "from_kafka",
+    "into_tables",
+    "session",
+    "write_batch",
+]
 _ROOMS: Final = {
     "KiviDataSource": "source",
     "SecondApplication": "applications",
     "Written": "foreach",
+    "from_kafka": "kafka",
     "into_tables": "foreach",
     "write_batch": "foreach",
 }

@@ -205,6 +205,19 @@ def test_what_else_is_written_is_in_the_same_transaction_or_not_there(spark, ser
         batch(2, also)
 
 
+def test_a_table_of_one_column(spark, server, db, table) -> None:
+    """Spark then hands the tasks arrays, and not tuples of them."""
+    db.create_event_table(f"{table}_moments", event_time="ts", columns={"ts": "timestamp"})
+    frame = spark.sql("select timestamp_micros(id) as ts from range(1000)").repartition(3)
+    written = kivi.spark.write_batch(
+        0, {f"{table}_moments": frame}, endpoint=server.endpoint, application_id=f"moments of {table}"
+    )
+    assert written.rows == {f"{table}_moments": 1000}
+    assert not written.repeated
+    with db.snapshot() as snapshot:
+        assert len(set(snapshot.to_arrow(f"{table}_moments")["ts"].to_pylist())) == 1000
+
+
 def test_several_sinks_write_into_one_store_at_once(spark, write, server, source, db, table, tables, tmp_path) -> None:
     """Two queries of ``format("kivi")`` into one table and one of ``foreachBatch`` into others, at the same time."""
     other = f"{table}_sink"
