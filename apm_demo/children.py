@@ -11,6 +11,7 @@ import contextlib
 import os
 import queue
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -160,7 +161,15 @@ def _in_session(session: int) -> list[int]:
 
 
 def end_with_parent() -> None:
-    """Called in a child: SIGTERM to itself when the demonstration's end of its stdin closes, however that ended."""
+    """Called in a child: SIGTERM to itself when the demonstration's end of its stdin closes, however that ended.
+
+    A program that was started otherwise, in a container or by a service manager, has no pipe there.
+    """
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode):
+            return
+    except OSError:
+        return
 
     def watch() -> None:
         with contextlib.suppress(OSError, ValueError):

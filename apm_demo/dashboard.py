@@ -260,12 +260,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="The dashboard of a kivi server that the demonstration feeds.")
     parser.add_argument("--endpoint", default="localhost:7420", help="of the kivi server; default %(default)s")
     parser.add_argument("--port", type=int, default=0, help="on loopback; default: any that is free")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="instead of --port; it asks nobody who they are")
     args = parser.parse_args()
     end_with_parent()
+    host, _, port = (args.listen or f"127.0.0.1:{args.port}").rpartition(":")
     try:
-        listener = socket.create_server(("127.0.0.1", args.port))
-    except OSError as error:
-        print(f"cannot listen on port {args.port}: {error.strerror}", file=sys.stderr)
+        listener = socket.create_server((host, int(port)))
+    except (OSError, ValueError, OverflowError) as error:
+        print(f"cannot listen on port {port} of {host}: {error}", file=sys.stderr)
         return 1
     config = uvicorn.Config(
         application(args.endpoint), log_level="warning", access_log=False, http="h11", ws="none", loop="asyncio",

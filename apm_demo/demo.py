@@ -164,10 +164,7 @@ class _Demo:
         names = tables.create(self._db)
         with self._db.transaction() as tx:
             for e in service.ENDPOINTS:
-                tx.insert(
-                    "endpoints", (e.endpoint_id,),
-                    customer=e.customer, application=e.application, server=e.server, name=e.name,
-                )  # fmt: skip
+                tx.insert("endpoints", (e.endpoint_id,), **tables.described(e))
         self.voice.note(f"it listens on {self._endpoint} and has {len(names)} tables, of which most are aggregates")
 
     def start_dashboard(self, port: int) -> str:

@@ -24,7 +24,19 @@ from typing import Any, Final, NamedTuple
 
 import kivi
 
-__all__ = ["DETECTOR", "LEVELS", "LLM_WIDTHS", "PATHS", "WIDTHS", "Detector", "aggregate", "create", "micros", "moment"]
+__all__ = [
+    "DETECTOR",
+    "LEVELS",
+    "LLM_WIDTHS",
+    "PATHS",
+    "WIDTHS",
+    "Detector",
+    "aggregate",
+    "create",
+    "described",
+    "micros",
+    "moment",
+]
 
 # Width of a slot -> microseconds. Five minutes and an hour are what an operator looks at; the short slot exists
 # because this demonstration lasts less than a minute, and both its charts and its rule need slots that pass.
@@ -68,6 +80,11 @@ DETECTOR: Final = Detector("endpoint_5s", WIDTHS["5s"])
 def aggregate(level: str, width: str) -> str:
     """The table of a level at a width."""
     return f"{level}_{width}"
+
+
+def described(endpoint: Any) -> dict[str, str]:
+    """An ``apm_demo.service.Endpoint`` as the columns of its row in ``endpoints``."""
+    return {name: getattr(endpoint, name) for name in ("customer", "application", "server", "name")}
 
 
 def create(db: Any) -> list[str]:
