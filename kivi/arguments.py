@@ -8,16 +8,16 @@ form: a client may do that twice, when the schema that it remembers turns out to
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 import functools
 import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
+from kivi.changes import COMMIT_TS, Changes
 from kivi.definitions import TimeSlot, summary_schema
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr, Scan, bind
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregateArguments",
+    "ChangesArguments",
     "GetArguments",
     "ScanArguments",
     "SnapshotArguments",
+    "TailArguments",
     "TransactionArguments",
     "check_batch",
     "check_batching",
@@ -53,6 +55,7 @@ R = TypeVar("R")
 
 _MOMENT: Final = ColumnType("timestamp")
 _FLOAT: Final = ColumnType("float64")
+POINTS_MAX: Final = 10_000
 
 
 def takes(build: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
@@ -159,7 +162,7 @@ class SummaryArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         measures = summary_schema(schema, self.measures).measures
-        return dataclasses.replace(ScanArguments.bound(self, schema), measures=measures)
+        return replace(ScanArguments.bound(self, schema), measures=measures)
 
 
 def summary_arguments(
@@ -173,6 +176,62 @@ def summary_arguments(
     if not isinstance(measures, Mapping):
         raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
     return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
+
+
+@dataclass(slots=True)
+class ChangesArguments(ScanArguments):
+    """Of ``changes`` and ``change_batches``: those of a scan, and ``kivi.changes.Changes``."""
+
+    _: KW_ONLY
+    since: int
+    commit_ts: bool = True
+    skip: int = 0
+    take: int | None = None
+    remembered_at: int | None = None
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        ScanArguments.__post_init__(self)
+        _timestamp(self.since, "since is a commit timestamp")
+        _timestamp(self.skip, "skip is a number of events")
+        if self.take is not None:
+            _timestamp(self.take, "take is a number of events")
+        if self.remembered_at is not None:
+            _timestamp(self.remembered_at, "remembered_at is a commit timestamp")
+
+    def bound(self, schema: TableSchema) -> Scan:
+        changes = Changes(
+            self.since, bool(self.commit_ts), self.skip, self.take, self.remembered_at, bool(self.partial)
+        )
+        return replace(ScanArguments.bound(self, schema), changes=changes)
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        import pyarrow as pa
+
+        found = ScanArguments.arrow_schema(self, schema)
+        return found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+
+
+@dataclass(slots=True)
+class TailArguments:
+    """Of ``tail_points``."""
+
+    table: str
+    since: int = 0
+    rows: int = 500_000
+    _: KW_ONLY
+    upto: int | None = None
+    most: int = 1_000
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        _timestamp(self.since, "since is a commit timestamp")
+        check_rows(self.rows)
+        if self.upto is not None:
+            _timestamp(self.upto, "upto is a commit timestamp")
+        most: object = self.most
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= POINTS_MAX:
+            raise InvalidArgument(f"most is a number of points up to {POINTS_MAX}, not {most!r}")
 
 
 # -- transactions and snapshots -----------------------------------------------------------------------

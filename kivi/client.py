@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kivi import client_methods as methods
 from kivi import interface
 from kivi.appending import Appender
-from kivi.arguments import AggregateArguments, GetArguments, ScanArguments, TransactionArguments, takes
+from kivi.arguments import AggregateArguments, GetArguments, ScanArguments, TailArguments, TransactionArguments, takes
 from kivi.client_core import Core
 from kivi.client_messages import read_batches
 from kivi.client_transaction import SharedSnapshotArguments, TransactionCore
@@ -21,6 +21,7 @@ from kivi.client_transport import Transport
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.changes import TailPoints
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
     from kivi.writes import Bind
@@ -183,6 +184,10 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         return self._run(self._core.split_points(table, rows))
+
+    @takes(TailArguments)
+    def tail_points(self, wanted: TailArguments) -> TailPoints:
+        return self._run(self._core.tail_points(wanted))
 
     def drop(self, name: str) -> None:
         self._run(self._core.drop(name))

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from kivi import errors
 from kivi.arguments import (
     AggregateArguments,
+    TailArguments,
     TransactionArguments,
     check_rows,
     check_token,
@@ -18,6 +19,7 @@ from kivi.arguments import (
     stage_ids,
     table_name,
 )
+from kivi.changes import TailPoints
 from kivi.client_codec import from_table, from_values, to_table
 from kivi.client_messages import append_parts, new_aggregate, number, request_token
 from kivi.client_messages import commit as commit_message
@@ -48,7 +50,7 @@ __all__ = ["Core"]
 T = TypeVar("T")
 Kind = session_pb2.Operation
 _REPEATABLE: Final = frozenset(
-    {"Describe", "DiscardStages", "ListBatchScopes", "ListTables", "SplitTable", "Stats", "Watermark"}
+    {"Describe", "DiscardStages", "ListBatchScopes", "ListTables", "SplitTable", "Stats", "TailPoints", "Watermark"}
 )
 
 
@@ -280,6 +282,21 @@ class Core:
         schema = self.schemas.get(table_name(table)) or (yield from self.fetch(table))
         reply = yield from self.call("SplitTable", service_pb2.SplitTableRequest(name=table, rows=rows))
         return [schema.caller_bound(tuple(from_values(point.values))) for point in reply.points]
+
+    def tail_points(self, wanted: TailArguments) -> Steps[TailPoints]:
+        request = service_pb2.TailPointsRequest(
+            table=wanted.table, since=wanted.since, rows=wanted.rows, upto=wanted.upto, most=wanted.most
+        )
+        reply = yield from self.call("TailPoints", request)
+        return TailPoints(
+            tuple((point.commit_ts, point.rows) for point in reply.points),
+            reply.last,
+            reply.watermark,
+            reply.kept_since,
+            reply.table_id,
+            reply.created_ts,
+            reply.store,
+        )
 
     def drop(self, name: str) -> Steps[None]:
         self.schemas.pop(table_name(name), None)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.arguments import AggregateArguments
+    from kivi.changes import Changes
     from kivi.expr import Scan
     from kivi.schema import TableSchema
 
@@ -78,7 +79,20 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
     spec.measures.extend(to_measures(wanted.measures))
     if wanted.limit is not None:
         spec.limit = wanted.limit
+    if wanted.changes is not None:
+        spec.changes.CopyFrom(to_changes(wanted.changes))
     return spec
+
+
+def to_changes(changes: Changes) -> types_pb2.Changes:
+    return types_pb2.Changes(
+        since=changes.since,
+        commit_ts=changes.commit_ts,
+        skip=changes.skip,
+        take=changes.take,
+        remembered_at=changes.remembered_at,
+        partial=changes.partial,
+    )
 
 
 def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequest:

@@ -26,6 +26,7 @@ UNARY: Final[dict[str, tuple[Any, Any]]] = {
     "DropTable": (pb.DropTableRequest, pb.DropTableResponse),
     "ListTables": (pb.ListTablesRequest, pb.ListTablesResponse),
     "SplitTable": (pb.SplitTableRequest, pb.SplitTableResponse),
+    "TailPoints": (pb.TailPointsRequest, pb.TailPointsResponse),
     "Describe": (pb.DescribeRequest, pb.DescribeResponse),
     "Watermark": (pb.WatermarkRequest, pb.WatermarkResponse),
     "Consolidate": (pb.ConsolidateRequest, pb.ConsolidateResponse),

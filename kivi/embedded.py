@@ -16,6 +16,7 @@ from kivi.arguments import (
     GetArguments,
     ScanArguments,
     SnapshotArguments,
+    TailArguments,
     TransactionArguments,
     check_batch,
     check_rows,
@@ -37,6 +38,7 @@ from kivi.store import Lease, Store, Txn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.changes import TailPoints
     from kivi.writes import Bind
 
 __all__ = ["Database", "Snapshot", "Transaction", "open_database"]
@@ -212,6 +214,11 @@ class Database(interface.Database[Transaction, Snapshot]):
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         schema = self.store.table(table_name(table))
         return [schema.caller_bound(point) for point in self.store.split_points(schema, check_rows(rows))]
+
+    @takes(TailArguments)
+    def tail_points(self, wanted: TailArguments) -> TailPoints:
+        schema = self.store.table(wanted.table)
+        return self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most)
 
     def drop(self, name: str) -> None:
         self.store.drop(table_name(name))

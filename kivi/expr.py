@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kivi.changes import Changes
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.schema import Measure
 from kivi.types import ColumnType
@@ -134,7 +135,7 @@ def names(expr: Expr) -> set[str]:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """What to scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
-    stored form; ``where`` is bound; ``limit`` counts rows that match."""
+    stored form; ``where`` is bound; ``limit`` counts rows that match. ``changes``: only what is new since then."""
 
     prefix: tuple[Any, ...] = ()
     start: tuple[Any, ...] | None = None
@@ -145,6 +146,7 @@ class Scan:
     reverse: bool = False
     measures: tuple[Measure, ...] = ()
     """Of events: one row with these, instead of the rows."""
+    changes: Changes | None = None
 
 
 def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from kivi import writes
 from kivi.arguments import (
     AggregateArguments,
+    ChangesArguments,
     GetArguments,
     ScanArguments,
     SnapshotArguments,
     SummaryArguments,
+    TailArguments,
     TransactionArguments,
     summary_arguments,
     takes,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.appending import Appender
+    from kivi.changes import TailPoints
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
 
@@ -114,6 +117,15 @@ class Database(ABC, Generic[Tx, Snap]):
 
         Keys, and of event tables moments, ``(event time,)``. Estimates: whatever they are, the parts from each to the
         next, with the one before the first and the one after the last, are the whole table at any snapshot.
+        """
+
+    @abstractmethod
+    @takes(TailArguments)
+    def tail_points(self, wanted: TailArguments) -> TailPoints:
+        """Where the commits of an event table (of an aggregate: of its source) in (``since``, ``upto``] can be cut.
+
+        Into parts of at most ``rows`` events, or one commit; the first ``most`` of them. ``upto`` is the watermark
+        unless it is given. No event is read.
         """
 
     @abstractmethod
@@ -385,6 +397,22 @@ class Snapshot(Reads):
 
     @abstractmethod
     def _to_arrow(self, wanted: ScanArguments) -> pa.Table: ...
+
+    @takes(ChangesArguments)
+    def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:
+        """What was committed after ``since``, up to this snapshot, with the commit's timestamp in ``_commit_ts``.
+
+        Of an event table its events, in commit order, retention notwithstanding. Of an aggregate the rows that such
+        events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet.
+        ``kivi.changes`` explains the rest. Raises SnapshotTooOld if retention has dropped some of these events, unless
+        ``partial``; InvalidArgument for a row table.
+        """
+        return self._rows(wanted)
+
+    @takes(ChangesArguments)
+    def change_batches(self, wanted: ChangesArguments) -> Iterator[pa.RecordBatch]:
+        """``changes`` as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows."""
+        return self._batches(wanted, BATCH_ROWS)
 
 
 C = TypeVar("C", bound=type)

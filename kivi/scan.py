@@ -36,7 +36,20 @@ from kivi.txn import Txn, encoded_key, merged
 if TYPE_CHECKING:
     from kivi.store import Store
 
-__all__ = ["Scan", "few_rows", "get", "get_each", "scan"]
+__all__ = [
+    "Scan",
+    "check_visible",
+    "few_rows",
+    "gathered",
+    "get",
+    "get_each",
+    "key_range",
+    "limited",
+    "pieces",
+    "scan",
+    "trimmer",
+    "watched",
+]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
@@ -47,7 +60,7 @@ _CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
 
 
-def _visible(store: Store, lease: Lease, schema: TableSchema) -> None:
+def check_visible(store: Store, lease: Lease, schema: TableSchema) -> None:
     lease.used = True
     store.catalog.check_seen(schema, lease.ts)
     if schema.state != "ready":
@@ -63,7 +76,7 @@ def get(
     txn: Txn | None,
 ) -> list[dict[str, Any] | None]:
     """See ``Store.get``."""
-    _visible(store, lease, schema)
+    check_visible(store, lease, schema)
     projection = Projection.of(schema, columns)
     raw = [encoded_key(schema, key) for key in keys]
     versions: list[Version | None] = [None] * len(raw)
@@ -85,7 +98,7 @@ def get_each(
 ) -> list[tuple[Any, ...] | None]:
     """See ``Store.get_each``."""
     for lease in dict.fromkeys(lease for lease, _ in wanted):
-        _visible(store, lease, schema)
+        check_visible(store, lease, schema)
     projection = Projection.of(schema, columns)
     return [
         projection.values(key, version) if version is not None else None
@@ -95,14 +108,16 @@ def get_each(
 
 def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
     """See ``Store.scan``. Arguments are checked and the snapshot is captured at the call."""
-    _visible(store, lease, schema)
+    check_visible(store, lease, schema)
+    if wanted.changes is not None:
+        raise InvalidArgument("changes are read in a snapshot, not in a transaction")
     if wanted.limit is not None and wanted.limit < 0:
         raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
     if wanted.measures and schema.kind != "event":
         raise InvalidArgument(f"{schema.name!r} is no event table, and only events are summed up: read its rows")
     if schema.kind == "event":
-        return _limited(_events(store, lease, schema, wanted, txn), wanted.limit)
-    start, end = _range(schema, wanted)
+        return limited(_events(store, lease, schema, wanted, txn), wanted.limit)
+    start, end = key_range(schema, wanted)
     if wanted.where is None:
         projection = Projection.of(schema, wanted.columns)
     else:
@@ -122,7 +137,7 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
         portions = store.reader.scan_portions(
             lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
         )
-        return _gathered(projection.batches(portions, wanted.limit))
+        return gathered(projection.batches(portions, wanted.limit))
     rows = _rows_of(store, lease, schema, wanted, txn, own)
     return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
@@ -131,9 +146,11 @@ def few_rows(store: Store, lease: Lease, schema: TableSchema, wanted: Scan) -> l
     """See ``Store.few_rows``."""
     if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
         return None
+    if wanted.changes is not None:
+        return None
     if not RowLayout.of(schema).fixed:
         return None
-    _visible(store, lease, schema)
+    check_visible(store, lease, schema)
     projection = Projection.of(schema, wanted.columns)
     rows = _rows_of(store, lease, schema, wanted, None, {})
     return [projection.values(key, version) for key, version in itertools.islice(rows, wanted.limit)]
@@ -143,7 +160,7 @@ def _rows_of(
     store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]
 ) -> Iterator[tuple[bytes, Version]]:
     """Live rows one by one, own writes laid over them."""
-    start, end = _range(schema, wanted)
+    start, end = key_range(schema, wanted)
     every = _CHECKED_ROWS
     if wanted.limit is not None and wanted.where is None:
         every = min(every, wanted.limit + 1)
@@ -156,7 +173,7 @@ def _rows_of(
     return rows
 
 
-def _gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Those of which a predicate has left little, together."""
     held: list[pa.RecordBatch] = []
     count = 0
@@ -192,7 +209,7 @@ def _portions(rows: Iterator[dict[str, Any]], wide: list[str]) -> Iterator[list[
         yield portion
 
 
-def _range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
+def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
     """The byte range [start, end) of a scan: the prefix, narrowed by start and end."""
     start: bytes | None = None
     end: bytes | None = None
@@ -236,7 +253,7 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     own = txn.events_of(schema.id) if txn is not None else []
     floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     view.floor_us = floor
-    trim = _trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
+    trim = trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
     if sums is not None:
         return _summary(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, sums)
     return _event_batches(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, outputs)
@@ -261,19 +278,25 @@ def _event_batches(
             kept = trim(batch, committed)
             if wanted.reverse:
                 kept = kept.take(pa.array(range(kept.num_rows - 1, -1, -1), pa.int64()))
-            yield from _pieces(kept)
+            yield from pieces(kept)
 
+    stored = view.scan(
+        time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
+    )
+    parts = [memory(), stored] if wanted.reverse else [stored, memory()]
+    return watched(store, lease, schema, view, itertools.chain(*parts))
+
+
+def watched(
+    store: Store, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Those that have rows, each read wholly while the lease held; closes the view of an event table at the end."""
     with view:
-        stored = view.scan(
-            time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
-        )
-        parts = [memory(), stored] if wanted.reverse else [stored, memory()]
         try:
-            for part in parts:
-                for batch in part:
-                    store.reader.check_events(lease, schema)
-                    if batch.num_rows:
-                        yield batch
+            for batch in batches:
+                store.reader.check_events(lease, schema)
+                if batch.num_rows:
+                    yield batch
         except DataLoss:
             store.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
             raise
@@ -308,12 +331,12 @@ def _summary(
     yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for at in range(0, batch.num_rows, 65_536):
         yield batch.slice(at, 65_536)
 
 
-def _trimmer(
+def trimmer(
     schema: TableSchema,
     where: Expr | None,
     time_from: int | None,
@@ -349,7 +372,7 @@ def _trimmer(
     return trim
 
 
-def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     if limit is None:
         yield from batches
         return

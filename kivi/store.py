@@ -27,11 +27,12 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from kivi import backfill, recovery, scan
+from kivi import backfill, recovery, scan, tailing
 from kivi.arrow.coded import coded
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.catalog import COUNTERS, FIRST_ID, LATE, NAMES, SYSTEM, TABLES, Catalog, changes
+from kivi.changes import TailPoints
 from kivi.delta.ops import RowOp
 from kivi.engine import Engine
 from kivi.errors import (
@@ -445,6 +446,8 @@ class Store:
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
         """Record batches of bounded size, in key order (events: in commit order)."""
         self.check_open()
+        if wanted.changes is not None:
+            return tailing.scan_changes(self, lease, schema, wanted, wanted.changes)
         return scan.scan(self, lease, schema, wanted, None)
 
     def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
@@ -853,6 +856,11 @@ class Store:
         recent = [item.batch for item in self.pending.events(schema.id, upto)]
         with events.view(upto) as view:
             return list(event_points(schema, view.blocks, recent, rows))
+
+    def tail_points(self, schema: TableSchema, since: int, rows: int, upto: int | None, most: int) -> TailPoints:
+        """Where the commits in (since, upto] of an event table, or of an aggregate's source, can be cut."""
+        self.check_open()
+        return tailing.tail_points(self, schema, since, rows, upto, most)
 
     def stats(self) -> dict[str, int | float]:
         """Flat numbers for metrics and ``kivi status``."""

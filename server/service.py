@@ -24,6 +24,7 @@ from kivi_server.sessions import Sessions
 from kivi_server.translate import pieces
 
 from kivi import client_methods as methods
+from kivi.arguments import TailArguments
 from kivi.arrow.coded import together
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import fill_values, to_table
@@ -38,6 +39,7 @@ _NEEDS: Final = {
     "Scan": Access.READ,
     "ListTables": Access.READ,
     "SplitTable": Access.READ,
+    "TailPoints": Access.READ,
     "Describe": Access.READ,
     "Watermark": Access.READ,
     "Stats": Access.READ,
@@ -308,6 +310,26 @@ class Service:
         for point in self.store.split_points(schema, request.rows):
             fill_values(reply.points.add().values, point)
         return reply
+
+    def tail_points(self, request: pb.TailPointsRequest) -> pb.TailPointsResponse:
+        schema = self.store.table(request.table)
+        wanted = TailArguments(
+            request.table,
+            request.since,
+            request.rows,
+            upto=request.upto if request.HasField("upto") else None,
+            most=request.most,
+        )
+        found = self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most)
+        return pb.TailPointsResponse(
+            points=[pb.TailPoint(commit_ts=commit_ts, rows=rows) for commit_ts, rows in found.points],
+            last=found.last,
+            watermark=found.watermark,
+            kept_since=found.kept_since,
+            table_id=found.table_id,
+            created_ts=found.created_ts,
+            store=found.store,
+        )
 
     def watermark(self, _: pb.WatermarkRequest) -> pb.WatermarkResponse:
         return pb.WatermarkResponse(watermark=self.store.watermark())

@@ -160,6 +160,7 @@ class Session(Requests):
             case "scan_open":
                 spec = request.scan_open.spec
                 name, few = spec.table, 0 < spec.limit <= _FEW_ROWS and not spec.HasField("where")
+                few = few and not spec.HasField("changes")
             case "release" | "apply":
                 return not request.operations
             case _:

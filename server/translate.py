@@ -18,6 +18,7 @@ from kivi.arguments import type_of
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
+from kivi.changes import COMMIT_TS, Changes
 from kivi.client_codec import fill_values, from_expr, from_measures, from_values
 from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
@@ -58,6 +59,17 @@ def pieces(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBa
                 left += [piece.slice(half), piece.slice(0, half)]
             else:
                 yield piece
+
+
+def _changes(sent: types_pb2.Changes) -> Changes:
+    return Changes(
+        sent.since,
+        sent.commit_ts,
+        sent.skip,
+        sent.take if sent.HasField("take") else None,
+        sent.remembered_at if sent.HasField("remembered_at") else None,
+        sent.partial,
+    )
 
 
 class Translator:
@@ -236,6 +248,7 @@ class Translator:
             limit=spec.limit if spec.HasField("limit") else None,
             reverse=spec.reverse,
             measures=self._measures(schema, spec),
+            changes=_changes(spec.changes) if spec.HasField("changes") else None,
         )
 
     def _measures(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> tuple[Measure, ...]:
@@ -248,6 +261,8 @@ class Translator:
     def empty(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> pa.RecordBatch:
         whole = arrow_schema(schema)
         fields = [whole.field(name) for name in schema.output_columns(spec.columns or None)]
+        if spec.changes.commit_ts:
+            fields.append(pa.field(COMMIT_TS, pa.int64()))
         return pa.RecordBatch.from_pylist([], schema=pa.schema(fields))
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[tuple[bytes, bool]]:

@@ -55,7 +55,7 @@ ROOMS: dict[str, Room] = {
     ),
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
-        " kivi.rows kivi.event_rows kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface"
+        " kivi.rows kivi.event_rows kivi.changes kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface"
         " kivi.predicate_text",
         "schemas, values and the only code that builds or parses key and row bytes: data in, data out, no I/O",
         rooms="errors",
@@ -100,7 +100,8 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
     ),
     "store": Room(
-        "kivi.store kivi.backfill kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.txn kivi.overwrite",
+        "kivi.store kivi.backfill kivi.overwrite kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.tailing"
+        " kivi.txn",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
         rooms="errors counting values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",

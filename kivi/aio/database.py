@@ -18,9 +18,11 @@ from kivi.aio.begins import Begins
 from kivi.aio.transport import Transport
 from kivi.arguments import (
     AggregateArguments,
+    ChangesArguments,
     GetArguments,
     ScanArguments,
     SummaryArguments,
+    TailArguments,
     TransactionArguments,
     summary_arguments,
     takes,
@@ -38,6 +40,7 @@ from kivi.retrying import Retries
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.changes import TailPoints
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
     from kivi.wire.v1 import session_pb2
@@ -79,8 +82,11 @@ class _Reads:
         return await self._run(self._core.get_many(wanted))
 
     @takes(ScanArguments)
-    async def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
+    def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
         """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
+        return self._each(wanted)
+
+    async def _each(self, wanted: ScanArguments) -> AsyncGenerator[dict[str, Any]]:
         rows, page = await self._run(self._core.scan_rows(wanted))
         if rows is not None:
             for row in rows:
@@ -235,6 +241,14 @@ class Snapshot(_Reads):
     async def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         return await self._run(self._core.to_arrow(wanted))
 
+    @takes(ChangesArguments)
+    def changes(self, wanted: ChangesArguments) -> AsyncIterator[dict[str, Any]]:
+        return self._each(wanted)
+
+    @takes(ChangesArguments)
+    def change_batches(self, wanted: ChangesArguments) -> AsyncIterator[pa.RecordBatch]:
+        return self._batches(wanted, BATCH_ROWS)
+
 
 def _known(core: TransactionCore) -> int:
     if core.start_ts is None:
@@ -298,6 +312,10 @@ class Database:
 
     async def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         return await self._run(self._core.split_points(table, rows))
+
+    @takes(TailArguments)
+    async def tail_points(self, wanted: TailArguments) -> TailPoints:
+        return await self._run(self._core.tail_points(wanted))
 
     async def drop(self, name: str) -> None:
         await self._run(self._core.drop(name))

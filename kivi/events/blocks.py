@@ -108,7 +108,8 @@ class Meta:
     next: int = 1
     floors: list[tuple[int, int]] = field(default_factory=list)
     dead: list[int] = field(default_factory=list)
-    dropped: int = 0
+    dropped: int = 0  # the CTS of the newest floor by which blocks were dropped
+    lost: int = 0  # the newest CTS of an event that was dropped
 
     @staticmethod
     def decode(raw: bytes | None) -> Meta:
@@ -117,13 +118,15 @@ class Meta:
         try:
             head = json.loads(raw)
             floors = [(cts, time) for cts, time in head["floors"]]
-            return Meta(head["upto"], head["rows"], head["next"], floors, head["dead"], head["dropped"])
+            dropped = head["dropped"]
+            lost = head.get("lost", dropped)  # what was dropped was committed before the floor
+            return Meta(head["upto"], head["rows"], head["next"], floors, head["dead"], dropped, lost)
         except (ValueError, KeyError, TypeError) as error:
             raise DataLoss(f"the state of an event table is damaged ({error}): run kivi verify") from None
 
     def encode(self) -> bytes:
         out = {"upto": self.upto, "rows": self.rows, "next": self.next, "floors": self.floors, "dead": self.dead}
-        out["dropped"] = self.dropped
+        out |= {"dropped": self.dropped, "lost": self.lost}
         return json.dumps(out, separators=(",", ":")).encode()
 
     def floor_at(self, cts: int) -> int | None:
@@ -247,6 +250,13 @@ class Blocks:
         """Meta and all headers, in one consistent view."""
         meta, blocks = read_headers(self._engine, self.schema.id, self.schema.name)
         return meta or Meta(), blocks
+
+    def newest_cts(self) -> int:
+        """The CTS of the last event; 0 if there is none. Reads one header."""
+        first = event_header_key(self.schema.id, 0)
+        for _, raw in self._engine.scan(first, prefix_end(table_prefix(Space.EVENT, self.schema.id)), reverse=True):
+            return _decode(raw).last_cts
+        return 0
 
     def read(self, block: Block, columns: list[str]) -> Any:
         """The columns of a block (in the table's order) as one RecordBatch."""

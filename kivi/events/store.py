@@ -84,6 +84,29 @@ class EventStore:
             self._readers.leave(ticket)
             raise
 
+    def tail(self, since: int, upto: int, *, remembered_at: int | None = None, partial: bool = False) -> EventView:
+        """A view for the commits in (since, upto]: scan it with ``after=since``.
+
+        No floor hides what is still there, but for that of ``remembered_at``. Raises SnapshotTooOld if some of it was
+        dropped, unless ``partial``.
+        """
+        ticket = self._readers.enter()
+        try:
+            meta, blocks = self._base.headers()
+            complete = since >= meta.lost if remembered_at is None else remembered_at >= meta.dropped
+            if not (complete or partial):
+                raise SnapshotTooOld(
+                    f"events of {self.schema.name!r} committed after {since} were dropped by its retention: all of "
+                    f"those committed after {meta.lost} are still there",
+                    table=self.schema.name,
+                    kept_since=meta.lost,
+                )
+            floor = None if remembered_at is None else meta.floor_at(remembered_at)
+            return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor)
+        except BaseException:
+            self._readers.leave(ticket)
+            raise
+
     def scan(self, upto: int, **options: Any) -> Iterator[Any]:
         """``EventView.scan`` of a view taken now, which is closed when the iterator ends or is dropped."""
         view = self.view(upto)
@@ -93,6 +116,15 @@ class EventStore:
         """Rows, counts and exact integer sums of the table at ``upto``, as far as it is in base."""
         with self.view(upto) as view:
             return view.summary()
+
+    @property
+    def kept_since(self) -> int:
+        """Every event committed after this is still there."""
+        return self._base.meta().lost
+
+    def newest_cts(self) -> int:
+        """The CTS of the newest event in blocks; 0 if there are none."""
+        return self._base.newest_cts()
 
     def complete_since(self, upto: int) -> int | None:
         """The event time from which a snapshot at ``upto`` sees everything; None: nothing was ever forgotten."""
@@ -205,6 +237,7 @@ class EventStore:
         gone = [b for b in blocks if floor is not None and b.time_max < floor][:_STEP_DELETES]
         if gone:
             meta.dropped = max(meta.dropped, min(cts for cts, time in meta.floors if time == floor))
+            meta.lost = max(meta.lost, *(block.last_cts for block in gone))
             meta.floors = [(cts, time) for cts, time in meta.floors if cts >= meta.dropped]
             batch = WriteBatch()
             for block in gone:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -130,6 +130,37 @@ class EventView:
         """Events at or below ``upto`` in blocks, those below the retention floor included."""
         return sum(stop for block in self._blocks for _, stop in (self._cut(block, 0),))
 
+    def rows_after(self, after: int) -> int:
+        """Events with after < cts <= upto in blocks, whatever the floor."""
+        return sum(stop - start for start, stop in (self._cut(block, after) for block in self._blocks))
+
+    def newest_after(self, after: int) -> int:
+        """The largest CTS with after < cts <= upto in blocks; ``after`` if there is none."""
+        for block in reversed(self._blocks):
+            if block.last_cts <= self.upto:
+                return max(after, block.last_cts)
+            cts, _ = self._base.runs(block)
+            if len(inside := cts[(cts > np.uint64(after)) & (cts <= np.uint64(self.upto))]):
+                return int(inside[-1])
+        return after
+
+    def commits_after(self, after: int, fits: Callable[[int], bool]) -> Iterator[tuple[int, int]]:
+        """(CTS, events) of the commits with after < cts <= upto, in commit order; one may come in several parts.
+
+        No event is read. A block of whole commits whose number of events ``fits`` comes as if it were one commit, the
+        last: then nothing but its header is read.
+        """
+        blocks = [block for block in self._blocks if block.last_cts > after]
+        for i, block in enumerate(blocks):
+            begins = block.first_cts > (blocks[i - 1].last_cts if i else after)
+            ends = block.last_cts < blocks[i + 1].first_cts if i + 1 < len(blocks) else block.last_cts <= self.upto
+            if begins and ends and fits(block.rows):
+                yield block.last_cts, block.rows
+                continue
+            cts, rows = self._base.runs(block)
+            inside = (cts > np.uint64(after)) & (cts <= np.uint64(self.upto))
+            yield from zip(cts[inside].tolist(), rows[inside].tolist(), strict=True)
+
     def _cut(self, block: Block, after: int) -> tuple[int, int]:
         """The rows [start, stop) of the block with after < cts <= upto."""
         if block.last_cts <= after or block.first_cts > self.upto:
@@ -152,8 +183,12 @@ class EventView:
         limit: int | None = None,
         reverse: bool = False,
         with_cts: bool = False,
+        skip: int = 0,
+        take: int | None = None,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "_cts".
+
+        Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound;
         ``limit`` counts events that match. No batch is empty or has more than 65,536 rows.
@@ -167,6 +202,13 @@ class EventView:
             if left <= 0:
                 return
             start, stop = self._cut(block, after)
+            if skip or take is not None:
+                rows = stop - start
+                start = min(start + skip, stop)
+                skip = max(0, skip - rows)
+                if take is not None:
+                    stop = min(stop, start + take)
+                    take -= stop - start
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
                 continue
             predicate = _all_of(schema.event_time or "", low, time_to, where, block)

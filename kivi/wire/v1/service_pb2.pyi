@@ -231,3 +231,43 @@ class CheckpointRequest(_message.Message):
 class CheckpointResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class TailPointsRequest(_message.Message):
+    __slots__ = ("table", "since", "upto", "rows", "most")
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    UPTO_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    MOST_FIELD_NUMBER: _ClassVar[int]
+    table: str
+    since: int
+    upto: int
+    rows: int
+    most: int
+    def __init__(self, table: _Optional[str] = ..., since: _Optional[int] = ..., upto: _Optional[int] = ..., rows: _Optional[int] = ..., most: _Optional[int] = ...) -> None: ...
+
+class TailPoint(_message.Message):
+    __slots__ = ("commit_ts", "rows")
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    commit_ts: int
+    rows: int
+    def __init__(self, commit_ts: _Optional[int] = ..., rows: _Optional[int] = ...) -> None: ...
+
+class TailPointsResponse(_message.Message):
+    __slots__ = ("points", "last", "watermark", "kept_since", "table_id", "created_ts", "store")
+    POINTS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    KEPT_SINCE_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    CREATED_TS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
+    points: _containers.RepeatedCompositeFieldContainer[TailPoint]
+    last: int
+    watermark: int
+    kept_since: int
+    table_id: int
+    created_ts: int
+    store: str
+    def __init__(self, points: _Optional[_Iterable[_Union[TailPoint, _Mapping]]] = ..., last: _Optional[int] = ..., watermark: _Optional[int] = ..., kept_since: _Optional[int] = ..., table_id: _Optional[int] = ..., created_ts: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...

@@ -74,7 +74,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -85,6 +85,7 @@ class ScanSpec(_message.Message):
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     REVERSE_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -95,7 +96,24 @@ class ScanSpec(_message.Message):
     limit: int
     reverse: bool
     measures: _containers.RepeatedCompositeFieldContainer[Measure]
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ...) -> None: ...
+    changes: Changes
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ...) -> None: ...
+
+class Changes(_message.Message):
+    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial")
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    TAKE_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERED_AT_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    since: int
+    commit_ts: bool
+    skip: int
+    take: int
+    remembered_at: int
+    partial: bool
+    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "reason", "metadata")
