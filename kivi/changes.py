@@ -57,3 +57,7 @@ class TailPoints:
     table_id: int
     created_ts: int
     store: str
+
+    def changed_at(self, upto: int) -> int:
+        """Of an aggregate: the last commit at or below ``upto`` that changed it, whether or not its events are kept."""
+        return max(at for at in (self.last, self.created_ts, self.kept_since, 0) if at <= upto)

@@ -240,7 +240,7 @@ def _changed_rows(
         batches = scan.scan(store, lease, schema, replace(wanted, changes=None, limit=None), None)
     if not changes.commit_ts:
         return batches
-    newest = max(schema.created_ts, tail_points(store, schema, 0, 1, lease.ts, 0).last)
+    newest = tail_points(store, schema, 0, 1, lease.ts, 0).changed_at(lease.ts)
     return (_stamped(batch, newest) for batch in batches)
 
 

@@ -9,6 +9,7 @@
              .option("checkpointLocation", ...).start())
     frame.write.format("kivi").option("endpoint", ...).option("table", ...).mode("append").save()
     spark.read.format("kivi").option("endpoint", ...).option("table", "endpoint_5m").load()
+    spark.readStream.format("kivi").option("endpoint", ...).option("table", "invocations").load()
 
 How a micro-batch gets in exactly once
 --------------------------------------
@@ -68,6 +69,11 @@ A job reads one snapshot. Planning opens it as a shared lease, every task opens 
 while it reads. It ends by its time limit after the last task, as nothing tells a source that a job is over. A task
 reads a range of keys, or of event time, of about as many rows as the others.
 
+A stream that reads an event table follows its commits, each event once (``tail``); one of an aggregate follows its
+changed rows (``feed``). Both go on from Spark's checkpoint, where offsets are commit timestamps (``offsets``). Spark
+offers streams no filters to push down, and Python sources no metrics of their own: the query's progress has Spark's
+counts, and the newest commit as ``latestOffset``.
+
 Row tables
 ----------
 Rows are staged as events are, and the commit writes them as a transaction would: value columns are put, delta columns
@@ -76,7 +82,8 @@ come once where that matters. One transaction is at most a million rows and 64 M
 
 The rooms: ``java`` finds one, ``launch`` starts the session, ``options``, ``schemas`` and ``filters`` translate,
 ``kafka`` parses records, ``applications`` says whose batches they are, ``sink`` and ``foreach`` write, ``commit`` is
-the transaction of both, ``source`` reads and is what Spark registers. Executors load the client, never the store.
+the transaction of both, ``tail`` and ``feed`` stream (``offsets``: from where; ``holding``: a task's hold of the job's
+snapshot), ``source`` reads and is what Spark registers. Executors load the client, never the store.
 """
 
 from __future__ import annotations

@@ -17,6 +17,16 @@ partitionRows   reads: about how many rows a task reads; default 500000
 leaseTtl        reads: how long the job's snapshot is kept without a task that reads it ("10m")
 =============== ====================================================================================================
 
+Streams that read have these besides (``kivi.spark.offsets``):
+
+================= ==================================================================================================
+startingOffsets   earliest (what the table holds, then the rest; the default), latest, or a commit timestamp
+startingTimestamp instead: a moment as ISO 8601 with its zone, or a commit timestamp: what was committed after it
+maxRowsPerTrigger event tables: the most events of a batch, unless they are of one commit
+commitTs          "true" adds the column _commit_ts
+failOnDataLoss    "false": go on, with a warning, where events are gone or the table is another one; default true
+================= ==================================================================================================
+
 Names are taken without regard to case, as everywhere in Spark. Names that are not listed are left to Spark.
 """
 
@@ -37,7 +47,7 @@ from kivi.errors import InvalidArgument, KiviError, Retryable, SnapshotTooOld, U
 if TYPE_CHECKING:
     from kivi.client import Database
 
-__all__ = ["Options", "patiently"]
+__all__ = ["Options", "as_of_option", "patiently"]
 
 T = TypeVar("T")
 _clients: dict[tuple[int, str, str | None, str | None], Database] = {}
@@ -89,7 +99,7 @@ class Options:
             timeout_s=_seconds(values.get("timeout", "60")),
             application_id=application_id,
             columns=_columns(values["columns"]) if "columns" in values else None,
-            as_of=_as_of(values["asof"]) if "asof" in values else None,
+            as_of=as_of_option(values["asof"]) if "asof" in values else None,
             lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
             partition_rows=_rows(values.get("partitionrows", "500000")),
             late_events=_late(values.get("lateevents", "fail")),
@@ -154,10 +164,11 @@ def _columns(text: str) -> tuple[str, ...]:
     return names
 
 
-def _as_of(text: str) -> int | dt.datetime:
+def as_of_option(text: str, name: str = "asOf") -> int | dt.datetime:
+    """A commit timestamp or a moment. Raises InvalidArgument."""
     if text.isdecimal():
         return int(text)
-    return _moment(text, "asOf", "a commit timestamp or ")
+    return _moment(text, name, "a commit timestamp or ")
 
 
 def _moment(text: str, option: str, also: str = "") -> dt.datetime:

@@ -26,26 +26,28 @@ ever read, and all old rows with it, until it ends. How long a job takes before 
 from __future__ import annotations
 
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from kivi.errors import KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import InvalidArgument, Unavailable
 from kivi.expr import Expr
+from kivi.spark.feed import AggregateFeed
 from kivi.spark.filters import Range, predicate, range_of
+from kivi.spark.holding import held
+from kivi.spark.offsets import StreamOptions
 from kivi.spark.options import Options, patiently
-from kivi.spark.schemas import Target, arrow_schema, spark_schema
+from kivi.spark.schemas import Target, arrow_schema
 from kivi.spark.sink import BatchWriter, StreamWriter
+from kivi.spark.tail import EventTail, StreamReader, stream_schema, streamed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kivi.client import Database, Snapshot
+    from kivi.client import Database
 
 __all__ = ["FilteringReader", "KiviDataSource", "Reader", "SharedSnapshot"]
 
@@ -65,22 +67,33 @@ class KiviDataSource(DataSource):
         return options, target
 
     def schema(self) -> StructType:
-        """From the catalog."""
+        """From the catalog. It is not told whether a stream asks."""
         options, target = self._target()
         if options.aggregate is not None:
             from kivi.spark.summary import summary_of
 
             return summary_of(target, options.aggregate)
-        return spark_schema(target, options.columns)
+        return stream_schema(target, options.columns, commit_ts=StreamOptions.of(self.options).commit_ts)
 
     def reader(self, schema: StructType) -> Reader:
         options, target = self._target()
+        if StreamOptions.of(self.options).commit_ts:
+            raise InvalidArgument("option commitTs is for streams: spark.readStream")
         if options.aggregate is not None:
             from kivi.spark.summary import SummaryReader
 
             return SummaryReader(options, target, schema)
         target.check_readable(schema)
         return (FilteringReader if _asks_for_filters() else Reader)(options, target, schema)
+
+    def streamReader(self, schema: StructType) -> StreamReader:
+        options, stream = Options.of(self.options), StreamOptions.of(self.options)
+        if options.aggregate is not None:
+            raise InvalidArgument(
+                "option aggregate is for spark.read: a stream reads an event table, or an aggregate's rows"
+            )
+        target = patiently(lambda: streamed(options, stream, schema), options.timeout_s)
+        return (AggregateFeed if target.kind == "aggregate" else EventTail)(options, stream, target, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         options, target = self._target()
@@ -160,7 +173,7 @@ class Reader(DataSourceReader):
         names = self._schema.fieldNames()
         wanted = arrow_schema(self._schema)
         part = partition.range
-        with self._open(partition) as snapshot:
+        with held(self._options, partition.lease, partition.ts) as snapshot:
             for batch in snapshot.scan_batches(
                 self._options.table,
                 prefix=part.prefix,
@@ -170,44 +183,6 @@ class Reader(DataSourceReader):
                 columns=names,
             ):
                 yield batch.cast(wanted)
-
-    @contextmanager
-    def _open(self, shared: SharedSnapshot) -> Iterator[Snapshot]:
-        """The job's snapshot, renewed by a thread of its own, since Spark may take its time between two batches."""
-        db, ttl_s = self._options.client(), self._options.lease_ttl_s
-        snapshot = db.snapshot(lease=shared.lease, ttl_s=ttl_s)
-        ended = False
-        try:
-            snapshot.__enter__()
-            snapshot.renew(ttl_s)
-        except SnapshotTooOld:
-            ended = True
-            snapshot = db.snapshot(as_of=shared.ts, ttl_s=ttl_s)
-            snapshot.__enter__()
-        done = threading.Event()
-
-        def renew() -> None:
-            while not done.wait(ttl_s / 3):
-                try:
-                    snapshot.renew(ttl_s)
-                except KiviError:
-                    return  # the read itself will say what is wrong
-
-        threading.Thread(target=renew, name="kivi-renew", daemon=True).start()
-        try:
-            yield snapshot
-            with suppress(KiviError):
-                snapshot.renew(ttl_s)  # for the task that comes next
-        except SnapshotTooOld as error:
-            if not ended:
-                raise
-            raise SnapshotTooOld(
-                f"no task read table {self._options.table!r} for {ttl_s:.0f} s, after which the job's snapshot ended "
-                f"({error.message}): run the job again, with a longer option leaseTtl"
-            ) from None
-        finally:
-            done.set()
-            snapshot.close()  # lets go of it here; it ends for all only when its maker does so
 
 
 class FilteringReader(Reader):

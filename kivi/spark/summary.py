@@ -24,6 +24,7 @@ from kivi.errors import InvalidArgument, SchemaError
 from kivi.predicate_text import where
 from kivi.schema import Column, OperatorCall, TableSchema
 from kivi.spark.filters import Range
+from kivi.spark.holding import held
 from kivi.spark.schemas import arrow_schema, spark_type
 from kivi.spark.source import Reader, SharedSnapshot
 
@@ -89,7 +90,7 @@ class SummaryReader(Reader):
         assert isinstance(partition, SharedSnapshot)
         options = self._options
         measures = measures_of(options.aggregate or "")
-        with self._open(partition) as snapshot:
+        with held(self._options, partition.lease, partition.ts) as snapshot:
             row = snapshot.summary(options.table, measures, start=options.start, end=options.end, where=self._where)
         names = self._schema.fieldNames()
         yield pa.RecordBatch.from_pylist([{name: row[name] for name in names}], schema=arrow_schema(self._schema))

@@ -154,7 +154,7 @@ def test_changed_rows_are_those_of_the_events_in_between_at_the_snapshot(db):
     aggregate(db)
     log = Log(db)
     start = db.watermark()
-    tables: dict[str, Any] = {start: []}
+    tables: dict = {start: []}
     for turn in range(12):
         log.append(1 + turn * 3)
         if turn % 4 == 3:

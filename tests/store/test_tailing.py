@@ -225,6 +225,20 @@ def test_changed_rows_of_events_that_were_dropped(driver: EmbeddedDriver) -> Non
         assert rows == [(1, 100, last), (50, 1, last), (51, 1, last)]
 
 
+def test_the_last_change_of_an_aggregate_is_remembered_when_its_events_are_not(driver: EmbeddedDriver) -> None:
+    driver.db.create_aggregate("agg", source="e", group_by=["x"], measures={"n": kivi.count()})
+    append(driver, [50])
+    driver.db.consolidate()
+    last = append(driver, [1] * 100)
+    floor(driver, 20)
+    drop_below(driver)
+    found = driver.db.tail_points("agg")
+    assert found.last < last == found.kept_since == found.changed_at(found.watermark)
+    with driver.db.snapshot() as snap:
+        rows = [(row["x"], row["n"], row["_commit_ts"]) for row in snap.changes("agg", since=0)]
+    assert rows == [(1, 100, last), (50, 1, last)]
+
+
 def test_changed_rows_at_a_past_snapshot_need_history(driver: EmbeddedDriver) -> None:
     measures = {"n": kivi.count()}
     driver.db.create_aggregate("plain", source="e", group_by=["x"], measures=measures)

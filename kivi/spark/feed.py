@@ -1,0 +1,200 @@
+"""``spark.readStream.format("kivi")`` on an aggregate: its changed rows, as a second job can react to them.
+
+**Invariant.** Whoever puts the rows of each batch over those that came before, by key, has after each batch the table
+as it is at one snapshot: that of the batch, which ``_commit_ts`` names. It never goes back.
+
+A batch (start, end] has each row once that events committed in it belong to, with the values at end: the newest commit
+that changed the table when the batch was planned, under a lease taken then. Values in between are not delivered, so a
+consumer that is behind catches up at the cost of the rows that have changed, and there is no ``maxRowsPerTrigger``. The
+first batch has the whole table (``startingOffsets`` earliest), or there is none (latest).
+
+**What a replay delivers.** Spark runs the last planned batch again after a restart. If the table can still be read at
+end (nothing was committed since; or the lease still holds, ``leaseTtl`` after it was last used; or the aggregate keeps
+``history``), the same rows come. If not, the values of then are gone, and the batch is that of a later snapshot: all
+rows changed in (start, later], with the later values and the later ``_commit_ts``; a warning says so. The batch after
+it begins at end, and brings the rows changed between end and later again. So a row may come twice, each time with the
+timestamp that it is true at, and the invariant holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from kivi.changes import TailPoints
+from kivi.errors import KiviError, SnapshotTooOld
+from kivi.spark.filters import Range
+from kivi.spark.holding import held
+from kivi.spark.offsets import Offset, forgotten
+from kivi.spark.options import patiently
+from kivi.spark.tail import StreamReader
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.client import Snapshot
+
+__all__ = ["AggregateFeed", "FeedPart"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPart(InputPartition):
+    """The rows of a range of keys that have changed since, at the batch's snapshot: its lease, and its timestamp."""
+
+    lease: bytes
+    ts: int
+    since: int
+    range: Range
+
+
+@dataclass(slots=True)
+class _Held:
+    """A shared snapshot; ``end`` is the newest commit in it that changed the table."""
+
+    end: int
+    snapshot: Snapshot
+
+
+class AggregateFeed(StreamReader):
+    """The stream of one aggregate."""
+
+    _batch: _Held | None = None
+    """The snapshot of the batch that was planned last."""
+    _target: _Held | None = None
+    """With ``Trigger.AvailableNow``: the snapshot that the query began with."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_batch": None, "_target": None}
+
+    def initialOffset(self) -> dict[str, Any]:
+        found = self._points(0)
+        match self._stream.start:
+            case "earliest":
+                ts = 0
+            case "latest":
+                ts = found.changed_at(found.watermark)
+            case _:
+                ts = self._starting(found)
+        return Offset(ts, found.table_id, found.store).to_dict()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self._hold()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        offset = Offset.of(start)
+        found = self._points(offset.ts)
+        since = self._since(offset, found)
+        newest = found.changed_at(found.watermark) if self._target is None else self._target.end
+        if newest <= since:
+            return start
+        if since >= found.created_ts:
+            self._check_kept(since, found)
+        self._let_go(self._batch)
+        self._batch = self._target or self._hold()
+        return Offset(self._batch.end, found.table_id, found.store).to_dict()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begins, ends = Offset.of(start), Offset.of(end)
+        found = self._points(begins.ts)
+        if self._checked(ends, found) != ends.ts:
+            return []
+        since = self._since(begins, found)
+        if since >= ends.ts:
+            return []
+        batch = self._batch
+        if batch is None or batch.end != ends.ts or not self._is_alive(batch):
+            self._let_go(batch)
+            batch = self._batch = self._held_again(ends.ts)
+        options = self._options
+        points = patiently(
+            lambda: options.client().split_points(self._table, options.partition_rows), options.timeout_s
+        )
+        snapshot = batch.snapshot
+        return [FeedPart(snapshot.lease, snapshot.ts, since, part) for part in Range().cut(points)]
+
+    def _since(self, offset: Offset, found: TailPoints) -> int:
+        """From where on rows have changed; 0, which means all of them, if the table is not the one that was read."""
+        same = self._checked(offset, found) == offset.ts and found.store == offset.store
+        return offset.ts if same else 0
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs in a task."""
+        assert isinstance(partition, FeedPart)
+        try:
+            with held(self._options, partition.lease, partition.ts) as snapshot:
+                for batch in snapshot.change_batches(
+                    self._table,
+                    since=partition.since,
+                    start=partition.range.start,
+                    end=partition.range.end,
+                    columns=self._columns,
+                    partial=not self._stream.fail_on_data_loss,
+                ):
+                    yield self._output(batch)
+        except SnapshotTooOld as error:
+            raise forgotten(self._table, error) from None
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batch will not be run again: what is kept for it may go."""
+        if self._batch is not None and self._batch.end <= Offset.of(end).ts:
+            self._let_go(self._batch)
+            self._batch = None
+
+    def stop(self) -> None:
+        target, self._target = self._target, None
+        self._let_go(self._batch)
+        if target is not self._batch:
+            self._let_go(target)
+        self._batch = None
+
+    # -- snapshots ------------------------------------------------------------------------------
+
+    def _hold(self, as_of: int | None = None) -> _Held:
+        """A snapshot that the tasks may use."""
+        options = self._options
+
+        def begin() -> _Held:
+            snapshot = options.client().snapshot(as_of=as_of, ttl_s=options.lease_ttl_s, shared=True)
+            snapshot.__enter__()
+            return _Held(
+                options.client().tail_points(self._table, upto=snapshot.ts, most=0).changed_at(snapshot.ts), snapshot
+            )
+
+        return patiently(begin, options.timeout_s)
+
+    def _held_again(self, end: int) -> _Held:
+        """For a batch that was planned by another process, or before the server was started again."""
+        newest = self._hold()
+        if newest.end == end:
+            return newest
+        past = self._hold(as_of=end)
+        try:
+            for _ in past.snapshot.scan(self._table, limit=1):
+                pass
+        except SnapshotTooOld:
+            self._let_go(past)
+            _log.warning(
+                "the batch of %r that ended at %d is repeated with the values of %d, as those of then are gone: "
+                "an aggregate with history keeps them", self._table, end, newest.end,
+            )  # fmt: skip
+            return newest
+        self._let_go(newest)
+        return past
+
+    def _is_alive(self, batch: _Held) -> bool:
+        try:
+            batch.snapshot.renew(self._options.lease_ttl_s)
+        except KiviError:
+            return False
+        return True
+
+    def _let_go(self, batch: _Held | None) -> None:
+        if batch is not None and batch is not self._target:
+            batch.snapshot.close()

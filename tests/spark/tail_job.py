@@ -1,0 +1,22 @@
+"""A streaming job from one event table to another that a test starts to kill it: ``python -m tests.spark.tail_job``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import kivi.spark
+from tests.spark.helpers import settings
+
+
+def copy(spark: Any, endpoint: str, source: str, table: str, checkpoint: str) -> None:
+    rows = spark.readStream.format("kivi").options(endpoint=endpoint, table=source, maxRowsPerTrigger=100).load()
+    sink = rows.writeStream.format("kivi").options(endpoint=endpoint, table=table, checkpointLocation=checkpoint)
+    sink.trigger(availableNow=True).start().awaitTermination()
+
+
+if __name__ == "__main__":
+    scratch, *arguments = json.loads(sys.argv[1])
+    copy(kivi.spark.session("tail", **settings(Path(scratch))), *arguments)
