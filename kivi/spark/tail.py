@@ -197,6 +197,8 @@ class EventTail(StreamReader):
                 return Offset(floor if whole else end, found.table_id, found.store, None if whole else floor).to_dict()
             if upto < floor:
                 return start
+            if found.kept_since > since:  # is it gone, or was it forgotten before? A batch finds out
+                return Offset(floor, found.table_id, found.store).to_dict()
             since = floor
         if since != offset.ts:
             found = found_in(since, target)

@@ -22,8 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import kivi
+from kivi.spark.offsets import StreamDataLoss, StreamOptions
+from kivi.spark.options import Options
+from kivi.spark.schemas import Target, spark_schema
+from kivi.spark.tail import EventTail
 from tests.serverproc import ServerProcess
 from tests.spark import tail_job
 from tests.spark.helpers import COLUMNS, committed, create, forget_last
@@ -316,6 +321,7 @@ def test_the_server_is_gone_for_too_long_and_the_query_starts_again(spark: Any, 
         assert stream.seqs == written.seqs()
 
 
+@pytest.mark.timeout(600)  # three sessions begin, each of which takes a busy machine a minute
 def test_the_driver_is_killed_twice(spark: Any, server: ServerProcess, db: Any, tmp_path: Path, table: str) -> None:
     """From one table into another; the third driver goes on to the end. Events go by their number, each once."""
     target = f"{table}_copy"
@@ -333,7 +339,7 @@ def test_the_driver_is_killed_twice(spark: Any, server: ServerProcess, db: Any, 
             assert job.poll() is None, job.stdout and job.stdout.read()
             time.sleep(0.005)
         os.killpg(job.pid, signal.SIGKILL)
-        job.wait()
+        job.communicate()
         assert len(committed(checkpoint)) < 12
         written.append(7)
     tail_job.copy(spark, *arguments)
@@ -431,6 +437,43 @@ def test_events_that_retention_dropped_before_they_were_read_are_missed_aloud(
     other = Stream(stream._spark, stream._endpoint, table, stream.checkpoint.with_name("other"))
     other.run()  # what is forgotten by now is no loss to one who begins now
     assert other.seqs == [*range(6_000, 6_010), 7_000, 7_001, 7_002]
+
+
+def test_what_a_query_began_with_and_lost_before_it_was_read(server: ServerProcess, db: Any, table: str) -> None:
+    """All that is left of the first snapshot is dropped, so that nothing is there that could be missing something."""
+    db.drop(f"{table}_5m")
+    db.drop(table)
+    db.create_event_table(table, event_time="ts", retention="10m", columns={"seq": "int64", "ts": "timestamp"})
+
+    def append(count: int, minute: int) -> int:
+        return db.append(table, [{"seq": i, "ts": 1_750_000_000_000_000 + minute * 60_000_000} for i in range(count)])
+
+    first = append(10, 0)
+    append(5_000, 1)
+    db.consolidate()  # into a block without what follows
+    target = Target.of(db, table)
+    options = Options(table, server.endpoint)
+    reader = EventTail(options, StreamOptions(), target, spark_schema(target))
+    start = reader.initialOffset()
+    half = reader.latestOffset(start, ReadMaxRows(10))
+    assert (half["ts"], half["floor"]) == (first, start["floor"])
+    append(10, 100)
+
+    def dropped() -> int:
+        db.consolidate()
+        return db.tail_points(table, most=0).kept_since
+
+    wait_for(dropped)
+    end = reader.latestOffset(half, ReadMaxRows(10))
+    with pytest.raises(StreamDataLoss, match="retention has dropped events"):
+        for part in reader.partitions(half, end):
+            list(reader.read(part))
+    lenient = EventTail(options, StreamOptions(fail_on_data_loss=False), target, spark_schema(target))
+    batches = [batch for part in lenient.partitions(half, end) for batch in lenient.read(part)]
+    assert batches == []
+    rest = lenient.latestOffset(end, ReadMaxRows(10))
+    (part,) = lenient.partitions(end, rest)
+    assert sum(batch.num_rows for batch in lenient.read(part)) == 10
 
 
 # -- aggregates -------------------------------------------------------------------------------------------
