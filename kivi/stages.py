@@ -129,6 +129,10 @@ class Stages:
     def owned(self, owner: str) -> list[int]:
         return [s.sequence for s in self._stages.values() if s.owner == owner and not s.committed_at]
 
+    def held_by(self, prefix: str) -> int:
+        """Bytes of live stages whose owner begins so."""
+        return sum(s.nbytes for s in self._stages.values() if not s.committed_at and s.owner.startswith(prefix))
+
     def folded(self, upto: int) -> None:
         """Base includes every commit at or below ``upto``: the stages they named are no longer needed."""
         self.drop([s.sequence for s in self._stages.values() if 0 < s.committed_at <= upto])

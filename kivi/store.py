@@ -793,6 +793,11 @@ class Store:
             self.stages.check_quota(nbytes)
         self.committer.log_other(Kind.STAGE, body, durable, enter)
 
+    def staged_bytes(self, owner: str) -> int:
+        """Staged and not committed, by owners whose name begins so."""
+        with self.committer.entry_lock:
+            return self.stages.held_by(owner)
+
     def stage_wait(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str) -> bytes:
         """The blocking form of ``stage``."""
         return waited(lambda done: self.stage(schema, batch, owner=owner, done=done))

@@ -5,7 +5,8 @@
 ``service``  one method per call of kivi.v1.Kivi: decode, ask the store, encode
 ``sessions`` the bidirectional stream: frames in, lanes, replies gathered into frames
 ``translate`` messages to the store's arguments and back; what a stranger sent is checked here
-``auth``     access tokens and what they may do
+``auth``     access tokens: roles, tables, allowances
+``clients``  what each client uses, and when that is too much
 ``limits``   the published limits
 ``status``   errors to gRPC status
 ``calls``    what was asked for, how it ended and how long it took

@@ -1,21 +1,44 @@
-"""Access tokens: who may call, and what.
+"""Access tokens: who may call, what, on which tables, and how much.
 
-The token file has one token a line, optionally followed by what it may do: ``read``, ``write`` (and
-read) or ``admin`` (everything; the default). Empty lines and lines that begin with ``#`` are skipped.
-Tokens are compared in constant time, all of them each time, so that timing tells nothing.
+The token file has one token a line, with its role, the tables it is for, and limits of its own::
+
+    # token             role     tables, commas between patterns    limits
+    7f3a9c0e...         admin
+    b81d44aa...         writer   tables=invocations,anomalies       rate=500 staged=1GiB
+    c2e09b71...         reader   tables=endpoint_*,server_*         snapshots=20
+
+A role includes those before it: ``reader``, ``writer``, ``admin`` (``read`` and ``write`` are understood; a token alone
+is an admin's). Without ``tables`` it is for all of them; with it, calls that concern the whole store (checkpoint,
+consolidate) are not for it. Whoever may append to a table thereby changes its aggregates, which follow by themselves.
+
+The file is read again when it has changed. One with a fault is not taken, and what was known before stays. Tokens are
+compared in constant time, all of them each time, so that timing tells nothing; they are kept as digests, and neither
+they nor the file's lines are ever logged or part of an error.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+import os
+import threading
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Final
+
+from kivi_server.options import size_of
 
 from kivi.errors import InvalidArgument, PermissionDenied, Unauthenticated
 
-__all__ = ["Access", "Tokens"]
+__all__ = ["Access", "Allowance", "Grant", "Tokens"]
+
+_log = logging.getLogger("kivi.server")
+_LOOK_S: Final = 1.0  # how often the file is looked at
 
 
 class Access(IntEnum):
@@ -26,57 +49,212 @@ class Access(IntEnum):
     ADMIN = 3
 
 
+_ROLES: Final = {
+    "read": Access.READ,
+    "reader": Access.READ,
+    "write": Access.WRITE,
+    "writer": Access.WRITE,
+    "admin": Access.ADMIN,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """How much one client may ask for; None: no limit of its own.
+
+    ``rate``: requests a second, of which a second's worth may come at once. ``snapshots``: open at a time. ``staged``:
+    bytes staged and not committed.
+    """
+
+    rate: float | None = None
+    snapshots: int | None = None
+    staged: int | None = None
+
+    def or_else(self, other: Allowance) -> Allowance:
+        """This, and ``other`` for what it leaves open."""
+        return Allowance(
+            other.rate if self.rate is None else self.rate,
+            other.snapshots if self.snapshots is None else self.snapshots,
+            other.staged if self.staged is None else self.staged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What one token may do. ``name`` tells it from others and reveals nothing; empty where there are no tokens."""
+
+    access: Access = Access.ADMIN
+    tables: tuple[str, ...] = ()
+    allowance: Allowance = Allowance()
+    name: str = ""
+
+    def allows(self, table: str) -> bool:
+        return not self.tables or _matches(self.tables, table)
+
+    def require(self, need: Access, what: str, *tables: str) -> None:
+        """Raises PermissionDenied. Whether a table is there is not told to those who may not see it."""
+        if self.access < need:
+            raise PermissionDenied(
+                f"this access token may {self.access.name.lower()}; {what} needs {need.name.lower()}",
+                needs=need.name.lower(),
+            )
+        for table in tables:
+            if not self.allows(table):
+                raise PermissionDenied(f"this access token is not for table {table!r}", table=table)
+
+    def require_everything(self, what: str) -> None:
+        """For what concerns the whole store. Raises PermissionDenied."""
+        if self.tables:
+            raise PermissionDenied(f"this access token is for some tables only; {what} concerns all of them")
+
+
+@lru_cache(maxsize=4_096)
+def _matches(patterns: tuple[str, ...], table: str) -> bool:
+    return any(fnmatchcase(table, pattern) for pattern in patterns)
+
+
 class Tokens:
-    """The tokens a server knows; none at all means that everyone may do everything."""
+    """The tokens a server knows; none at all means that everyone may do everything. Thread safe."""
 
     def __init__(self, lines: Iterable[str] | None = None) -> None:
-        self._known: list[tuple[bytes, Access]] = []
-        self._open = lines is None
-        for number, line in enumerate(lines or (), 1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
-                continue
-            if len(words) > 2 or (len(words) == 2 and words[1].upper() not in Access.__members__):
-                raise InvalidArgument(f"token file, line {number}: write a token and then read, write or admin")
-            access = Access[words[1].upper()] if len(words) == 2 else Access.ADMIN
-            self._known.append((_digest(words[0]), access))
-        if lines is not None and not self._known:
-            raise InvalidArgument("the token file has no token: nobody could connect")
+        self._path: str | None = None
+        self._stamp: tuple[int, ...] = ()
+        self._looked = time.monotonic()
+        self._lock = threading.Lock()
+        self.generation = 0
+        self._known: list[tuple[bytes, Grant]] | None = None if lines is None else _parsed(lines)
 
     @staticmethod
     def load(path: str | None) -> Tokens:
+        """Raises InvalidArgument for a file that cannot be read or has a fault; of a line only its number is told."""
         if path is None:
             return Tokens()
-        try:
-            return Tokens(Path(path).read_text(encoding="utf-8").splitlines())
-        except (OSError, UnicodeDecodeError) as error:
-            raise InvalidArgument(f"cannot read the token file {path}: {error}") from None
+        stamp = _stamp(path)
+        tokens = Tokens(_lines(path))
+        tokens._path, tokens._stamp = path, stamp
+        return tokens
 
-    def access(self, metadata: Iterable[tuple[str, str | bytes]]) -> Access:
+    def refresh(self) -> None:
+        """Looks at the file, at most once a second, and reads it if it has changed: ``generation`` is another then."""
+        if self._path is None or time.monotonic() - self._looked < _LOOK_S:
+            return
+        with self._lock:
+            self._looked = time.monotonic()
+            try:
+                stamp = _stamp(self._path)
+                if stamp == self._stamp:
+                    return
+                self._known = _parsed(_lines(self._path))
+                self._stamp = stamp
+            except InvalidArgument as error:
+                _log.error("the tokens stay as they were: %s", error.message)
+                return
+            self.generation += 1
+        _log.info("the token file was read again: %d tokens", len(self._known))
+
+    def grant(self, metadata: Iterable[tuple[str, str | bytes]]) -> Grant:
         """What the caller may do. Raises Unauthenticated."""
-        if self._open:
-            return Access.ADMIN
+        self.refresh()
+        known = self._known
+        if known is None:
+            return Grant()
         value = next((value for name, value in metadata if name == "authorization"), "")
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+        return self.of_header(text)
+
+    def of_header(self, text: str) -> Grant:
+        """Of an authorization header. Raises Unauthenticated."""
+        known = self._known
+        if known is None:
+            return Grant()
         scheme, _, token = text.partition(" ")
         if scheme.lower() != "bearer" or not token:
             raise Unauthenticated("this server asks for an access token: connect(access_token=...) or KIVI_TOKEN")
         sent, found = _digest(token.strip()), None
-        for known, access in self._known:
-            if hmac.compare_digest(known, sent):
-                found = access
+        for digest, grant in known:
+            if hmac.compare_digest(digest, sent):
+                found = grant
         if found is None:
             raise Unauthenticated("the server does not know this access token")
         return found
+
+    def now(self, grant: Grant) -> Grant | None:
+        """What the token of ``grant`` may do by now; None if it is not known any more."""
+        known = self._known
+        if known is None:
+            return grant
+        return next((each for _, each in known if each.name == grant.name), None)
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the token file {path}: {error.strerror}") from None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read().splitlines()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read the token file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"the token file {path} is not UTF-8 text") from None
+
+
+def _parsed(lines: Iterable[str]) -> list[tuple[bytes, Grant]]:
+    known: dict[bytes, Grant] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        digest = _digest(words[0])
+        if digest in known:
+            raise InvalidArgument(f"token file, line {number}: this token has a line already")
+        known[digest] = _granted(words[1:], digest.hex()[:12], f"token file, line {number}")
+    if not known:
+        raise InvalidArgument("the token file has no token: nobody could connect")
+    return list(known.items())
+
+
+def _granted(words: list[str], name: str, where: str) -> Grant:
+    access = Access.ADMIN
+    if words and "=" not in words[0]:
+        role = words.pop(0).lower()
+        if role not in _ROLES:
+            raise InvalidArgument(f"{where}: after the token comes reader, writer or admin")
+        access = _ROLES[role]
+    tables: tuple[str, ...] = ()
+    rate, snapshots, staged = None, None, None
+    for word in words:
+        key, _, text = word.partition("=")
+        try:
+            match key:
+                case "tables":
+                    tables = tuple(filter(None, text.split(",")))
+                    if not tables:
+                        raise ValueError
+                case "rate":
+                    rate = _positive(float(text))
+                case "snapshots":
+                    snapshots = int(_positive(int(text)))
+                case "staged":
+                    staged = int(_positive(size_of(text)))
+                case _:
+                    raise InvalidArgument(f"{where}: there is tables=, rate=, snapshots= and staged=")
+        except ValueError:
+            raise InvalidArgument(f"{where}: what follows {key}= is not right") from None
+    return Grant(access, tables, Allowance(rate, snapshots, staged), name)
+
+
+def _positive(number: float) -> float:
+    if not 0 < number < float("inf"):
+        raise ValueError
+    return number
 
 
 def _digest(token: str) -> bytes:
     """Equal lengths, so that comparing says nothing about a token's length."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
-
-
-def require(have: Access, need: Access, what: str) -> None:
-    if have < need:
-        raise PermissionDenied(
-            f"this access token may {have.name.lower()}; {what} needs {need.name.lower()}", needs=need.name.lower()
-        )

@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from kivi.errors import InvalidArgument
 from kivi.settings import Settings
 
-__all__ = ["Options", "add_arguments", "options_of", "printed"]
+__all__ = ["Options", "add_arguments", "options_of", "printed", "size_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,9 @@ class Options:
     token_file: str | None = None
     insecure: bool = False
     grace_s: float = 10.0
+    client_rate: float | None = None
+    client_snapshots: int | None = None
+    client_staged_bytes: int | None = None
     settings: Settings = field(default_factory=Settings)
     source: Mapping[str, str] = field(default_factory=dict)
 
@@ -70,6 +73,9 @@ _OPTIONS: Final = (
     _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),
     _Option("token_file", "FILE", "access tokens, one a line, each with its access"),
     _Option("insecure", "", "serve plaintext beyond this machine", bool),
+    _Option("client_rate", "N", "requests a second that one client may ask for; default no limit", float),
+    _Option("client_snapshots", "N", "snapshots that one client may have open; default no limit", int),
+    _Option("client_staged_bytes", "SIZE", "what one client may have staged; default no limit", int),
     _Option("grace_s", "SECONDS", "for commits in flight, on a stop; default 10", float, "--grace"),
 )
 _BY_NAME: Final = {option.name: option for option in _OPTIONS}
@@ -200,6 +206,12 @@ def _number(name: str, text: str) -> int | float | None:
         return float(text) if any(c in text for c in ".eE") else int(text.replace("_", ""))
     except ValueError:
         return None
+
+
+def size_of(text: str) -> float:
+    """A number of bytes: 1073741824, 1GiB. Raises ValueError."""
+    match = _SIZE.match(text.strip())
+    return float(match[1]) * _SIZES[match[2]] if match else float(int(text))
 
 
 def printed(options: Options) -> str:

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from kivi_server import limits
-from kivi_server.auth import Access, require
+from kivi_server.auth import Access, Grant
+from kivi_server.clients import Client
 from kivi_server.sessions import Sessions
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
@@ -55,11 +56,12 @@ class Transaction:
 class Requests(ABC):
     """The transactions of one session, and what is done in them. ``_do_*`` run on a worker or in a pool."""
 
-    def __init__(self, sessions: Sessions, access: Access) -> None:
+    def __init__(self, sessions: Sessions, access: Grant, client: Client) -> None:
         self.sessions = sessions
         self.store = sessions.store
         self.translator = sessions.translator
         self.access = access
+        self.client = client
         self.txns: dict[int, Transaction] = {}
         self._closed = False
         self._lock = threading.Lock()  # of the transactions' busy flags and backlogs, and the number of scans
@@ -86,6 +88,8 @@ class Requests(ABC):
         begin = request.begin
         if self.sessions.stopping:
             raise stopping()
+        if not begin.lease:
+            self.sessions.check_snapshots(self.client, begin.count or 1)
         if begin.count > 1:
             self._begin_together(request, transaction)
         elif begin.lease:
@@ -103,7 +107,7 @@ class Requests(ABC):
                 self.store.release(transaction.lease)
                 return
             if begin.shared:
-                transaction.shared, transaction.owner = self.sessions.share(transaction.lease), True
+                transaction.shared, transaction.owner = self.sessions.share(transaction.lease, self.client), True
         self._succeed(request, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
 
     def _begin_together(self, request: session_pb2.Request, first: Transaction) -> None:
@@ -132,7 +136,7 @@ class Requests(ABC):
         """The request's operations. Any failure but a failed insert dooms the transaction."""
         if not request.operations:
             return
-        require(self.access, Access.WRITE, "writing")
+        self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
         if transaction.txn is None:
             if transaction.shared:
                 raise InvalidArgument("a shared snapshot is read only")
@@ -157,6 +161,7 @@ class Requests(ABC):
         get = request.get
         if len(get.keys) > limits.GET_KEYS_MAX:
             raise limits.exceeded("get_keys_max", limits.GET_KEYS_MAX, len(get.keys), "keys of one read")
+        self.access.require(Access.READ, "reading", get.table)
         schema = self.translator.schema(get.table, get.table_id, transaction.lease)
         keys = [self.translator.key(schema, key.values) for key in get.keys]
         columns = self.translator.columns(schema, get.columns)
@@ -171,6 +176,7 @@ class Requests(ABC):
         transaction = self._begun(transaction)
         self._apply(request, transaction)
         spec = request.scan_open.spec
+        self.access.require(Access.READ, "reading", spec.table)
         schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
         wanted = self.translator.scan(schema, spec)
         if transaction.txn is not None:
@@ -234,7 +240,7 @@ class Requests(ABC):
             batch = (request.commit.batch.scope, request.commit.batch.sequence)
         try:
             if token is not None or batch is not None:  # a token is kept, and answers whoever comes with it later
-                require(self.access, Access.WRITE, "committing under a token")
+                self.access.require(Access.WRITE, "committing under a token")
             self._apply(request, transaction)
             if transaction.txn is None:
                 if transaction.shared:
@@ -282,9 +288,9 @@ class Requests(ABC):
         if transaction is not None:
             self.txns.pop(transaction.number, None)
             if transaction.owner:
-                lease = self.sessions.shared.pop(transaction.shared, None)
-                if lease is not None:
-                    self.store.release(lease)
+                found = self.sessions.shared.pop(transaction.shared, None)
+                if found is not None:
+                    self.store.release(found[0])
             self._end(transaction)
 
     def _do_renew(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
@@ -295,7 +301,7 @@ class Requests(ABC):
         self._succeed(request, transaction)
 
     def _do_outcome(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
-        require(self.access, Access.WRITE, "asking for an outcome, which ends the attempt")
+        self.access.require(Access.WRITE, "asking for an outcome, which ends the attempt")
         state, commit_ts = self.store.outcome(request.outcome.token)
         reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
         self._succeed(request, transaction, outcome=reply)

@@ -23,7 +23,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from kivi_server import metrics as metrics_http
-from kivi_server.auth import Tokens
+from kivi_server.auth import Allowance, Tokens
 from kivi_server.options import Options
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
@@ -131,7 +131,8 @@ def listener(
 
 
 async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens) -> None:
-    sessions = Sessions(store, _version())
+    allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
+    sessions = Sessions(store, _version(), allowance)
 
     def stats() -> dict[str, int | float]:
         return {**store.stats(), **sessions.stats(), **_disk(options.data)}
@@ -162,7 +163,7 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
     gc.set_threshold(_GARBAGE, 20, 20)
     print(f"listening on {endpoint}", flush=True)
     failures: list[str] = []
-    watching = asyncio.create_task(_watch(sessions, stop, failures))
+    watching = asyncio.create_task(_watch(sessions, tokens, stop, failures))
     await stop.wait()
 
     print("stopping", flush=True)
@@ -179,13 +180,18 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
         raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
 
 
-async def _watch(sessions: Sessions, stop: asyncio.Event, failures: list[str]) -> None:
-    """Ends sessions whose client has stopped reading, and the process if the store has stopped.
+async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failures: list[str]) -> None:
+    """Ends sessions whose client has stopped reading or lost its token, and the process if the store has stopped.
 
     A store whose log could not be synced does not know what is on disk: only opening it again tells.
     """
+    generation = tokens.generation
     while True:
         await asyncio.sleep(1.0)
+        tokens.refresh()
+        if generation != tokens.generation:
+            generation = tokens.generation
+            sessions.regrant(tokens)
         try:
             sessions.store.check_open()
             if sessions.store.stats().get("log_failed"):

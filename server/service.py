@@ -17,7 +17,8 @@ from typing import Any, Final, TypeAlias
 import grpc
 import pyarrow as pa
 from kivi_server import limits, status
-from kivi_server.auth import Access, Tokens, require
+from kivi_server.auth import Access, Grant, Tokens
+from kivi_server.clients import Client
 from kivi_server.requests import stopping
 from kivi_server.session import Session
 from kivi_server.sessions import Sessions
@@ -35,7 +36,9 @@ from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["handlers"]
 
+# What each call needs. Session asks of each request by itself.
 _NEEDS: Final = {
+    "Session": Access.READ,
     "Scan": Access.READ,
     "ListTables": Access.READ,
     "SplitTable": Access.READ,
@@ -53,6 +56,7 @@ _NEEDS: Final = {
     "Consolidate": Access.ADMIN,
     "Checkpoint": Access.ADMIN,
 }
+_WHOLE: Final = frozenset({"Consolidate", "Checkpoint"})  # not for tokens of some tables
 _STREAM_BYTES: Final = 1 << 20  # scan messages are about this large
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -75,22 +79,27 @@ class Service:
     async def writing(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.writes, fn, *args)
 
-    def access(self, method: str, context: Context) -> Access:
-        access = self.tokens.access(context.invocation_metadata() or ())
-        if method in _NEEDS:
-            require(access, _NEEDS[method], method)
-        return access
+    def access(self, method: str, context: Context, *tables: str) -> tuple[Grant, Client]:
+        """Whoever calls may do that. Raises Unauthenticated, PermissionDenied, ResourceExhausted."""
+        grant = self.tokens.grant(context.invocation_metadata() or ())
+        client = self.sessions.clients.of(grant, context.peer())
+        grant.require(_NEEDS[method], method, *tables)
+        if method in _WHOLE:
+            grant.require_everything(method)
+        if method != "Session":
+            client.take(1)
+        return grant, client
 
     # -- streams --------------------------------------------------------------------------------
 
     async def Session(self, _: object, context: Context) -> None:
         try:
-            access = self.access("Session", context)
+            grant, client = self.access("Session", context)
             if self.sessions.stopping:
                 raise stopping()
         except KiviError as error:
             await status.abort(context, error)
-        session = Session(self.sessions, access, asyncio.get_running_loop())
+        session = Session(self.sessions, grant, client, asyncio.get_running_loop())
         await session.serve(context)
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> None:
@@ -101,7 +110,7 @@ class Service:
         taken = False
         lease: Lease | None = None
         try:
-            self.access("Scan", context)
+            self.access("Scan", context, request.spec.table)
             try:
                 taken = await asyncio.wait_for(self._scans.acquire(), limits.SCAN_WAIT_S_MAX)
             except TimeoutError:
@@ -176,7 +185,7 @@ class Service:
         self, request: pb.CreateAggregateRequest, context: Context
     ) -> AsyncIterator[pb.CreateAggregateResponse]:
         try:
-            self.access("CreateAggregate", context)
+            self.access("CreateAggregate", context, request.name, request.source)
             loop = asyncio.get_running_loop()
             news: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
 
@@ -209,13 +218,14 @@ class Service:
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
         try:
-            self.access("Stage", context)
+            grant, client = self.access("Stage", context)
             first: pb.StageRequest | None = None
             schema: TableSchema | None = None
             batches: list[pa.RecordBatch] = []
             size = 0
             async for request in requests:
                 if schema is None:
+                    grant.require(_NEEDS["Stage"], "Stage", request.table)
                     first, schema = request, self.translator.schema(request.table, request.table_id)
                 if request.arrow:
                     batch = await self.writing(
@@ -227,19 +237,23 @@ class Service:
                         raise limits.exceeded("stage_bytes_max", limits.STAGE_BYTES_MAX, size, "one stage")
             if schema is None or first is None or not batches:
                 raise InvalidArgument("a stage needs a table, and events or rows")
-            return pb.StageResponse(stage=await self.writing(self._stage, schema, batches, first.owner))
+            return pb.StageResponse(stage=await self.writing(self._stage, schema, batches, first.owner, client))
         except Exception as error:
             await status.abort(context, error)
 
-    def _stage(self, schema: TableSchema, batches: list[pa.RecordBatch], owner: str) -> bytes:
-        return bytes(self.store.stage_wait(schema, together(batches), owner=owner))
+    def _stage(self, schema: TableSchema, batches: list[pa.RecordBatch], owner: str, client: Client) -> bytes:
+        whose = f"{client.name}/"
+        batch = together(batches)
+        if client.allowance.staged is not None:
+            client.check_staged(self.store.staged_bytes(whose), batch.nbytes)
+        return bytes(self.store.stage_wait(schema, batch, owner=whose + owner))
 
     # -- unary calls ------------------------------------------------------------------------------
 
     async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
         """No thread waits for the disk: fifty appends at once would be fifty that compete for the interpreter."""
         try:
-            self.access("Append", context)
+            self.access("Append", context, request.table)
             if self.sessions.stopping:
                 raise stopping()
             loop = asyncio.get_running_loop()
@@ -284,6 +298,7 @@ class Service:
         return pb.DiscardStagesResponse()
 
     def list_batch_scopes(self, request: pb.ListBatchScopesRequest) -> pb.ListBatchScopesResponse:
+        """All of them: a scope is a name, and does not say whose tables it is about."""
         return pb.ListBatchScopesResponse(scopes=self.store.batch_scopes(request.prefix))
 
     def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
@@ -367,14 +382,29 @@ def _snake(name: str) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in name).lstrip("_")
 
 
+def _tables(request: Any) -> list[str]:
+    """The tables that a unary request names."""
+    match request:
+        case pb.CreateTableRequest():
+            return [request.table.name]
+        case pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
+            return [request.name]
+        case pb.TailPointsRequest():
+            return [request.table]
+    return []
+
+
 def _unary(service: Service, method: str) -> Callable[[Any, Context], Coroutine[Any, Any, Any]]:
     work = getattr(service, _snake(method))
 
     @functools.wraps(work)
     async def call(request: Any, context: Context) -> Any:
         try:
-            service.access(method, context)
-            return await asyncio.to_thread(work, request)
+            grant, _ = service.access(method, context, *_tables(request))
+            reply = await asyncio.to_thread(work, request)
+            if isinstance(reply, pb.ListTablesResponse) and grant.tables:
+                reply = pb.ListTablesResponse(tables=[table for table in reply.tables if grant.allows(table.name)])
+            return reply
         except Exception as error:
             await status.abort(context, error)
 

@@ -44,13 +44,21 @@ from typing import Any, Final
 
 import grpc
 from kivi_server import limits
-from kivi_server.auth import Access, require
+from kivi_server.auth import Access, Grant
+from kivi_server.clients import Client
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions
 
 from kivi.client_errors import to_error
-from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import (
+    CommitUnknown,
+    InvalidArgument,
+    KiviError,
+    ResourceExhausted,
+    SnapshotTooOld,
+    Unavailable,
+)
 from kivi.store import Plain
 from kivi.wire.v1 import session_pb2
 
@@ -70,8 +78,8 @@ _GROUP: Final = 256  # plain commits that are entered together
 class Session(Requests):
     """One stream."""
 
-    def __init__(self, sessions: Sessions, access: Access, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(sessions, access)
+    def __init__(self, sessions: Sessions, access: Grant, client: Client, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(sessions, access, client)
         self.gets = PlainGets(self.translator)
         self.name = secrets.token_bytes(16)
         self.out: deque[tuple[bytes, int]] = deque()  # encoded frames, and how many answers are in each
@@ -270,9 +278,17 @@ class Session(Requests):
         now = time.monotonic()
         self.sessions.frames_in += 1
         self.sessions.requests += len(frame.requests)
+        refused: ResourceExhausted | None = None
+        try:
+            self.client.take(sum(1 for request in frame.requests if request.id))
+        except ResourceExhausted as error:
+            refused = error
         for request in frame.requests:
             if request.id:
                 self._asked += 1
+                if refused is not None:
+                    self._fail(request, self.txns.get(request.txn), refused)
+                    continue
             self._inbox.append((request, now))
         self._pump()
         self._bytes_handled += size
@@ -295,7 +311,12 @@ class Session(Requests):
                 return
             group: list[Plain] = []
             version = self.translator.plain.version()
-            while inbox and len(group) < _GROUP and (plain := self.translator.plain.read(*inbox[0])) is not None:
+            while (
+                inbox
+                and len(group) < _GROUP
+                and self._may_write(inbox[0][0])
+                and (plain := self.translator.plain.read(*inbox[0])) is not None
+            ):
                 group.append(plain)
                 inbox.popleft()
             if group:
@@ -303,9 +324,13 @@ class Session(Requests):
             elif inbox and not self._get_plain():
                 self._dispatch(*inbox.popleft())
 
+    def _may_write(self, request: session_pb2.Request) -> bool:
+        """Whether its tables are those of the token; what is not goes the general way, and is told so."""
+        return not self.access.tables or all(self.access.allows(operation.table) for operation in request.operations)
+
     def _get_plain(self) -> bool:
         """Answers the plain reads at the head of the inbox together; False: there is none."""
-        if self.sessions.stopping:
+        if self.sessions.stopping or self.client.allowance.snapshots is not None:
             return False
         inbox, wanted = self._inbox, list[PlainGet]()
         begun: dict[int, Transaction] = {}
@@ -315,6 +340,8 @@ class Session(Requests):
                 self._dispatch(*inbox.popleft())
                 continue
             if request.txn in begun or len(self.txns) + len(begun) >= limits.SESSION_TRANSACTIONS_MAX:
+                break
+            if self.access.tables and request.HasField("get") and not self.access.allows(request.get.table):
                 break
             plain = self.gets.read(request, received, self.txns.get(request.txn))
             if plain is None:
@@ -345,7 +372,7 @@ class Session(Requests):
         try:
             if self.sessions.stopping:
                 raise stopping()
-            require(self.access, Access.WRITE, "writing")
+            self.access.require(Access.WRITE, "writing")
             self.sessions.commit_started(len(group))
             left = group
             try:

@@ -16,7 +16,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
 from kivi_server import limits
+from kivi_server.auth import Allowance, Tokens
 from kivi_server.calls import Calls
+from kivi_server.clients import Client, Clients
 from kivi_server.translate import Translator
 
 from kivi.errors import SnapshotTooOld
@@ -37,15 +39,16 @@ _SLOW_S: Final = 1.0  # no frame is handled on the event loop for so long after 
 class Sessions:
     """All sessions of a server, the workers they share, and what is still to be answered."""
 
-    def __init__(self, store: Store, version: str) -> None:
+    def __init__(self, store: Store, version: str, allowance: Allowance | None = None) -> None:
         self.store = store
+        self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
         self.version = version
         self.instance = secrets.token_hex(8)
         self.limits = limits.message(store.settings)
         self.calls = Calls()
         self.live: dict[bytes, Session] = {}
-        self.shared: dict[bytes, Lease] = {}
+        self.shared: dict[bytes, tuple[Lease, Client]] = {}
         self.stopping = False
         self.requests = 0
         self.frames_in = 0
@@ -100,25 +103,48 @@ class Sessions:
     def commits_in_flight(self) -> int:
         return self._commits
 
-    def share(self, lease: Lease) -> bytes:
+    def share(self, lease: Lease, client: Client) -> bytes:
         """A name, not to be guessed, under which any session may use the lease."""
         self.prune()
         name = secrets.token_bytes(16)
-        self.shared[name] = lease
+        self.shared[name] = lease, client
         return name
 
     def prune(self) -> None:
         """Forgets shared leases that have ended."""
         if len(self.shared) > 1_000 and len(self.shared) % 256 == 0:
-            for name, lease in list(self.shared.items()):
+            for name, (lease, _) in list(self.shared.items()):
                 if lease.ended:
                     self.shared.pop(name, None)
 
     def find_shared(self, name: bytes) -> Lease:
-        lease = self.shared.get(name)
-        if lease is None:
+        found = self.shared.get(name)
+        if found is None:
             raise SnapshotTooOld("this shared snapshot has been released, or the server was restarted: begin again")
-        return lease
+        return found[0]
+
+    def check_snapshots(self, client: Client, more: int = 1) -> None:
+        """Raises ResourceExhausted if that would be more than the client may have open."""
+        if client.allowance.snapshots is None:
+            return
+        held = sum(
+            not transaction.shared
+            for session in list(self.live.values())
+            if session.client is client
+            for transaction in list(session.txns.values())
+            if transaction.lease is not None
+        )
+        held += sum(by is client and not lease.ended for lease, by in list(self.shared.values()))
+        client.check_snapshots(held, more)
+
+    def regrant(self, tokens: Tokens) -> None:
+        """The tokens are others: sessions go on with what theirs may do now, or end."""
+        for session in list(self.live.values()):
+            grant = tokens.now(session.access)
+            if grant is None:
+                session.drop()
+            elif grant != session.access:
+                session.access, session.client = grant, self.clients.of(grant, session.client.name)
 
     def stats(self) -> dict[str, int | float]:
         return {

@@ -1,0 +1,348 @@
+"""Who may do what: every call of the service by its descriptor, tables by pattern, tokens that change, and limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from kivi_server.auth import Access, Tokens
+from kivi_server.service import _NEEDS
+
+import kivi
+from kivi.client_methods import SERVICE, path
+from kivi.wire.v1 import service_pb2, session_pb2
+from tests.serverproc import ServerProcess
+
+ROOT, WRITER, READER = "root-4f1d0c", "writer-9a77b2", "reader-51e0aa"
+DASHBOARD, FEEDER = "dashboard-c0ffee", "feeder-77aa01"
+LINES = [
+    "# comments and empty lines are passed over",
+    "",
+    f"{ROOT} admin",
+    f"{WRITER} writer",
+    f"{READER} reader",
+    f"{DASHBOARD} reader tables=by_*",
+    f"{FEEDER} writer tables=calls,accounts",
+]
+METHODS = list(service_pb2.DESCRIPTOR.services_by_name["Kivi"].methods)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("auth")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ServerProcess]:
+    (folder / "tokens").write_text("\n".join(LINES))
+    with ServerProcess(folder / "data", "--token-file", str(folder / "tokens")) as running:
+        with running.connect(access_token=ROOT) as db:
+            db.create_table("accounts", key={"id": "int64"}, columns={"name": "string", "n": kivi.sum("int64")})
+            db.create_event_table("calls", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp"})
+            db.create_event_table("secrets", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp"})
+            db.create_aggregate("by_endpoint", source="calls", group_by=["endpoint"], measures={"n": kivi.count()})
+        yield running
+        assert not [line for line in running.output for token in (ROOT, WRITER, READER, FEEDER) if token in line]
+
+
+def call(server: ServerProcess, method: Any, token: str | None, request: Any = None) -> grpc.StatusCode:
+    """How one call of the service ends, whatever its kind; with an empty request if none is given."""
+    kind = f"{'stream' if method.client_streaming else 'unary'}_{'stream' if method.server_streaming else 'unary'}"
+    message = (request or method.input_type._concrete_class()).SerializeToString()
+    metadata = [("authorization", f"Bearer {token}")] if token else []
+    with grpc.insecure_channel(server.endpoint) as channel:
+        made = getattr(channel, kind)(path(method.name), lambda data: data, lambda data: data)
+        given = iter([message]) if method.client_streaming else message
+        try:
+            reply = made(given, metadata=metadata, timeout=10)
+            if method.server_streaming:
+                for _ in reply:
+                    pass
+        except grpc.RpcError as error:
+            code: grpc.StatusCode = error.code()
+            return code
+    return grpc.StatusCode.OK
+
+
+def test_the_walk_sees_the_whole_service() -> None:
+    assert service_pb2.DESCRIPTOR.services_by_name["Kivi"].full_name == SERVICE
+    assert {method.name for method in METHODS} == set(_NEEDS)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_no_call_works_without_the_right_role(server: ServerProcess, method: Any) -> None:
+    for unknown in (None, "nobody", READER[:-1], READER + "x", ""):
+        assert call(server, method, unknown) is grpc.StatusCode.UNAUTHENTICATED
+    roles = {Access.READ: READER, Access.WRITE: WRITER, Access.ADMIN: ROOT}
+    for role, token in roles.items():
+        ended = call(server, method, token)
+        assert (ended is grpc.StatusCode.PERMISSION_DENIED) == (role < _NEEDS[method.name]), (role, ended)
+        assert ended is not grpc.StatusCode.UNAUTHENTICATED
+
+
+WRITING: dict[str, Any] = {
+    "commit": session_pb2.Commit(token="mine"),
+    "outcome": session_pb2.Outcome(token="mine"),
+}
+
+
+@pytest.mark.parametrize("body", [field.name for field in session_pb2.Request.DESCRIPTOR.oneofs_by_name["body"].fields])
+def test_no_request_of_a_session_writes_without_the_right_role(server: ServerProcess, body: str) -> None:
+    """By a reader: every kind of request, plain and with an operation, which writes."""
+    session = next(method for method in METHODS if method.name == "Session")
+    for operation in (True, False):
+        request = session_pb2.Request(id=1, txn=0 if body == "commit" else 7)
+        if body not in ("begin", "commit"):
+            request.first.SetInParent()
+        field = getattr(request, body)
+        field.SetInParent()
+        if body in WRITING:
+            field.CopyFrom(WRITING[body])
+        if operation:
+            delta = request.operations.add(kind=session_pb2.Operation.KIND_DELTA, table="accounts", columns=["n"])
+            delta.key.add().int_value = 1
+            delta.values.add().int_value = 1
+        frame = session_pb2.ClientFrame(requests=[request])
+        with grpc.insecure_channel(server.endpoint) as channel:
+            made = channel.stream_stream(path(session.name), lambda data: data, lambda data: data)
+            replies = made(
+                iter([frame.SerializeToString()]), metadata=(("authorization", f"Bearer {READER}"),), timeout=10
+            )
+            answers = [answer for data in replies for answer in session_pb2.ServerFrame.FromString(data).responses]
+        assert len(answers) == 1
+        if body in WRITING or (operation and body in ("apply", "get", "scan_open")):
+            assert answers[0].error.code == grpc.StatusCode.PERMISSION_DENIED.value[0], answers[0]
+    with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
+        assert snapshot.get("accounts", (1,)) is None or snapshot.get("accounts", (1,))["n"] < 100
+
+
+EVENT = {"endpoint": 1, "ts": 1_767_268_800_000_000}
+
+
+def test_a_token_for_some_tables_reads_those_and_no_others(server: ServerProcess) -> None:
+    with server.connect(access_token=DASHBOARD) as db:
+        assert db.tables() == ["by_endpoint"]
+        with db.snapshot() as snapshot:
+            found = snapshot.get("by_endpoint", (1,)), list(snapshot.scan("by_endpoint", limit=3))
+            assert len(found[1]) == snapshot.to_arrow("by_endpoint").num_rows == (found[0] is not None)
+        denied: list[Callable[[Any], Any]] = [
+            lambda s: s.get("accounts", (1,)),
+            lambda s: s.get("not there", (1,)),  # whether it is there is not told
+            lambda s: list(s.scan("calls", limit=3)),
+            lambda s: s.to_arrow("calls"),
+            lambda s: s.summary("calls", {"n": kivi.count()}),
+        ]
+        for read in denied:
+            with db.snapshot() as snapshot, pytest.raises(kivi.PermissionDenied):
+                read(snapshot)
+        for call_of in (
+            lambda: db.describe("calls"),
+            lambda: db.split_points("calls"),
+            lambda: db.tail_points("calls"),
+        ):
+            with pytest.raises(kivi.PermissionDenied):
+                call_of()
+        with pytest.raises(kivi.PermissionDenied):
+            db.append("calls", [EVENT])
+
+
+def test_a_token_for_some_tables_writes_those_and_no_others(server: ServerProcess) -> None:
+    with server.connect(access_token=FEEDER) as db:
+        db.append("calls", [EVENT])
+        with db.transaction() as tx:
+            tx.delta("accounts", (5,), n=1)
+            tx.append("calls", [EVENT])
+        stage = db.stage("calls", [EVENT])
+        with db.transaction() as tx:
+            tx.append_stages("calls", [stage])
+        refused: list[Callable[[Any], Any]] = [
+            lambda tx: tx.append("secrets", [EVENT]),
+            lambda tx: tx.delta("by_endpoint", (1,), n=1),
+            lambda tx: tx.overwrite("secrets"),
+            lambda tx: tx.guard("secrets", (1,)),
+        ]
+        for write in refused:
+            with pytest.raises((kivi.PermissionDenied, kivi.InvalidArgument, kivi.SchemaError)), db.transaction() as tx:
+                write(tx)
+        for call_of in (lambda: db.append("secrets", [EVENT]), lambda: db.stage("secrets", [EVENT])):
+            with pytest.raises(kivi.PermissionDenied):
+                call_of()
+    with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
+        assert snapshot.to_arrow("secrets").num_rows == 0
+        assert snapshot.to_arrow("calls").num_rows == 3
+
+
+def test_a_role_is_not_enough_for_what_concerns_the_whole_store(tmp_path: Path) -> None:
+    (tmp_path / "tokens").write_text(f"{ROOT} admin tables=a*\n")
+    with (
+        ServerProcess(tmp_path / "data", "--token-file", str(tmp_path / "tokens")) as server,
+        server.connect(access_token=ROOT) as db,
+    ):
+        db.create_table("accounts", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        for call_of in (
+            lambda: db.create_table("b", key={"id": "int64"}, columns={"n": "int64"}),
+            lambda: db.drop("b"),
+            db.consolidate,
+            lambda: db.checkpoint(str(tmp_path / "copy")),
+        ):
+            with pytest.raises(kivi.PermissionDenied):
+                call_of()
+        db.drop("accounts")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "no token"),
+        (["token boss"], "line 1"),
+        (["# x", "secret-token reader table=a"], "line 2"),
+        (["secret-token reader rate=fast"], "rate="),
+        (["secret-token reader rate=0"], "rate="),
+        (["secret-token reader tables="], "tables="),
+        (["secret-token reader staged=1XB"], "staged="),
+        (["secret-token reader", "secret-token admin"], "line 2"),
+    ],
+)
+def test_a_file_with_a_fault_is_refused_and_its_tokens_are_not_told(lines: list[str], words: str) -> None:
+    with pytest.raises(kivi.InvalidArgument) as error:
+        Tokens(lines)
+    assert words in str(error.value) and "secret-token" not in str(error.value)
+
+
+def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{ROOT} admin\n{READER} reader\n")
+
+    def within(seconds: float, holds: Callable[[], bool]) -> bool:
+        until = time.monotonic() + seconds
+        while not (held := holds()) and time.monotonic() < until:
+            time.sleep(0.1)
+        return held
+
+    with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server:
+        with server.connect(access_token=ROOT) as db:
+            db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        with server.connect(access_token=READER, timeout=5) as session:
+
+            def reads() -> bool:
+                try:
+                    with session.snapshot() as snapshot:
+                        snapshot.get("t", (1,))
+                except (kivi.Unauthenticated, kivi.Unavailable):
+                    return False
+                return True
+
+            def writes() -> bool:
+                try:
+                    with session.transaction() as tx:
+                        tx.delta("t", (1,), n=1)
+                except (kivi.PermissionDenied, kivi.Unauthenticated, kivi.Unavailable):
+                    return False
+                return True
+
+            assert reads() and not writes()
+            tokens.write_text("a fault in the file\n")
+            time.sleep(2.5)
+            assert reads() and not writes()
+            tokens.write_text(f"{ROOT} admin\n{READER} writer\n{FEEDER} reader\n")
+            assert within(10, writes)  # the open session goes on with what its token may do now
+            with server.connect(access_token=FEEDER) as other:
+                assert other.tables() == ["t"]
+            tokens.write_text(f"{ROOT} admin\n")
+            assert within(10, lambda: not reads())  # and ends with it
+            with pytest.raises(kivi.Unauthenticated):
+                server.connect(access_token=READER)
+        said = "".join(server.output)
+        assert "the tokens stay as they were" in said and "read again" in said
+        assert not [token for token in (ROOT, READER, FEEDER, "a fault in the file") if token in said]
+
+
+# -- limits ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> Iterator[ServerProcess]:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"{ROOT} admin\n{READER} reader rate=50 snapshots=3\n{WRITER} writer staged=100KiB\n")
+    with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server:
+        with server.connect(access_token=ROOT) as db:
+            db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+            db.create_event_table("calls", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp"})
+        yield server
+
+
+def test_a_client_beyond_its_rate_is_refused_and_nobody_else(limited: ServerProcess) -> None:
+    with limited.connect(access_token=READER) as hasty, limited.connect(access_token=ROOT) as calm:
+        refused = served = 0
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            try:
+                with hasty.snapshot() as snapshot:
+                    snapshot.get("t", (1,))
+                served += 1
+            except kivi.ResourceExhausted as error:
+                refused += error.details["limit"] == "client_rate"
+            with calm.transaction() as tx:
+                tx.delta("t", (1,), n=1)
+        assert refused > 0
+        assert 50 <= served <= 50 * 2.5 + 60
+        time.sleep(1.1)
+        with hasty.snapshot() as snapshot:
+            assert snapshot.get("t", (1,)) is not None
+
+
+def _reads(db: Any) -> bool:
+    try:
+        with db.snapshot() as snapshot:
+            return snapshot.get("t", (1,)) is None
+    except kivi.ResourceExhausted:
+        return False
+
+
+def test_a_client_has_so_many_snapshots_over_all_its_connections(limited: ServerProcess) -> None:
+    with limited.connect(access_token=READER) as one, limited.connect(access_token=READER) as two:
+        held = [one.snapshot(), one.snapshot(shared=True), two.snapshot()]
+        for snapshot in held:
+            snapshot.__enter__()
+            snapshot.get("t", (1,))
+        for db in (one, two):
+            with pytest.raises(kivi.ResourceExhausted) as error, db.snapshot() as snapshot:
+                snapshot.get("t", (1,))
+            assert error.value.details["limit"] == "client_snapshots"
+        held[0].close()
+        until = time.monotonic() + 5
+        while not _reads(two):  # a release is not waited for
+            assert time.monotonic() < until
+        for snapshot in held[1:]:
+            snapshot.close()
+
+
+def test_a_client_has_so_much_staged_until_it_commits(limited: ServerProcess) -> None:
+    events = [{"endpoint": i, "ts": 1_767_268_800_000_000 + i} for i in range(3_000)]  # 48 kB
+    with limited.connect(access_token=WRITER) as db, limited.connect(access_token=ROOT) as other:
+        stages = [db.stage("calls", events), db.stage("calls", events)]
+        with pytest.raises(kivi.ResourceExhausted) as error:
+            db.stage("calls", events)
+        assert error.value.details["limit"] == "client_staged"
+        other.stage("calls", events)
+        with db.transaction() as tx:
+            tx.append_stages("calls", stages)
+        db.stage("calls", events)
+
+
+def test_without_tokens_a_connection_is_a_client(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data", "--client-snapshots", "1") as server,
+        server.connect() as one,
+        server.connect() as two,
+    ):
+        one.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        for db in (one, two):
+            with db.snapshot() as held:
+                held.get("t", (1,))
+                with pytest.raises(kivi.ResourceExhausted), db.snapshot() as more:
+                    more.get("t", (1,))
