@@ -403,11 +403,18 @@ def test_a_store_that_was_restored_from_a_backup_is_noticed(spark: Any, tmp_path
             stream.run()
 
 
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[tuple[ServerProcess, Any]]:
+    """A server of this test's own: nobody's snapshot keeps there what retention would drop."""
+    with ServerProcess(tmp_path / "data") as server, kivi.connect(server.endpoint, timeout=30) as db:
+        yield server, db
+
+
 def test_events_that_retention_dropped_before_they_were_read_are_missed_aloud(
-    stream: Stream, db: Any, table: str
+    spark: Any, alone: tuple[ServerProcess, Any], tmp_path: Path
 ) -> None:
-    db.drop(f"{table}_5m")
-    db.drop(table)
+    (server, db), table = alone, "calls"
+    stream = Stream(spark, server.endpoint, table, tmp_path / "checkpoint")
     db.create_event_table(table, event_time="ts", retention="10m", columns=COLUMNS)
 
     def append(first: int, count: int, minute: int) -> int:
@@ -439,10 +446,9 @@ def test_events_that_retention_dropped_before_they_were_read_are_missed_aloud(
     assert other.seqs == [*range(6_000, 6_010), 7_000, 7_001, 7_002]
 
 
-def test_what_a_query_began_with_and_lost_before_it_was_read(server: ServerProcess, db: Any, table: str) -> None:
+def test_what_a_query_began_with_and_lost_before_it_was_read(alone: tuple[ServerProcess, Any]) -> None:
     """All that is left of the first snapshot is dropped, so that nothing is there that could be missing something."""
-    db.drop(f"{table}_5m")
-    db.drop(table)
+    (server, db), table = alone, "calls"
     db.create_event_table(table, event_time="ts", retention="10m", columns={"seq": "int64", "ts": "timestamp"})
 
     def append(count: int, minute: int) -> int:
