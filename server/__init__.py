@@ -11,6 +11,7 @@
 ``status``   errors to gRPC status
 ``calls``    what was asked for, how it ended and how long it took
 ``metrics``  the store's stats, distributions and calls for Prometheus
+``rows``     rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
 ``offline``  dump, verify, backup, restore: tools that need no server
 ============ ==========================================================================
 

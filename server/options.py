@@ -43,6 +43,7 @@ class Options:
     data: str
     listen: str = "localhost:7420"
     metrics: str | None = None
+    http: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -68,6 +69,7 @@ _OPTIONS: Final = (
     _Option("data", "DIR", "the store's directory; created if it is missing"),
     _Option("listen", "HOST:PORT", "default localhost:7420; port 0 picks a free one"),
     _Option("metrics", "HOST:PORT", "serve Prometheus metrics over HTTP"),
+    _Option("http", "HOST:PORT", "serve rows as JSON and CSV over HTTP, read only: /rows?table=..."),
     _Option("tls_cert", "FILE", "the server's certificate chain (PEM)"),
     _Option("tls_key", "FILE", "its private key (PEM)"),
     _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),

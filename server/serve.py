@@ -14,6 +14,7 @@ import ipaddress
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -23,6 +24,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
 from kivi_server import metrics as metrics_http
+from kivi_server import rows as rows_http
 from kivi_server.auth import Allowance, Tokens
 from kivi_server.options import Options
 from kivi_server.service import Service, handlers
@@ -78,6 +80,24 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
             "give --tls-cert and --tls-key, or --insecure if the network is trusted"
         )
     return None
+
+
+def _https(options: Options) -> ssl.SSLContext | None:
+    """TLS for rows over HTTP as for everything else; None for plaintext, which is for loopback without --insecure."""
+    host, _, _ = (options.http or "").rpartition(":")
+    if not options.tls_cert or not options.tls_key:
+        if not is_loopback(host) and not options.insecure:
+            raise InvalidArgument(
+                f"--http {options.http} would serve plaintext beyond this machine: "
+                "give --tls-cert and --tls-key, or --insecure if the network is trusted"
+            )
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    if options.tls_client_ca:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(options.tls_client_ca)
+    return context
 
 
 def _version() -> str:
@@ -142,6 +162,10 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
     if options.metrics:
         address, stop_metrics = metrics_http.serve(options.metrics, stats, store.histograms, sessions.calls)
         print(f"metrics on http://{address}/metrics", flush=True)
+    stop_http = None
+    if options.http:
+        address, stop_http = rows_http.serve(options.http, sessions, tokens, _https(options))
+        print(f"rows on {address}", flush=True)
     await server.start()
     for name in ("", methods.SERVICE):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -173,8 +197,9 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
         _log.warning("%d commits were not answered in time", sessions.commits_in_flight)
     await server.stop(grace=0.2)
     watching.cancel()
-    if stop_metrics is not None:
-        stop_metrics()
+    for stop_other in (stop_metrics, stop_http):
+        if stop_other is not None:
+            stop_other()
     await loop.run_in_executor(None, sessions.close)
     if failures:
         raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
