@@ -12,7 +12,6 @@
 ``calls``    what was asked for, how it ended and how long it took
 ``metrics``  the store's stats, distributions and calls for Prometheus
 ``rows``     rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
-``offline``  dump, verify, backup, restore: tools that need no server
 ============ ==========================================================================
 
 Installed as ``kivi_server``, so that no generic name lands among a user's packages.
