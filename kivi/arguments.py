@@ -274,6 +274,13 @@ def drops_late(late: object) -> bool:
     return late == "drop"
 
 
+def check_keep(keep: object) -> int | None:
+    """How many backups stay."""
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep < 2**31):
+        raise InvalidArgument(f"keep is a number of backups from 1 on, or None for all, not {keep!r}")
+    return keep
+
+
 def directory(path: object) -> str:
     """A path as text. Raises InvalidArgument."""
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):

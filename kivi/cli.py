@@ -263,6 +263,16 @@ def offline(args: argparse.Namespace) -> int:
     return tool(args)
 
 
+def backup(args: argparse.Namespace) -> int:
+    if args.to is not None:
+        if args.keep is not None:
+            raise InvalidArgument("--keep is for backups of a running server, which go to one directory")
+        return offline(args)
+    with connect(args) as db:
+        print_value(db.backup(os.path.abspath(args.dir), keep=args.keep), args.output)
+    return 0
+
+
 # -- arguments --------------------------------------------------------------------------------------
 
 
@@ -343,14 +353,19 @@ def parser() -> argparse.ArgumentParser:
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),
         ("verify", "check a store's files, sums and counts; reads only"),
-        ("backup", "verify a store and copy it"),
         ("restore", "verify a backup and copy it to where a store is wanted"),
     ):
         sub = command(name, offline, text, client=False)
         sub.add_argument("dir", metavar="DIR")
-        if name in ("backup", "restore"):
+        if name == "restore":
             sub.add_argument("to", metavar="TO", help="a directory that does not exist yet")
         sub.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    sub = command(
+        "backup", backup, "of the running server into DIR, or with TO of the store in DIR, which nobody has open"
+    )
+    sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")
+    sub.add_argument("to", metavar="TO", nargs="?", help="a directory that does not exist yet")
+    sub.add_argument("--keep", type=int, metavar="N", help="of a running server: so many backups stay, the oldest go")
     return top
 
 

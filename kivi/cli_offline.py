@@ -416,7 +416,15 @@ def backup(args: argparse.Namespace) -> int:
 
 
 def restore(args: argparse.Namespace) -> int:
-    """Verifies the backup and copies it."""
+    """Verifies the backup and copies it; of a directory of backups the newest."""
+    from kivi import backups
+
+    with contextlib.suppress(NotAStore):
+        found = backups.newest(args.dir)
+        if found is None:
+            raise InvalidArgument(f"there is no backup in {args.dir} yet")
+        args.dir = found
+    backups.check(args.dir)
     return _copy(args, "store")
 
 
@@ -429,7 +437,7 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     report = examine(args.dir)
     made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
     try:
-        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK"))
+        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
         _sync(part)
         if target.exists():
             target.rmdir()

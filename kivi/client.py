@@ -230,3 +230,6 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def checkpoint(self, path: str) -> None:
         self._run(self._core.checkpoint(path))
+
+    def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
+        return self._run(self._core.backup(repository, keep))

@@ -13,6 +13,7 @@ from kivi.arguments import (
     AggregateArguments,
     TailArguments,
     TransactionArguments,
+    check_keep,
     check_rows,
     check_token,
     directory,
@@ -315,3 +316,8 @@ class Core:
 
     def checkpoint(self, path: str) -> Steps[None]:
         yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)
+
+    def backup(self, repository: Any, keep: int | None) -> Steps[dict[str, Any]]:
+        request = service_pb2.BackupRequest(repository=directory(repository), keep=check_keep(keep) or 0)
+        reply = yield Unary("Backup", request, None)
+        return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}

@@ -32,6 +32,7 @@ UNARY: Final[dict[str, tuple[Any, Any]]] = {
     "Consolidate": (pb.ConsolidateRequest, pb.ConsolidateResponse),
     "Stats": (pb.StatsRequest, pb.StatsResponse),
     "Checkpoint": (pb.CheckpointRequest, pb.CheckpointResponse),
+    "Backup": (pb.BackupRequest, pb.BackupResponse),
 }
 # One request, a stream of answers.
 STREAMED: Final[dict[str, tuple[Any, Any]]] = {

@@ -19,6 +19,7 @@ from kivi.arguments import (
     TailArguments,
     TransactionArguments,
     check_batch,
+    check_keep,
     check_rows,
     check_token,
     directory,
@@ -276,3 +277,6 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def checkpoint(self, path: Any) -> None:
         self.store.checkpoint(directory(path))
+
+    def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
+        return self.store.backup(directory(repository), check_keep(keep))

@@ -218,6 +218,16 @@ class Database(ABC, Generic[Tx, Snap]):
         The directory in which it is made is there already (InvalidArgument); a copy that fails leaves nothing.
         """
 
+    @abstractmethod
+    def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
+        """A backup of what is visible now, in the directory ``repository`` of the machine where the store is.
+
+        The store goes on meanwhile. Each backup opens by itself, and shares with the one before what did not change;
+        ``keep`` of them stay, the oldest go. Gives name, path, watermark, files, copied_bytes and shared_bytes. Raises
+        NotAStore for a directory of something else, StoreInUse while another backup runs there, InvalidArgument, and
+        ResourceExhausted without space; nothing is left of one that fails.
+        """
+
 
 class Reads(ABC):
     """What transactions and snapshots have in common."""

@@ -60,7 +60,7 @@ from kivi.stages import LiveStage, sequences_of
 if TYPE_CHECKING:
     from kivi.store import Parts, Store
 
-__all__ = ["FORMAT", "Housekeeping", "Recovered", "checkpoint", "open_parts"]
+__all__ = ["FORMAT", "Housekeeping", "Recovered", "begin_copy", "checkpoint", "open_parts", "sync_directory"]
 
 FORMAT: Final = 1
 _MARKER: Final = "KIVI"
@@ -110,7 +110,7 @@ def open_parts(path: str | None, settings: Settings, engine: Engine | None, log:
         rocks.close()
         release_lock()
 
-    return Parts(rocks, segments, store_id, release)
+    return Parts(rocks, segments, store_id, release, path)
 
 
 def claim(path: str) -> tuple[Callable[[], None], bytes]:
@@ -288,8 +288,6 @@ def checkpoint(store: Store, path: str) -> None:
     Raises NotAStore if ``path`` is something already, InvalidArgument if it cannot be made where it should be,
     ResourceExhausted without space.
     """
-    from kivi.log.segmented import SegmentedLog
-
     path = os.path.abspath(path)
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise NotAStore(f"{path} is not an empty directory: a checkpoint makes a new one")
@@ -305,11 +303,7 @@ def checkpoint(store: Store, path: str) -> None:
     try:
         with store.consolidator.paused() as position:
             store.engine.checkpoint(os.path.join(partial, "engine"))
-        store_id = secrets.token_bytes(16)
-        SegmentedLog.start_after(
-            os.path.join(partial, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us
-        )
-        write_marker(partial, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
+        begin_copy(store, partial, position)
         os.rename(partial, path)
         made = path
         sync_directory(parent)
@@ -321,6 +315,17 @@ def checkpoint(store: Store, path: str) -> None:
                 f"the checkpoint {path} could not be written ({error.strerror}): nothing is left of it"
             ) from error
         raise
+
+
+def begin_copy(store: Store, path: str, position: int) -> None:
+    """Beside a copy of the engine: an empty log after ``position``, and an identity of its own."""
+    from kivi.log.segmented import SegmentedLog
+
+    store_id = secrets.token_bytes(16)
+    SegmentedLog.start_after(
+        os.path.join(path, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us
+    )
+    write_marker(path, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
 
 
 # -- housekeeping ---------------------------------------------------------------------------------------------

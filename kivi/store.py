@@ -27,7 +27,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from kivi import backfill, recovery, scan, tailing
+from kivi import backfill, backups, recovery, scan, tailing
 from kivi.arrow.coded import coded
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import encode_ipc, own_batches
@@ -97,6 +97,7 @@ class Parts:
     log: CommitLog
     store_id: bytes
     release: Callable[[], None]
+    path: str | None = None
 
 
 def _no_rows(schema: TableSchema) -> pa.RecordBatch:
@@ -827,6 +828,11 @@ class Store:
         """A copy of the store at one moment, in a new directory: opening it gives the same answers."""
         self.check_open()
         recovery.checkpoint(self, path)
+
+    def backup(self, repository: str, keep: int | None = None) -> dict[str, Any]:
+        """See ``kivi.backups.make``."""
+        self.check_open()
+        return backups.make(self, repository, keep)
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """What is cheap to know about a table's contents."""

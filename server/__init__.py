@@ -7,6 +7,7 @@
 ``translate`` messages to the store's arguments and back; what a stranger sent is checked here
 ``auth``     access tokens: roles, tables, allowances
 ``clients``  what each client uses, and when that is too much
+``logs``     what is logged, as text or JSON, with request ids
 ``limits``   the published limits
 ``status``   errors to gRPC status
 ``calls``    what was asked for, how it ended and how long it took

@@ -6,13 +6,15 @@ call is from when the server had it whole until its answer was made; of a commit
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 import grpc
+from kivi_server.logs import request_id
 
 from kivi.client_errors import status_code
 from kivi.errors import KiviError
@@ -20,13 +22,17 @@ from kivi.histogram import Histogram
 
 __all__ = ["Calls"]
 
+_log = logging.getLogger("kivi.server")
+_LONG: Final = frozenset({"Session", "Stage", "Scan", "Consolidate", "Checkpoint", "Backup"})
+"""Calls that last as long as their client or the disk takes."""
 Handler = Callable[[Any, Any], Awaitable[Any]]
 
 
 class Calls:
-    """Of one server. Thread safe."""
+    """Of one server. Thread safe. Calls that take longer than ``slow_s`` are logged."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow_s: float = 1.0) -> None:
+        self.slow_s = slow_s
         self._lock = threading.Lock()
         self._codes: Counter[tuple[str, str]] = Counter()
         self._times: dict[str, Histogram] = {}
@@ -42,6 +48,11 @@ class Calls:
             if times is None:
                 times = self._times[call] = Histogram()
         times.observe(seconds, count)
+
+    def slow(self, call: str, seconds: float, request: str, client: str, code: str = "OK") -> None:
+        """Logs it."""
+        facts = {"call": call, "request": request, "client": client, "ms": round(seconds * 1e3), "code": code}
+        _log.warning("a call took long", extra=facts)
 
     def codes(self) -> dict[tuple[str, str], int]:
         """(call, status code) -> how many."""
@@ -66,7 +77,11 @@ class Calls:
                 code = _status(context.code())
                 raise
             finally:
-                self._ended(call, time.monotonic() - began, code)
+                took = time.monotonic() - began
+                self._ended(call, took, code)
+                if took > self.slow_s and call not in _LONG:
+                    metadata = context.invocation_metadata() or ()
+                    self.slow(call, took, request_id(metadata), context.peer(), code.name)
 
         return measured
 

@@ -46,6 +46,7 @@ def _gauge(name: str, text: str) -> Metric:
     return Metric(name, GaugeMetricFamily, text)
 
 
+_SUMMED: Final = "Event blocks that were summed up, by what was read of them."
 _ABORTS: Final = "Commits that were refused and did nothing, by reason."
 
 METRICS: Final[dict[str, Metric]] = {
@@ -80,8 +81,8 @@ METRICS: Final[dict[str, Metric]] = {
     "stages": _gauge("stages", "Stages that wait for their commit."),
     "stage_bytes": _gauge("stage_bytes", "Log bytes that live stages keep."),
     "late_dropped": _counter("late_events_dropped", "Events below a retention floor that writers had asked to drop."),
-    "summary_blocks_known": _counter("summary_blocks_known", "Event blocks summed up from their headers."),
-    "summary_blocks_read": _counter("summary_blocks_read", "Event blocks that were read to be summed up."),
+    "summary_blocks_known": _counter("blocks_summed", _SUMMED, ("by", "header")),
+    "summary_blocks_read": _counter("blocks_summed", _SUMMED, ("by", "data")),
     "tables": _gauge("tables", "Tables, aggregates included."),
     "disk_free_bytes": _gauge("disk_free_bytes", "What the file system of the store's directory has left for it."),
     "disk_size_bytes": _gauge("disk_size_bytes", "The size of that file system."),

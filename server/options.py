@@ -50,6 +50,8 @@ class Options:
     token_file: str | None = None
     insecure: bool = False
     grace_s: float = 10.0
+    log_format: str = "text"
+    slow_call_s: float = 1.0
     client_rate: float | None = None
     client_snapshots: int | None = None
     client_staged_bytes: int | None = None
@@ -75,6 +77,8 @@ _OPTIONS: Final = (
     _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),
     _Option("token_file", "FILE", "access tokens, one a line, each with its access"),
     _Option("insecure", "", "serve plaintext beyond this machine", bool),
+    _Option("log_format", "FORMAT", "text or json, on standard error; default text"),
+    _Option("slow_call_s", "SECONDS", "calls that take longer are logged; default 1", float, "--slow-call"),
     _Option("client_rate", "N", "requests a second that one client may ask for; default no limit", float),
     _Option("client_snapshots", "N", "snapshots that one client may have open; default no limit", int),
     _Option("client_staged_bytes", "SIZE", "what one client may have staged; default no limit", int),
@@ -83,7 +87,10 @@ _OPTIONS: Final = (
 _BY_NAME: Final = {option.name: option for option in _OPTIONS}
 _SETTINGS: Final = {each.name: each.default for each in fields(Settings)}
 _PREFIX, _STORE_PREFIX = "KIVI_", "KIVI_STORE_"
-_OF_OTHERS: Final = frozenset({"KIVI_CI", "KIVI_CONFIG", "KIVI_ENDPOINT", "KIVI_OUTPUT", "KIVI_TLS_CA", "KIVI_TOKEN"})
+_OF_OTHERS: Final = frozenset(
+    f"KIVI_{name}"
+    for name in "CI CONFIG ENDPOINT FAIL JOURNAL JOURNAL_ROOT OUTPUT TLS_CA TOKEN".split()  # noqa: SIM905
+)
 """Variables that clients, tests and this file's name are told by."""
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\Z")
 _SIZES: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -178,6 +185,8 @@ def _value(name: str, value: Any, where: str) -> Any:
     if kind is str:
         if not isinstance(value, str) or not value:
             raise refused
+        if name == "log_format" and value not in ("text", "json"):
+            raise InvalidArgument(f"{where}: log_format is text or json, not {value!r}")
         return value
     if isinstance(value, str):
         value = _number(setting, value)

@@ -23,6 +23,7 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
+from kivi_server import logs
 from kivi_server import metrics as metrics_http
 from kivi_server import rows as rows_http
 from kivi_server.auth import Allowance, Tokens
@@ -152,7 +153,7 @@ def listener(
 
 async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
-    sessions = Sessions(store, _version(), allowance)
+    sessions = Sessions(store, _version(), allowance, slow_call_s=options.slow_call_s)
 
     def stats() -> dict[str, int | float]:
         return {**store.stats(), **sessions.stats(), **_disk(options.data)}
@@ -234,7 +235,7 @@ async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failur
 
 def run(options: Options) -> int:
     """Serves until it is told to stop; 0 after a graceful stop."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logs.begin(options.log_format)
     # Threads hand the interpreter to each other many times per request; the default of 5 ms is what a read would
     # wait for busy bytecode to let go.
     sys.setswitchinterval(0.0005)

@@ -55,8 +55,9 @@ _NEEDS: Final = {
     "DropTable": Access.ADMIN,
     "Consolidate": Access.ADMIN,
     "Checkpoint": Access.ADMIN,
+    "Backup": Access.ADMIN,
 }
-_WHOLE: Final = frozenset({"Consolidate", "Checkpoint"})  # not for tokens of some tables
+_WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
 _STREAM_BYTES: Final = 1 << 20  # scan messages are about this large
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -361,6 +362,11 @@ class Service:
             raise InvalidArgument("a checkpoint needs the path of a directory that does not exist yet")
         self.store.checkpoint(request.path)
         return pb.CheckpointResponse()
+
+    def backup(self, request: pb.BackupRequest) -> pb.BackupResponse:
+        if not request.repository:
+            raise InvalidArgument("a backup needs the path of a directory for backups")
+        return pb.BackupResponse(**self.store.backup(request.repository, request.keep or None))
 
 
 async def _write(context: Context, message: pb.ScanResponse) -> None:

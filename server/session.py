@@ -253,12 +253,17 @@ class Session(Requests):
 
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         if not isinstance(error, KiviError):
-            _log.error("a request failed", exc_info=error)
+            name = self._named(request)
+            _log.error("a request failed by a fault of the server", exc_info=error, extra={"request": name})
+            error = KiviError(f"the server failed to answer this request; its log says why, at request {name}")
         if request.id:
             lease = transaction.lease if transaction is not None else None
             self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, error=to_error(error)))
         if transaction is not None and transaction.failed is None and (not request.id or request.HasField("begin")):
             transaction.failed = error  # what is pipelined behind it gets the same answer
+
+    def _named(self, request: session_pb2.Request) -> str:
+        return f"{self.name.hex()[:8]}/{request.id}"
 
     # -- the worker's half ----------------------------------------------------------------------
 
@@ -528,7 +533,10 @@ class Session(Requests):
                 raise transaction.failed
             getattr(self, f"_do_{body}", self._do_nothing)(request, transaction)
             if body != "commit":  # which has not ended
-                self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received)
+                took = time.monotonic() - received
+                self.sessions.calls.ended(f"Session/{body}", took)
+                if took > self.sessions.calls.slow_s:
+                    self.sessions.calls.slow(f"Session/{body}", took, self._named(request), self.client.name)
         except BaseException as error:
             self._fail(request, transaction, error)
             self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received, error)

@@ -39,14 +39,16 @@ _SLOW_S: Final = 1.0  # no frame is handled on the event loop for so long after 
 class Sessions:
     """All sessions of a server, the workers they share, and what is still to be answered."""
 
-    def __init__(self, store: Store, version: str, allowance: Allowance | None = None) -> None:
+    def __init__(
+        self, store: Store, version: str, allowance: Allowance | None = None, *, slow_call_s: float = 1.0
+    ) -> None:
         self.store = store
         self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
         self.version = version
         self.instance = secrets.token_hex(8)
         self.limits = limits.message(store.settings)
-        self.calls = Calls()
+        self.calls = Calls(slow_call_s)
         self.live: dict[bytes, Session] = {}
         self.shared: dict[bytes, tuple[Lease, Client]] = {}
         self.stopping = False

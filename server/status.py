@@ -6,6 +6,7 @@ import logging
 from typing import Any, NoReturn
 
 import grpc
+from kivi_server.logs import request_id
 
 from kivi.client_errors import DETAILS_KEY, status_code, to_error, to_rich_status
 from kivi.errors import KiviError
@@ -18,7 +19,8 @@ _log = logging.getLogger("kivi.server")
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
     """Ends a call with the error's status and details."""
     if not isinstance(error, KiviError):
-        _log.error("a request failed", exc_info=error)
-        error = KiviError("the server failed to answer this request; its log says why")
+        request = request_id(context.invocation_metadata() or ())
+        _log.error("a call failed by a fault of the server", exc_info=error, extra={"request": request})
+        error = KiviError(f"the server failed to answer this request; its log says why, at request {request}")
     await context.abort(status_code(error), error.message, ((DETAILS_KEY, to_rich_status(error)),))
     raise AssertionError("unreachable")

@@ -100,8 +100,8 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
     ),
     "store": Room(
-        "kivi.store kivi.backfill kivi.overwrite kivi.recovery kivi.retention kivi.scan kivi.splitting kivi.tailing"
-        " kivi.txn",
+        "kivi.store kivi.backfill kivi.backups kivi.overwrite kivi.recovery kivi.retention kivi.scan kivi.splitting"
+        " kivi.tailing kivi.txn",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
         rooms="errors counting values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",

@@ -380,3 +380,6 @@ class Database:
 
     async def checkpoint(self, path: str) -> None:
         await self._run(self._core.checkpoint(path))
+
+    async def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
+        return await self._run(self._core.backup(repository, keep))

@@ -639,6 +639,8 @@ def test_the_decorator_joins_a_transaction_or_begins_one(db):
         lambda db: db.snapshot(ttl_s=0),
         lambda db: db.checkpoint(None),
         lambda db: db.checkpoint(""),
+        lambda db: db.backup(""),
+        lambda db: db.backup("backups", keep=0),
         lambda db: db.create_table("t", key={"id": "int64"}, columns=None),
         lambda db: db.discard_stages("a stage"),
         lambda db: db.discard_stages(["a stage"]),

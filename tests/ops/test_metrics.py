@@ -137,7 +137,7 @@ def test_the_counters_are_what_was_done(loaded: tuple[Load, str]) -> None:
 
 
 def test_no_label_has_a_value_that_users_choose(loaded: tuple[Load, str]) -> None:
-    allowed = {"le", "reason", "rpc", "code", "version", "python", "grpcio", "pyarrow", "rocksdict"}
+    allowed = {"le", "by", "reason", "rpc", "code", "version", "python", "grpcio", "pyarrow", "rocksdict"}
     for name, labels in values(loaded[1]):
         assert {label for label, _ in labels} <= allowed, name
         assert not {value for _, value in labels} & {"accounts", "calls", "by_endpoint"}

@@ -271,3 +271,27 @@ class TailPointsResponse(_message.Message):
     created_ts: int
     store: str
     def __init__(self, points: _Optional[_Iterable[_Union[TailPoint, _Mapping]]] = ..., last: _Optional[int] = ..., watermark: _Optional[int] = ..., kept_since: _Optional[int] = ..., table_id: _Optional[int] = ..., created_ts: _Optional[int] = ..., store: _Optional[str] = ...) -> None: ...
+
+class BackupRequest(_message.Message):
+    __slots__ = ("repository", "keep")
+    REPOSITORY_FIELD_NUMBER: _ClassVar[int]
+    KEEP_FIELD_NUMBER: _ClassVar[int]
+    repository: str
+    keep: int
+    def __init__(self, repository: _Optional[str] = ..., keep: _Optional[int] = ...) -> None: ...
+
+class BackupResponse(_message.Message):
+    __slots__ = ("name", "path", "watermark", "files", "copied_bytes", "shared_bytes")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    WATERMARK_FIELD_NUMBER: _ClassVar[int]
+    FILES_FIELD_NUMBER: _ClassVar[int]
+    COPIED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    path: str
+    watermark: int
+    files: int
+    copied_bytes: int
+    shared_bytes: int
+    def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., watermark: _Optional[int] = ..., files: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
