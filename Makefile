@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test check soak mutants bench demo reconcile proto format clean
+.PHONY: help venv test stories check soak mutants bench demo reconcile proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,11 @@ venv: $(INSTALLED) ## Create .venv and install everything into it (the other tas
 # In two processes, by file: much of a test's time is waiting for another process (Spark, a browser, a server) to start.
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not story'
+
+stories: $(INSTALLED) ## The long tests: Spark drivers that are killed, twins of a task, clusters, programs (CI runs them too)
+	$(say) 'stories'
+	@$(BIN)/python -m pytest -q -n 2 --dist load -m story
 
 check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	$(say) 'check: formatting (make format mends it)'

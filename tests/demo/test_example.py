@@ -79,6 +79,7 @@ def state(db: Any) -> tuple[list[Any], ...]:
         return tuple(list(snapshot.scan(name)) for name in names)
 
 
+@pytest.mark.story
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 def test_the_papers_example_and_a_repeated_batch(tmp_path: Path, spark: SparkSession) -> None:

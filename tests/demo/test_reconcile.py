@@ -93,6 +93,7 @@ def differing(report: Report) -> dict[str, tuple[int, int]]:
     }
 
 
+@pytest.mark.story
 def test_no_difference_to_events_and_files(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     report = world.reconcile(only=())
     assert {line.aggregate.name for line in report.lines} == {
@@ -172,6 +173,7 @@ def test_a_file_that_is_gone_is_said(world: World, tmp_path: Path) -> None:
     assert tell(report, Voice(), all_files=True) == 1
 
 
+@pytest.mark.story
 def test_the_program_as_a_scheduler_starts_it(world: World, tmp_path: Path) -> None:
     """By the environment, as a scheduler would start it."""
     environment = {**os.environ, "KIVI_ENDPOINT": world.server.endpoint, "APM_LANDING": str(world.landing)}

@@ -138,6 +138,7 @@ def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
             daemon.stop()
 
 
+@pytest.mark.story
 def test_a_job_that_brings_kivi_along(cluster, environment, python, server, db, tmp_path) -> None:
     pack, submit = readme_commands()
     (tmp_path / "job.py").write_text(JOB.read_text())
@@ -159,6 +160,7 @@ def test_a_job_that_brings_kivi_along(cluster, environment, python, server, db, 
         assert "kivi.zip" in path and str(ROOT) not in path, path
 
 
+@pytest.mark.story
 def test_spark_connect(environment, python, server, db, tmp_path) -> None:
     """The server's Python has no kivi: the client brings it along."""
     packed(readme_commands()[0], tmp_path)

@@ -69,6 +69,7 @@ def test_a_worker_is_killed_after_it_staged(run, source, db, table, tmp_path) ->
     assert db.stats()["stage_bytes"] > before  # what the killed ones staged is there, and nobody sees it
 
 
+@pytest.mark.story
 def test_the_driver_is_killed_before_a_commit_and_after_one(run, source, server, db, table, tmp_path) -> None:
     """Each time the last process to live is the one that commits; then the query goes on in three parts."""
     source.add(4, rows=100)
@@ -89,6 +90,7 @@ def test_the_driver_is_killed_before_a_commit_and_after_one(run, source, server,
     assert committed(checkpoint) == [0, 1, 2, 3]
 
 
+@pytest.mark.story
 def test_twins_of_a_task_both_finish_and_a_deleted_checkpoint_warns(source, server, db, table, tmp_path) -> None:
     """Spark's own speculation, on two workers: the twin of a straggler stages the same rows, and both return.
 

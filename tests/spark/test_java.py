@@ -170,6 +170,7 @@ print(spark.conf.get("spark.sql.session.timeZone"), spark.conf.get("spark.ui.ena
 """
 
 
+@pytest.mark.story
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_a_spark_job_runs_where_no_java_is_installed(tmp_path: Path) -> None:

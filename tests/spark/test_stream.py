@@ -129,6 +129,7 @@ def start_job(server: Any, table: str, source: helpers.Input, tmp_path: Path) ->
     )
 
 
+@pytest.mark.story
 def test_the_driver_is_killed_twice(run, source, server, db, table, tmp_path) -> None:
     """Each time on the way; the third, which goes on from the checkpoint to the end, is this process."""
     source.add(14, rows=100)

@@ -220,6 +220,7 @@ def test_where_a_query_begins(spark: Any, server: ServerProcess, written: Writte
     assert [list(row) for row in columns.rows] == [["resp_time_us", "seq", "_commit_ts"]] * 7
 
 
+@pytest.mark.story
 def test_available_now_ends_although_events_keep_coming(stream: Stream, written: Written) -> None:
     written.append(*[10] * 20)
     stopped = threading.Event()
@@ -321,6 +322,7 @@ def test_the_server_is_gone_for_too_long_and_the_query_starts_again(spark: Any, 
         assert stream.seqs == written.seqs()
 
 
+@pytest.mark.story
 @pytest.mark.timeout(600)  # three sessions begin, each of which takes a busy machine a minute
 def test_the_driver_is_killed_twice(spark: Any, server: ServerProcess, db: Any, tmp_path: Path, table: str) -> None:
     """From one table into another; the third driver goes on to the end. Events go by their number, each once."""
@@ -370,6 +372,7 @@ def test_a_table_that_was_made_again_is_not_read_on_in_silence(stream: Stream, d
     assert stream.seqs == written.seqs() + again.seqs()
 
 
+@pytest.mark.story
 def test_a_store_that_was_restored_from_a_backup_is_noticed(spark: Any, tmp_path: Path) -> None:
     """Be it that the offset is past it, or that other commits have taken the place of those that were read."""
     with ServerProcess(tmp_path / "data") as server:
@@ -410,6 +413,7 @@ def alone(tmp_path: Path) -> Iterator[tuple[ServerProcess, Any]]:
         yield server, db
 
 
+@pytest.mark.story
 def test_events_that_retention_dropped_before_they_were_read_are_missed_aloud(
     spark: Any, alone: tuple[ServerProcess, Any], tmp_path: Path
 ) -> None:
