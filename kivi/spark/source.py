@@ -1,6 +1,6 @@
 """What Spark registers: ``format("kivi")``, and reading a table at one snapshot, in parts.
 
-Each part is a range of keys, or of event time, of about ``partitionRows`` rows: one task. Filters that kivi can
+Each part is a range of keys, or of commits of events, of about ``partitionRows`` rows: one task. Filters that kivi can
 evaluate are evaluated where the rows are (``filters``), and those on the first key columns or the event time leave out
 what lies outside. Spark asks for that only with ``spark.sql.python.filterPushdown.enabled`` set (``kivi.spark.session``
 sets it), and stops with an error at a reader that offers it unasked; so that one is used where Spark's process is the
@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import InvalidArgument, SnapshotTooOld, Unavailable
 from kivi.expr import Expr
 from kivi.spark.feed import AggregateFeed
 from kivi.spark.filters import Range, predicate, range_of
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FilteringReader", "KiviDataSource", "Reader", "SharedSnapshot"]
 
+_POINTS: Final = 1_000
 _FILTERS_PROCESS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -140,6 +141,19 @@ class SharedSnapshot(InputPartition):
     range: Range = field(default_factory=Range)
 
 
+@dataclass(frozen=True, slots=True)
+class CommitPart(InputPartition):
+    """A part of an event table at the job's snapshot: ``take`` events after the first ``skip`` of those committed after
+    ``since``. They are where they were as long as nothing more is dropped than was at ``kept_since``."""
+
+    lease: bytes
+    ts: int
+    since: int
+    skip: int
+    take: int
+    kept_since: int
+
+
 class Reader(DataSourceReader):
     """One job's read."""
 
@@ -156,22 +170,42 @@ class Reader(DataSourceReader):
 
         def begin() -> list[InputPartition]:
             db = options.client()
-            parts = self._parts(db)
             # Not closed, which would end it for the tasks: it ends by its time limit.
             snapshot = db.snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
             snapshot.__enter__()
-            return [SharedSnapshot(snapshot.lease, snapshot.ts, part) for part in parts]
+            return self._parts(db, snapshot.lease, snapshot.ts)
 
         return patiently(begin, options.timeout_s)
 
-    def _parts(self, db: Database) -> list[Range]:
-        return self._range.cut(db.split_points(self._options.table, self._options.partition_rows))
+    def _parts(self, db: Database, lease: bytes, ts: int) -> list[InputPartition]:
+        """Events by their commits, as they lie in blocks, unless the job is about some time: times may be in any order,
+        and each part would read most blocks then (8 million events in no order of time: 0.9 M/s, and 2.9 by commits)."""
+        if self._target.kind == "event" and self._range == Range():
+            parts = list(self._by_commit(db, lease, ts))
+            return [*parts] if parts else [SharedSnapshot(lease, ts)]
+        cuts = self._range.cut(db.split_points(self._options.table, self._options.partition_rows))
+        return [SharedSnapshot(lease, ts, part) for part in cuts]
+
+    def _by_commit(self, db: Database, lease: bytes, ts: int) -> Iterator[CommitPart]:
+        since, size = 0, self._options.partition_rows
+        while True:
+            found = db.tail_points(self._options.table, since, size, upto=ts, most=_POINTS)
+            for commit_ts, rows in found.points:
+                for skip in range(0, rows, size):
+                    yield CommitPart(lease, ts, since, skip, min(size, rows - skip), found.kept_since)
+                since = commit_ts
+            if len(found.points) < _POINTS:
+                return
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task, which holds one batch at a time however large the table is."""
-        assert isinstance(partition, SharedSnapshot)
         names = self._schema.fieldNames()
         wanted = arrow_schema(self._schema)
+        if isinstance(partition, CommitPart):
+            for batch in self._read_commits(partition, names):
+                yield batch.cast(wanted)
+            return
+        assert isinstance(partition, SharedSnapshot)
         part = partition.range
         with held(self._options, partition.lease, partition.ts) as snapshot:
             for batch in snapshot.scan_batches(
@@ -183,6 +217,26 @@ class Reader(DataSourceReader):
                 columns=names,
             ):
                 yield batch.cast(wanted)
+
+    def _read_commits(self, part: CommitPart, names: list[str]) -> Iterator[pa.RecordBatch]:
+        options = self._options
+        with held(options, part.lease, part.ts) as snapshot:
+            if options.client().tail_points(options.table, most=0).kept_since != part.kept_since:
+                raise SnapshotTooOld(  # the lease had ended, and retention went on: other events are in their places
+                    f"events of {options.table!r} were dropped since this job was planned: run it again, with a longer "
+                    "option leaseTtl"
+                )
+            yield from snapshot.change_batches(
+                options.table,
+                since=part.since,
+                skip=part.skip,
+                take=part.take,
+                where=self._where,
+                columns=names,
+                commit_ts=False,
+                remembered_at=part.ts,
+                partial=True,
+            )
 
 
 class FilteringReader(Reader):

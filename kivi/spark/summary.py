@@ -23,7 +23,6 @@ from kivi.definitions import summary_schema
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.predicate_text import where
 from kivi.schema import Column, OperatorCall, TableSchema
-from kivi.spark.filters import Range
 from kivi.spark.holding import held
 from kivi.spark.schemas import arrow_schema, spark_type
 from kivi.spark.source import Reader, SharedSnapshot
@@ -83,8 +82,8 @@ class SummaryReader(Reader):
             types = {name: str(type_) for name, type_ in target.columns.items()}
             self._where = where(options.where, types, "option where")
 
-    def _parts(self, db: Database) -> list[Range]:
-        return [Range()]
+    def _parts(self, db: Database, lease: bytes, ts: int) -> list[InputPartition]:
+        return [SharedSnapshot(lease, ts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SharedSnapshot)

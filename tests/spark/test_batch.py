@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import time
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +16,7 @@ from kivi.spark.options import Options
 from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.source import Reader
 from tests.client.proxy import Proxy
+from tests.serverproc import ServerProcess
 from tests.spark.helpers import check
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
@@ -255,3 +259,36 @@ def test_rows_that_do_not_fit(spark, server, totals) -> None:
     ):
         with pytest.raises(Exception, match=what):
             frame.write.format("kivi").options(endpoint=server.endpoint, table=totals).mode("append").save()
+
+
+def test_events_are_cut_by_their_commits_whatever_their_times_are(spark: Any, tmp_path: Path) -> None:
+    """Small commits and one that is larger than many parts, times in no order, pending and in blocks: all parts
+    together are the events, each once, also where filters are pushed down."""
+    day_us = 86_400_000_000
+    now_us = int(time.time() * 1e6)
+    with ServerProcess(tmp_path / "data", "--set", "block_rows=700") as server, server.connect() as db:
+        db.create_event_table("e", event_time="ts", columns={"id": "int64", "ts": "timestamp"}, retention="30d")
+        sizes = [3, 1, 4_000, 250, 60, 900]
+        first = 0
+        for turn, size in enumerate(sizes):
+            events = [{"id": i, "ts": now_us - (i * 7919 % 20) * day_us} for i in range(first, first + size)]
+            db.append("e", events)
+            first += size
+            if turn == 3:
+                db.consolidate()
+
+        def read(**options: Any) -> Any:
+            given = {"endpoint": server.endpoint, "table": "e", "partitionRows": 300, **options}
+            return spark.read.format("kivi").options(**given).load()
+
+        frame = read()
+        assert sorted(row.id for row in frame.collect()) == list(range(first))
+        parts = frame.rdd.getNumPartitions()
+        assert sum(sizes) / 300 <= parts <= sum(sizes) / 300 + len(sizes)
+        assert sorted(row.id for row in frame.filter("id % 2 = 0 and id > 100").collect()) == list(range(102, first, 2))
+        moment = dt.datetime.fromtimestamp((now_us - 10 * day_us) / 1e6, dt.UTC)
+        late = frame.filter(frame.ts >= moment).count()
+        assert late == sum(i * 7919 % 20 <= 10 for i in range(first))
+        before = db.watermark()
+        db.append("e", [{"id": 10**6 + i, "ts": now_us} for i in range(500)])
+        assert read(asOf=before).count() == first and read().count() == first + 500
