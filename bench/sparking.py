@@ -8,9 +8,9 @@
 * *Overhead*: what a micro-batch of 1,000 events costs beyond the same query with Spark's ``noop`` sink: the median
   batch of each, in one session. Wanted: 300 ms at most.
 
-A small job of each kind runs before the clock does. Spark is local[2] in one Java process, beside kivi's server: on two cores everything that kivi does is time that Spark
-does not have, where Parquet has both. Totals of tables and aggregates are verified, and so are the sums that a read
-adds up.
+A small job of each kind runs before the clock does. Spark is local[2] in one Java process, beside kivi's server: on two
+cores everything that kivi does is time that Spark does not have, where Parquet has both. Totals of tables and
+aggregates are verified, and so are the sums that a read adds up.
 """
 
 from __future__ import annotations
