@@ -1,0 +1,74 @@
+"""Stores that older versions made, as a crash left them: opened as they are, the same answers, and theirs no more."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import tarfile
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.recovery import FORMAT
+
+FORMATS = Path(__file__).parent / "formats"
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, dt.datetime):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def rows(snapshot: Any, table: str) -> list[dict[str, Any]]:
+    return [{name: plain(value) for name, value in row.items()} for row in snapshot.scan(table)]
+
+
+def test_every_older_format_has_a_store_here() -> None:
+    assert {path.stem.removesuffix(".tar") for path in FORMATS.glob("*.tar.gz")} == {str(f) for f in range(1, FORMAT)}
+
+
+@pytest.fixture(params=[str(version) for version in range(1, FORMAT)])
+def older(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    with tarfile.open(FORMATS / f"{request.param}.tar.gz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    assert json.loads((tmp_path / "store" / "KIVI").read_text())["format"] == int(request.param)
+    return tmp_path / "store", json.loads((FORMATS / f"{request.param}.json").read_text())
+
+
+def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str, Any]]) -> None:
+    path, expected = older
+    for _ in range(2):  # and again, with what this version has written
+        with kivi.open(path) as db:
+            with db.snapshot(as_of=expected["ts"]) as snapshot:
+                assert snapshot.to_arrow("calls").num_rows == expected["calls"]
+                assert rows(snapshot, "accounts") == expected["accounts"]
+            with db.snapshot(as_of=expected["at"]) as snapshot:
+                assert rows(snapshot, "accounts") == expected["before"]
+            assert db.outcome("first") is not None
+            db.consolidate()
+    with kivi.open(path) as db:
+        with db.snapshot() as snapshot:
+            assert rows(snapshot, "by_endpoint") == expected["by_endpoint"]
+        with db.transaction(batch=("spark/calls/app", 1)) as tx:
+            tx.append_stages("calls", [bytes.fromhex(expected["stage"])])
+        assert tx.commit_ts is not None and tx.commit_ts > expected["ts"]
+        with db.snapshot() as snapshot:
+            assert snapshot.to_arrow("calls").num_rows == expected["calls"] + 100
+    assert json.loads((path / "KIVI").read_text())["format"] == FORMAT
+
+
+def test_a_newer_store_is_refused_untouched(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data") as db:
+        db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
+    marker = tmp_path / "data" / "KIVI"
+    marker.write_text(marker.read_text().replace(f'"format": {FORMAT}', f'"format": {FORMAT + 1}'))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != "LOCK"}
+    with pytest.raises(kivi.FormatTooNew, match=f"format {FORMAT + 1}"):
+        kivi.open(tmp_path / "data")
+    assert {path: path.stat().st_mtime_ns for path in before} == before
