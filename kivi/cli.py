@@ -33,7 +33,7 @@ def connect(args: argparse.Namespace) -> Any:
 
 
 def status(args: argparse.Namespace) -> int:
-    """Ten lines: healthy or not, and what it is doing."""
+    """Ten lines: healthy or not, and what it is doing. 1 if somebody has to do something."""
     try:
         with connect(args) as db:
             before, began = db.stats(), time.monotonic()
@@ -50,20 +50,44 @@ def status(args: argparse.Namespace) -> int:
     def rate(name: str) -> float:
         return float(max(0.0, (number(name) - before.get(name, 0)) / took))
 
+    problems = list(_problems(now, before))
     lines = {
         "server": args.endpoint,
-        "healthy": True,
+        "healthy": not problems,
+        **({"problems": "; ".join(problems)} if problems else {}),
         "tables": len(tables),
         "watermark": f"{number('watermark')} ({number('watermark_lag')} behind the log)",
         "commits": f"{number('commits'):,} ({rate('commits'):,.0f}/s, {number('in_flight')} in flight)",
         "conflicts": f"{number('aborts_conflict'):,} ({rate('aborts_conflict'):,.0f}/s)",
         "clients": f"{number('server_sessions')} ({number('server_open_transactions')} transactions open)",
-        "snapshots": f"{number('leases')} open",
+        "snapshots": f"{number('leases')} open, the oldest for {number('oldest_snapshot_age_s'):,.0f} s",
         "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
-        "log": f"{number('log_log_bytes') / 1e6:,.1f} MB kept",
+        "disk": f"log {number('log_log_bytes') / 1e6:,.0f} MB, base {_base_bytes(now) / 1e6:,.0f} MB, "
+        f"{number('disk_free_bytes') / 1e9:,.1f} GB free",
     }
     print_value(lines, args.output)
-    return 0
+    return 1 if problems else 0
+
+
+_DISK_FREE_MIN = 512 << 20
+
+
+def _base_bytes(stats: dict[str, Any]) -> float:
+    return float(stats.get("engine_sst_bytes", 0) + stats.get("engine_blob_bytes", 0))
+
+
+def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
+    """What somebody has to do something about."""
+    if now.get("log_failed"):
+        yield "the commit log failed: look at the disk, and start the server again"
+    if now.get("engine_background_errors"):
+        yield "RocksDB reports errors: run kivi verify on a copy, restore a backup if it finds damage"
+    if now.get("engine_write_stopped"):
+        yield "RocksDB stalls all writes: look whether the disk is busy"
+    if now.get("disk_size_bytes") and now["disk_free_bytes"] < _DISK_FREE_MIN:
+        yield "the disk is almost full: make room; without any, writes are refused and reads go on"
+    if now.get("watermark_lag", 0) > 1_000 and now["watermark"] == before.get("watermark"):
+        yield "the watermark stands still: a commit does not finish"
 
 
 def tables(args: argparse.Namespace) -> int:
