@@ -47,6 +47,7 @@ def home(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.story
 @pytest.mark.spark
 @pytest.mark.timeout(500)
 def test_the_demonstration_proves_its_sums(tmp_path: Path, home: Path) -> None:
