@@ -92,6 +92,8 @@ _OF_OTHERS: Final = frozenset(
     for name in "CI CONFIG ENDPOINT FAIL JOURNAL JOURNAL_ROOT OUTPUT TLS_CA TOKEN".split()  # noqa: SIM905
 )
 """Variables that clients, tests and this file's name are told by."""
+_OF_CLUSTERS: Final = re.compile(r"KIVI_(SERVICE_|PORT(_|\Z))")
+"""Variables that Kubernetes tells every container about a service that is called kivi."""
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)\Z")
 _SIZES: Final = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _TIME: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\Z")
@@ -164,7 +166,7 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Any
         if variable.startswith(_STORE_PREFIX):
             name = variable.removeprefix(_STORE_PREFIX).lower()
             yield f"store.{_known(name, _SETTINGS, variable)}", text, variable
-        elif variable.startswith(_PREFIX) and variable not in _OF_OTHERS:
+        elif variable.startswith(_PREFIX) and variable not in _OF_OTHERS and not _OF_CLUSTERS.match(variable):
             yield _known(variable.removeprefix(_PREFIX).lower(), _BY_NAME, variable), text, variable
 
 

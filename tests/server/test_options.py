@@ -101,6 +101,8 @@ def test_a_file_with_a_fault_is_refused_by_name(tmp_path: Path, text: str, words
 
 
 def test_variables_of_clients_are_no_concern_of_the_servers() -> None:
+    cluster = {"KIVI_SERVICE_HOST": "10.0.0.1", "KIVI_PORT": "tcp://10.0.0.1:7420", "KIVI_PORT_7420_TCP_PORT": "7420"}
+    assert told("--data", "d", environment=cluster).listen == "localhost:7420"
     assert told("--data", "d", environment={"KIVI_TOKEN": "x", "KIVI_ENDPOINT": "y", "PATH": "z"}).data == "d"
 
 
