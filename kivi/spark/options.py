@@ -13,7 +13,7 @@ asOf            reads: a commit timestamp, or a moment as ISO 8601 with its zone
 aggregate       reads: events as one row of measures, "count(), max(ts) as newest" (``kivi.spark.summary``)
 start, end      with aggregate: events from this moment on, and before that one; ISO 8601 with its zone
 where           with aggregate: which events, like "endpoint_id == 251 & resp_time_us > 1000"
-partitionRows   reads: about how many rows a task reads; default 500000
+partitionRows   reads: about how many rows a task reads; default 1000000
 leaseTtl        reads: how long the job's snapshot is kept without a task that reads it ("10m")
 =============== ====================================================================================================
 
@@ -66,7 +66,7 @@ class Options:
     columns: tuple[str, ...] | None = None
     as_of: int | dt.datetime | None = None
     lease_ttl_s: float = 600.0
-    partition_rows: int = 500_000
+    partition_rows: int = 1_000_000
     late_events: str = "fail"
     aggregate: str | None = None
     start: dt.datetime | None = None
@@ -101,7 +101,7 @@ class Options:
             columns=_columns(values["columns"]) if "columns" in values else None,
             as_of=as_of_option(values["asof"]) if "asof" in values else None,
             lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
-            partition_rows=_rows(values.get("partitionrows", "500000")),
+            partition_rows=_rows(values.get("partitionrows", "1000000")),
             late_events=_late(values.get("lateevents", "fail")),
             aggregate=aggregate,
             start=_moment(values["start"], "start") if values.get("start") else None,
