@@ -15,8 +15,8 @@ shared with the live store, though: damage to one of its files must not reach a 
     copying        from these links, while the store goes on
     the end        everything synced, then one rename: a backup is whole, or it is not there
 
-The name of a repository that was interrupted at any point lists whole backups only; what is left of the others is
-removed by the next one. One backup at a time.
+A repository that was interrupted at any point has whole backups only; what is left of others the next one removes. One
+backup at a time.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from kivi.errors import InvalidArgument, NotAStore, ResourceExhausted, StoreInUse, Unavailable
+from kivi.errors import DataLoss, InvalidArgument, NotAStore, ResourceExhausted, StoreInUse, Unavailable
 from kivi.recovery import begin_copy, sync_directory
 
 if TYPE_CHECKING:
     from kivi.store import Store
 
-__all__ = ["make", "newest", "of_repository"]
+__all__ = ["check", "make", "newest", "of_repository"]
 
 _MARKER: Final = "KIVI-BACKUPS"
 _MANIFEST: Final = "BACKUP"
@@ -193,8 +193,6 @@ def _manifest(backup: str) -> dict[str, Any]:
 
 def check(backup: str) -> None:
     """Raises DataLoss if a file of the backup is not what was written."""
-    from kivi.errors import DataLoss
-
     for name, (size, digest) in _manifest(backup)["files"].items():
         path = os.path.join(backup, "engine", name)
         found = hashlib.blake2b(digest_size=16)

@@ -42,7 +42,3 @@ class Histogram:
         """How many are at or below each bound, and in all; and the sum of all values."""
         with self._lock:
             return list(accumulate(self._counts)), self._sum
-
-    @property
-    def count(self) -> int:
-        return sum(self._counts)

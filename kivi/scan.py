@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from kivi.arrow.coded import plain
+from kivi.arrow.coded import gathered, plain
 from kivi.arrow.columns import rows_batch
 from kivi.arrow.predicates import filter_batch
 from kivi.definitions import summary_schema
@@ -40,7 +40,6 @@ __all__ = [
     "Scan",
     "check_visible",
     "few_rows",
-    "gathered",
     "get",
     "get_each",
     "key_range",
@@ -137,7 +136,7 @@ def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn
         portions = store.reader.scan_portions(
             lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
         )
-        return gathered(projection.batches(portions, wanted.limit))
+        return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
     rows = _rows_of(store, lease, schema, wanted, txn, own)
     return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
@@ -171,20 +170,6 @@ def _rows_of(
         inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
         rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
     return rows
-
-
-def gathered(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Those of which a predicate has left little, together."""
-    held: list[pa.RecordBatch] = []
-    count = 0
-    for batch in batches:
-        held.append(batch)
-        count += batch.num_rows
-        if count >= BATCH_ROWS:
-            yield pa.concat_batches(held) if len(held) > 1 else batch
-            held, count = [], 0
-    if held:
-        yield pa.concat_batches(held) if len(held) > 1 else held[0]
 
 
 def _batched(schema: TableSchema, projection: Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -254,37 +239,44 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     view.floor_us = floor
     trim = trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
-    if sums is not None:
-        return _summary(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, sums)
-    return _event_batches(store, lease, schema, view, recent, own, trim, wanted, time_from, time_to, outputs)
+    found = _Events(store, lease, schema, wanted, view, (time_from, time_to), recent, own, trim)
+    return _event_batches(found, outputs) if sums is None else _summary(found, sums)
 
 
-def _event_batches(
-    store: Store,
-    lease: Lease,
-    schema: TableSchema,
-    view: Any,
-    recent: list[pa.RecordBatch],
-    own: list[pa.RecordBatch],
-    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch],
-    wanted: Scan,
-    time_from: int | None,
-    time_to: int | None,
-    outputs: list[str],
-) -> Iterator[pa.RecordBatch]:
+class _Events(NamedTuple):
+    """What a scan of an event table captured: blocks, then what is pending, then own events, in commit order."""
+
+    store: Store
+    lease: Lease
+    schema: TableSchema
+    wanted: Scan
+    view: EventView
+    times: tuple[int | None, int | None]  # from, to
+    recent: list[pa.RecordBatch]
+    own: list[pa.RecordBatch]
+    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch]
+
+    @property
+    def tail(self) -> list[tuple[pa.RecordBatch, bool]]:
+        """What is in memory, and whether it is committed."""
+        return [*((batch, True) for batch in self.recent), *((batch, False) for batch in self.own)]
+
+
+def _event_batches(found: _Events, outputs: list[str]) -> Iterator[pa.RecordBatch]:
+    wanted, (time_from, time_to) = found.wanted, found.times
+
     def memory() -> Iterator[pa.RecordBatch]:
-        tail = [*((batch, True) for batch in recent), *((batch, False) for batch in own)]
-        for batch, committed in reversed(tail) if wanted.reverse else tail:
-            kept = trim(batch, committed)
+        for batch, committed in reversed(found.tail) if wanted.reverse else found.tail:
+            kept = found.trim(batch, committed)
             if wanted.reverse:
                 kept = kept.take(pa.array(range(kept.num_rows - 1, -1, -1), pa.int64()))
             yield from pieces(kept)
 
-    stored = view.scan(
+    stored = found.view.scan(
         time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
     )
     parts = [memory(), stored] if wanted.reverse else [stored, memory()]
-    return watched(store, lease, schema, view, itertools.chain(*parts))
+    return watched(found.store, found.lease, found.schema, found.view, itertools.chain(*parts))
 
 
 def watched(
@@ -302,21 +294,10 @@ def watched(
             raise
 
 
-def _summary(
-    store: Store,
-    lease: Lease,
-    schema: TableSchema,
-    view: EventView,
-    recent: list[pa.RecordBatch],
-    own: list[pa.RecordBatch],
-    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch],
-    wanted: Scan,
-    time_from: int | None,
-    time_to: int | None,
-    sums: Sums,
-) -> Iterator[pa.RecordBatch]:
-    """One batch of one row: blocks, then what is pending, then own events, in commit order."""
-    with view:
+def _summary(found: _Events, sums: Sums) -> Iterator[pa.RecordBatch]:
+    """One batch of one row."""
+    store, lease, schema, wanted, (time_from, time_to) = (*found[:4], found.times)
+    with found.view as view:
         try:
             known, read = view.sum_up(sums, time_from=time_from, time_to=time_to, where=wanted.where)
         except DataLoss:
@@ -324,8 +305,8 @@ def _summary(
             raise
     store.summary_blocks_known += known
     store.summary_blocks_read += read
-    for batch, committed in (*((batch, True) for batch in recent), *((batch, False) for batch in own)):
-        sums.add(trim(batch, committed))
+    for batch, committed in found.tail:
+        sums.add(found.trim(batch, committed))
     store.reader.check_events(lease, schema)
     calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
     yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])

@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi import scan
-from kivi.arrow.coded import together
+from kivi.arrow.coded import gathered
 from kivi.changes import COMMIT_TS, Changes, TailPoints
 from kivi.delta.grouping import Events
 from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 __all__ = ["scan_changes", "tail_points"]
 
 _SMALL_ROWS: Final = 8_192
+"""Small commits are read together: each batch is a message, and a message costs as much as a thousand events."""
 _GROUPED_ROWS: Final = 65_536
+"""And grouped together, likewise."""
 _KEYS_HELD: Final = 1 << 20
 _GET_ROWS: Final = 1_024
 
@@ -199,21 +201,7 @@ def _tail(
                 batch = batch.select(outputs).append_column(COMMIT_TS, stamps)
             yield batch
 
-    return scan.watched(store, lease, schema, view, itertools.chain(stored(), _fewer(memory())))
-
-
-def _fewer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small commits together: each batch is a message, and a message costs as much as a thousand events."""
-    held: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in batches:
-        if held and rows + batch.num_rows > _SMALL_ROWS:
-            yield pa.concat_batches(held)
-            held, rows = [], 0
-        held.append(batch)
-        rows += batch.num_rows
-    if held:
-        yield pa.concat_batches(held)
+    return scan.watched(store, lease, schema, view, itertools.chain(stored(), gathered(memory(), _SMALL_ROWS)))
 
 
 def _stamped(batch: pa.RecordBatch, cts: int) -> pa.RecordBatch:
@@ -259,14 +247,14 @@ def _rows_by_key(
             found = store.reader.get(lease, schema, asked)
             yield [(key, version) for key, version in zip(asked, found, strict=True) if version is not None]
 
-    return scan.gathered(projection.batches(portions(), None))
+    return gathered(projection.batches(portions(), None), scan.BATCH_ROWS)
 
 
 def _keys_of(aggregate: TableSchema, tail: Iterator[pa.RecordBatch]) -> Any:
     """The encoded keys of the rows that these events belong to, sorted, each once."""
     held: list[Any] = []
     count, limit = 0, _KEYS_HELD
-    for events in _together(tail):
+    for events in gathered(tail, _GROUPED_ROWS):
         held.append(Events(events).groups(aggregate).keys)
         count += len(held[-1])
         if count > limit:
@@ -279,17 +267,3 @@ def _keys_of(aggregate: TableSchema, tail: Iterator[pa.RecordBatch]) -> Any:
 
 def _distinct(keys: list[Any]) -> Any:
     return pc.unique(pa.chunked_array(keys, pa.large_binary()))
-
-
-def _together(tail: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small commits are grouped together: a batch costs as much as a thousand events."""
-    gathered: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in tail:
-        gathered.append(batch)
-        rows += batch.num_rows
-        if rows >= _GROUPED_ROWS:
-            yield together(gathered)
-            gathered, rows = [], 0
-    if gathered:
-        yield together(gathered)

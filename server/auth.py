@@ -13,7 +13,8 @@ consolidate) are not for it. Whoever may append to a table thereby changes its a
 
 The file is read again when it has changed. One with a fault is not taken, and what was known before stays. Tokens are
 compared in constant time, all of them each time, so that timing tells nothing; they are kept as digests, and neither
-they nor the file's lines are ever logged or part of an error.
+they nor the file's lines are ever logged or part of an error. What tells one from another in the log is the
+beginning of its digest, which says nothing of a token that is random: make them so (``openssl rand -hex 16``).
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ class Allowance:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What one token may do. ``name`` tells it from others and reveals nothing; empty where there are no tokens."""
+    """What one token may do. ``name`` tells it from others; empty where there are no tokens."""
 
     access: Access = Access.ADMIN
     tables: tuple[str, ...] = ()

@@ -30,6 +30,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final, NamedTuple
 
+from kivi_server.logs import FORMATS
+
 from kivi.errors import InvalidArgument
 from kivi.settings import Settings
 
@@ -187,8 +189,8 @@ def _value(name: str, value: Any, where: str) -> Any:
     if kind is str:
         if not isinstance(value, str) or not value:
             raise refused
-        if name == "log_format" and value not in ("text", "json"):
-            raise InvalidArgument(f"{where}: log_format is text or json, not {value!r}")
+        if name == "log_format" and value not in FORMATS:
+            raise InvalidArgument(f"{where}: log_format is {' or '.join(FORMATS)}, not {value!r}")
         return value
     if isinstance(value, str):
         value = _number(setting, value)

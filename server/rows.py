@@ -28,6 +28,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import io
+import itertools
 import json
 import ssl
 import threading
@@ -62,6 +63,7 @@ _LIMIT_MAX: Final = 100_000
 _PARAMETERS: Final = frozenset(
     {"table", "prefix", "from", "to", "step", "columns", "where", "limit", "as_of", "format"}
 )
+_CONNECTIONS_MAX: Final = 32
 _TIMEOUT_S: Final = 30.0  # for a client that takes no byte
 _HTTP: Final = {
     grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
@@ -101,7 +103,25 @@ def serve(
 
 
 class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, and at most so many: those beyond are closed, as a server that is down would."""
+
     daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
 
 class _Handler(WSGIRequestHandler):
@@ -202,8 +222,10 @@ def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
         asked.names = schema.output_columns(columns)
         step_us = _step_us(schema, asked)
         wanted = _wanted(schema, asked, None if step_us else asked.names, None if step_us else asked.limit + 1)
-        rows = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
-        found = list(_stepped(schema, rows, step_us, asked) if step_us else rows)
+        rows: Iterator[Row] = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
+        if step_us:
+            rows = itertools.islice(_stepped(schema, rows, step_us, asked), asked.limit + 1)
+        found = list(rows)
         return found[: asked.limit], lease.ts, len(found) > asked.limit
     finally:
         store.release(lease)

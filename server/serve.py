@@ -85,7 +85,9 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
 
 def _https(options: Options) -> ssl.SSLContext | None:
     """TLS for rows over HTTP as for everything else; None for plaintext, which is for loopback without --insecure."""
-    host, _, _ = (options.http or "").rpartition(":")
+    if not options.http:
+        return None
+    host, _, _ = options.http.rpartition(":")
     if not options.tls_cert or not options.tls_key:
         if not is_loopback(host) and not options.insecure:
             raise InvalidArgument(
@@ -94,10 +96,13 @@ def _https(options: Options) -> ssl.SSLContext | None:
             )
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(options.tls_cert, options.tls_key)
-    if options.tls_client_ca:
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(options.tls_client_ca)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+        if options.tls_client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(options.tls_client_ca)
+    except ssl.SSLError as error:
+        raise InvalidArgument(f"the certificate, its key or the client's authority cannot be used: {error}") from None
     return context
 
 
@@ -151,7 +156,13 @@ def listener(
     return server, healthy, _bind(server, options, secure)
 
 
-async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens) -> None:
+async def _serve(
+    store: Store,
+    options: Options,
+    secure: grpc.ServerCredentials | None,
+    https: ssl.SSLContext | None,
+    tokens: Tokens,
+) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
     sessions = Sessions(store, _version(), allowance, slow_call_s=options.slow_call_s)
 
@@ -165,7 +176,7 @@ async def _serve(store: Store, options: Options, secure: grpc.ServerCredentials 
         print(f"metrics on http://{address}/metrics", flush=True)
     stop_http = None
     if options.http:
-        address, stop_http = rows_http.serve(options.http, sessions, tokens, _https(options))
+        address, stop_http = rows_http.serve(options.http, sessions, tokens, https)
         print(f"rows on {address}", flush=True)
     await server.start()
     for name in ("", methods.SERVICE):
@@ -239,11 +250,11 @@ def run(options: Options) -> int:
     # Threads hand the interpreter to each other many times per request; the default of 5 ms is what a read would
     # wait for busy bytecode to let go.
     sys.setswitchinterval(0.0005)
-    secure, tokens = credentials(options), Tokens.load(options.token_file)
+    secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
     _split(options.listen)
     store = Store.open(options.data, settings=options.settings)
     try:
-        asyncio.run(_serve(store, options, secure, tokens))
+        asyncio.run(_serve(store, options, secure, https, tokens))
     finally:
         store.close()
     print("stopped", flush=True)

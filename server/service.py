@@ -299,7 +299,6 @@ class Service:
         return pb.DiscardStagesResponse()
 
     def list_batch_scopes(self, request: pb.ListBatchScopesRequest) -> pb.ListBatchScopesResponse:
-        """All of them: a scope is a name, and does not say whose tables it is about."""
         return pb.ListBatchScopesResponse(scopes=self.store.batch_scopes(request.prefix))
 
     def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
@@ -400,6 +399,19 @@ def _tables(request: Any) -> list[str]:
     return []
 
 
+def _for(grant: Grant, reply: Any) -> Any:
+    """What of a list a token for some tables may see. A scope of Spark's is ``spark/<table>/...``, others name none."""
+    match reply:
+        case pb.ListTablesResponse():
+            return pb.ListTablesResponse(tables=[table for table in reply.tables if grant.allows(table.name)])
+        case pb.ListBatchScopesResponse():
+            named = [(scope, scope.split("/")) for scope in reply.scopes]
+            return pb.ListBatchScopesResponse(
+                scopes=[scope for scope, (kind, *of) in named if kind == "spark" and of and grant.allows(of[0])]
+            )
+    return reply
+
+
 def _unary(service: Service, method: str) -> Callable[[Any, Context], Coroutine[Any, Any, Any]]:
     work = getattr(service, _snake(method))
 
@@ -408,9 +420,7 @@ def _unary(service: Service, method: str) -> Callable[[Any, Context], Coroutine[
         try:
             grant, _ = service.access(method, context, *_tables(request))
             reply = await asyncio.to_thread(work, request)
-            if isinstance(reply, pb.ListTablesResponse) and grant.tables:
-                reply = pb.ListTablesResponse(tables=[table for table in reply.tables if grant.allows(table.name)])
-            return reply
+            return _for(grant, reply) if grant.tables else reply
         except Exception as error:
             await status.abort(context, error)
 

@@ -7,8 +7,8 @@ its values asks for ``plain``.
 
 Measured for batches of 100,000 events with three such columns beside three of integers, all three in the key of an
 aggregate: 81 ms of CPU a batch instead of 93, and 74 instead of 101 if they were sent as dictionaries, which had been
-written out; the log and pending half as large. Finding the codes of a column of text costs 3.5 ms, which grouping by it
-costs anyway, and writing it out again 1 ms.
+written out. The events of such a batch are 2.7 MB in the log and in pending, and were 7.3. Finding the codes of a
+column of text costs 3.5 ms, which grouping by it costs anyway, and writing it out again 1 ms.
 
 Invariant of a coded column: its values are text or bytes, distinct, and none is null; codes are signed integers of the
 narrowest width that holds them; a null is a null among the codes. Two batches of one table may differ in which columns
@@ -17,14 +17,14 @@ are coded, and in how: ``together`` makes one of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ROWS_MIN", "as_coded", "coded", "is_coded", "plain", "together", "written_bytes"]
+__all__ = ["ROWS_MIN", "as_coded", "coded", "gathered", "is_coded", "plain", "together", "written_bytes"]
 
 ROWS_MIN: Final = 1_024
 """Fewer events are not worth a dictionary in each batch."""
@@ -59,6 +59,20 @@ def together(batches: Sequence[Any]) -> Any:
         return batches[0]
     columns = [_joined([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
     return _of(columns, batches[0])
+
+
+def gathered(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+    """Small batches of one table together: each has ``rows`` rows or more, but the last."""
+    held: list[Any] = []
+    count = 0
+    for batch in batches:
+        held.append(batch)
+        count += batch.num_rows
+        if count >= rows:
+            yield together(held)
+            held, count = [], 0
+    if held:
+        yield together(held)
 
 
 def as_coded(array: Any) -> Any:

@@ -5,7 +5,7 @@ batch, so that a column is read without the others. See ``kivi.events`` for what
 
 Columns of integers are stored as what they lie above their least value, which the header has, in the fewest bytes that
 hold it (frame of reference): 131,072 events of an endpoint below 10,000, a time within an hour and a duration below
-one second, all at random, take 9.0 bytes each, 9.8 if only whole machine words are used, and 14.0 with LZ4 alone.
+one second, all at random, take 9.0 bytes each, 10.0 if only whole machine words are used, and 14.8 with LZ4 alone.
 Text that repeats is stored in codes (``kivi.arrow.coded``).
 """
 
