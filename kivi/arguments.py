@@ -22,6 +22,7 @@ from kivi.definitions import TimeSlot, summary_schema
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr, Scan, bind
 from kivi.schema import OperatorCall, TableSchema
+from kivi.subscriptions import Query
 from kivi.types import ColumnType
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ __all__ = [
     "GetArguments",
     "ScanArguments",
     "SnapshotArguments",
+    "SubscribeArguments",
     "TailArguments",
     "TransactionArguments",
     "check_batch",
@@ -210,6 +212,72 @@ class ChangesArguments(ScanArguments):
 
         found = ScanArguments.arrow_schema(self, schema)
         return found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+
+
+@dataclass(slots=True)
+class SubscribeArguments:
+    """Of ``subscribe``: a scan's, an order, and when to be told. ``end`` and ``until_time`` are exclusive."""
+
+    table: str
+    prefix: Sequence[Any] = ()
+    start: Sequence[Any] | None = None
+    end: Sequence[Any] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    order_by: Sequence[str] = ()
+    limit: int | None = None
+    offset: int = 0
+    _: KW_ONLY
+    interval_ms: float = 100.0
+    heartbeat_ms: float = 1_000.0
+    since: int | None = None
+    skip: int = 0
+    from_time: int | dt.datetime | None = None
+    until_time: int | dt.datetime | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        self.columns = _columns(self.columns)
+        order: object = self.order_by
+        self.order_by = (order,) if isinstance(order, str) else tuple(self.order_by)
+        for term in self.order_by:
+            if not isinstance(term, str) or not term.strip("-"):
+                raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
+        if self.limit is not None:
+            _timestamp(self.limit, "limit is a number of rows")
+        _timestamp(self.offset, "offset is a number of rows")
+        _timestamp(self.skip, "skip is a number of events")
+        if self.since is not None:
+            _timestamp(self.since, "since is a commit timestamp")
+        for name, value, least in (("interval_ms", self.interval_ms, 0), ("heartbeat_ms", self.heartbeat_ms, 10)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 3_600_000:
+                raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {value!r}")
+
+    @property
+    def from_us(self) -> int | None:
+        """Raises InvalidArgument for a moment without a time zone."""
+        return _MOMENT.to_stored(self.from_time, "from_time")  # type: ignore[no-any-return]
+
+    @property
+    def until_us(self) -> int | None:
+        return _MOMENT.to_stored(self.until_time, "until_time")  # type: ignore[no-any-return]
+
+    def of_events(self, schema: TableSchema) -> bool:
+        """Whether it is about events as they come, and not about a state: an order or a limit makes it one."""
+        return schema.kind == "event" and not (self.order_by or self.limit is not None or self.offset)
+
+    def bound(self, schema: TableSchema) -> Query:
+        """Raises SchemaError, InvalidArgument."""
+        if schema.kind != "event" and not (self.from_time is None and self.until_time is None):
+            raise InvalidArgument(f"{schema.name!r} is no event table: from_time and until_time bound event times")
+        start, end = self.start, self.end
+        if schema.kind == "event":
+            start = (self.from_time,) if self.from_time is not None else start
+            end = (self.until_time,) if self.until_time is not None else end
+            if self.prefix:
+                raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
+        scan = ScanArguments(self.table, self.prefix, start, end, self.where, self.columns).bound(schema)
+        return Query.of(schema, scan, self.order_by, self.limit, self.offset)
 
 
 @dataclass(slots=True)

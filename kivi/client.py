@@ -1,5 +1,4 @@
 """The client for threads: ``kivi.connect(...)``: the public interface over a server.
-
 One gRPC channel, one session stream (``client_transport``). What the calls *do* is in ``client_core`` and
 ``client_transaction``, shared with the client for asyncio.
 """
@@ -12,8 +11,17 @@ from typing import TYPE_CHECKING, Any
 from kivi import client_methods as methods
 from kivi import interface
 from kivi.appending import Appender
-from kivi.arguments import AggregateArguments, GetArguments, ScanArguments, TailArguments, TransactionArguments, takes
+from kivi.arguments import (
+    AggregateArguments,
+    GetArguments,
+    ScanArguments,
+    SubscribeArguments,
+    TailArguments,
+    TransactionArguments,
+    takes,
+)
 from kivi.client_core import Core
+from kivi.client_live import Live
 from kivi.client_messages import read_batches
 from kivi.client_transaction import SharedSnapshotArguments, TransactionCore
 from kivi.client_transport import Transport
@@ -24,6 +32,7 @@ if TYPE_CHECKING:
     from kivi.changes import TailPoints
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
+    from kivi.subscribing import Subscription
     from kivi.writes import Bind
 
 __all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect"]
@@ -218,6 +227,10 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def batch_scopes(self, prefix: str = "") -> list[str]:
         return self._run(self._core.batch_scopes(prefix))
+
+    @takes(SubscribeArguments)
+    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return Live(self._core, self._transport, wanted, self._schema(wanted.table))
 
     def watermark(self) -> int:
         return self._run(self._core.watermark())

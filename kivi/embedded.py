@@ -7,6 +7,7 @@ caller writes and stored form, and holds no rules.
 from __future__ import annotations
 
 import os
+import queue
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from kivi.arguments import (
     GetArguments,
     ScanArguments,
     SnapshotArguments,
+    SubscribeArguments,
     TailArguments,
     TransactionArguments,
     check_batch,
@@ -30,11 +32,14 @@ from kivi.arguments import (
 )
 from kivi.arrow.records import event_batch, table_batch
 from kivi.definitions import aggregate_schema
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, KiviError
+from kivi.live.hub import Hub
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.store import Lease, Store, Txn
+from kivi.subscribing import Follower, Subscription, told
+from kivi.subscriptions import Update
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -178,6 +183,46 @@ def _each(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
     yield from batches
 
 
+class _Live(Subscription):
+    """A subscription of this process: one question to the hub at a time."""
+
+    def __init__(self, hub: Hub, wanted: SubscribeArguments, schema: TableSchema) -> None:
+        self._hub = hub
+        self._schema = schema
+        self._follower = Follower(wanted, schema)
+        self._live = hub.subscribe(
+            wanted.table,
+            wanted.bound,
+            of_events=self._follower.of_events,
+            interval_s=wanted.interval_ms / 1_000,
+            heartbeat_s=wanted.heartbeat_ms / 1_000,
+            since=wanted.since,
+            skip=wanted.skip,
+            until_us=wanted.until_us,
+        )
+        self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
+        self._asked = False
+
+    def _next(self, timeout_s: float | None) -> Update | None:
+        if not self._asked:
+            self._asked = True
+            self._hub.ask(self._live, self._said.put)
+        try:
+            said = self._said.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        self._asked = False
+        if isinstance(said, KiviError):
+            self.close()
+            raise said
+        return None if said is None else told(self._schema, said)
+
+    def close(self) -> None:
+        self._hub.close(self._live)
+        self._follower.ended = True
+        self._said.put(None)  # for a thread that waits
+
+
 class Database(interface.Database[Transaction, Snapshot]):
     """A store in this process."""
 
@@ -185,9 +230,11 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.hub = Hub(store)
 
     def close(self) -> None:
         """Finishes commits in progress and makes everything durable in base. Harmless twice."""
+        self.hub.stop()
         self.store.close()
 
     def _schema(self, table: str, lease: Lease | None = None) -> TableSchema:
@@ -263,6 +310,10 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def batch_scopes(self, prefix: str = "") -> list[str]:
         return self.store.batch_scopes(prefix)
+
+    @takes(SubscribeArguments)
+    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return _Live(self.hub, wanted, self.store.table(wanted.table))
 
     def watermark(self) -> int:
         self.store.check_open()

@@ -21,6 +21,7 @@ from kivi.arguments import (
     GetArguments,
     ScanArguments,
     SnapshotArguments,
+    SubscribeArguments,
     SummaryArguments,
     TailArguments,
     TransactionArguments,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from kivi.changes import TailPoints
     from kivi.outcomes import Outcome
     from kivi.schema import TableSchema
+    from kivi.subscribing import Subscription
 
 __all__ = ["BATCH_ROWS", "Database", "Snapshot", "Transaction", "documented_by", "rows_of"]
 
@@ -196,6 +198,25 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     def batch_scopes(self, prefix: str = "") -> list[str]:
         """The scopes of batch tokens that were ever committed, by prefix."""
+
+    # -- subscriptions --------------------------------------------------------------------------
+
+    @abstractmethod
+    @takes(SubscribeArguments)
+    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        """What a query gives, and then how that changes, as commits come: see ``kivi.subscribing``.
+
+        Of rows: the result at a snapshot, and then its changes, from one snapshot to a later one, at most one update in
+        ``interval_ms``. ``order_by`` names columns, "-slowest" from the largest down; ``limit`` and ``offset`` are kept
+        up too. With ``since``, the ``ts`` of an update that the caller has, it goes on from there, as far back as the
+        table keeps; else the first update has ``reset``.
+
+        Of an event table without an order or a limit: its events, each once, in commit order, those committed after
+        ``since`` only, if that is given. ``from_time`` and ``until_time`` bound their event times; once the moment
+        ``until_time`` is over and what was committed by then is delivered, it ends.
+
+        Raises SchemaError, InvalidArgument, and ResourceExhausted for results of more than 100,000 rows.
+        """
 
     # -- operation ------------------------------------------------------------------------------
 

@@ -372,6 +372,11 @@ class Store:
         """The snapshot that a reader gets now."""
         return self._watermark.value
 
+    @property
+    def moved(self) -> Watermark:
+        """For those who wait until it moves."""
+        return self._watermark
+
     def begin(
         self,
         *,

@@ -207,6 +207,7 @@ async def _serve(
     sessions.stopping = True
     if not await sessions.drained(options.grace_s):
         _log.warning("%d commits were not answered in time", sessions.commits_in_flight)
+    await loop.run_in_executor(None, sessions.hub.stop)  # whose subscribers learn why
     await server.stop(grace=0.2)
     watching.cancel()
     for stop_other in (stop_metrics, stop_http):

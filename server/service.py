@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 import pyarrow as pa
-from kivi_server import limits, status
+from kivi_server import limits, live_queries, status
 from kivi_server.auth import Access, Grant, Tokens
 from kivi_server.clients import Client
 from kivi_server.requests import stopping
@@ -29,7 +29,7 @@ from kivi.arguments import TailArguments
 from kivi.arrow.coded import together
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import fill_values, to_table
-from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unauthenticated, Unavailable
 from kivi.schema import TableSchema
 from kivi.store import Lease, Outcome
 from kivi.wire.v1 import service_pb2 as pb
@@ -40,6 +40,7 @@ __all__ = ["handlers"]
 _NEEDS: Final = {
     "Session": Access.READ,
     "Scan": Access.READ,
+    "Subscribe": Access.READ,
     "ListTables": Access.READ,
     "SplitTable": Access.READ,
     "TailPoints": Access.READ,
@@ -181,6 +182,24 @@ class Service:
         if len(gathered) > 1:
             gathered = pa.Table.from_batches(gathered).combine_chunks().to_batches()
         return bytes(encode_ipc(gathered[0])) if len(gathered) == 1 else _stream(gathered)
+
+    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
+        try:
+            grant, _ = self.access("Subscribe", context, request.spec.table)
+            live = await self.reading(live_queries.subscribe, self.sessions.hub, self.translator, request)
+            try:
+                await context.send_initial_metadata((methods.ACCEPTED,))
+                async for message in live_queries.messages(self.sessions.hub, live):
+                    if (now := self.tokens.now(grant)) is None:
+                        raise Unauthenticated("the token of this subscription was withdrawn")
+                    now.require(_NEEDS["Subscribe"], "Subscribe", request.spec.table)
+                    await _write(context, message)
+            finally:
+                self.sessions.hub.close(live)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            await status.abort(context, error)
 
     async def CreateAggregate(
         self, request: pb.CreateAggregateRequest, context: Context
@@ -368,11 +387,11 @@ class Service:
         return pb.BackupResponse(**self.store.backup(request.repository, request.keep or None))
 
 
-async def _write(context: Context, message: pb.ScanResponse) -> None:
+async def _write(context: Context, message: pb.ScanResponse | pb.SubscribeResponse) -> None:
     try:
         await asyncio.wait_for(context.write(message), limits.STALL_S_MAX)
     except TimeoutError:
-        raise Unavailable(f"the client took no byte of this scan for {limits.STALL_S_MAX:.0f} s") from None
+        raise Unavailable(f"the client took no byte of this stream for {limits.STALL_S_MAX:.0f} s") from None
 
 
 def _stream(batches: list[pa.RecordBatch]) -> bytes:

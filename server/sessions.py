@@ -22,6 +22,7 @@ from kivi_server.clients import Client, Clients
 from kivi_server.translate import Translator
 
 from kivi.errors import SnapshotTooOld
+from kivi.live.hub import Hub
 from kivi.settings import COMPUTING
 from kivi.store import Lease, Store
 
@@ -45,6 +46,7 @@ class Sessions:
         self.store = store
         self.clients = Clients(allowance or Allowance())
         self.translator = Translator(store)
+        self.hub = Hub(store)
         self.version = version
         self.instance = secrets.token_hex(8)
         self.limits = limits.message(store.settings)
@@ -151,6 +153,9 @@ class Sessions:
     def stats(self) -> dict[str, int | float]:
         return {
             "server_sessions": len(self.live),
+            "subscriptions": self.hub.count,
+            "subscription_updates": self.hub.told,
+            "subscription_ticks": self.hub.ticks,
             "server_open_transactions": sum(len(session.txns) for session in list(self.live.values())),
             "server_shared_snapshots": len(self.shared),
             "server_requests": self.requests,
@@ -170,6 +175,7 @@ class Sessions:
         return False
 
     def close(self) -> None:
+        self.hub.stop()
         for jobs in self._queues:
             jobs.put(None)
         for pool in (self.reads, self.streams, self.writes, self.full, self.waits):

@@ -56,7 +56,7 @@ ROOMS: dict[str, Room] = {
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
         " kivi.rows kivi.event_rows kivi.changes kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface"
-        " kivi.predicate_text",
+        " kivi.predicate_text kivi.subscriptions",
         "schemas, values and the only code that builds or parses key and row bytes: data in, data out, no I/O",
         rooms="errors",
         packages="numpy pyarrow",
@@ -106,8 +106,14 @@ ROOMS: dict[str, Room] = {
         rooms="errors counting values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",
     ),
+    "live": Room(
+        "kivi.live kivi.live.*",
+        "follows the store's commits for subscribers; nobody who commits waits for it",
+        rooms="errors values log delta mvcc tables store",
+        packages="numpy pyarrow",
+    ),
     "interface": Room(
-        "kivi.interface kivi.arguments kivi.writes kivi.retrying kivi.appending kivi.client_appender",
+        "kivi.interface kivi.arguments kivi.writes kivi.retrying kivi.appending kivi.client_appender kivi.subscribing",
         "the public methods and their arguments, and how events gather: the same everywhere, so it sees no database",
         rooms="errors values",
         packages="numpy pyarrow",
@@ -115,7 +121,7 @@ ROOMS: dict[str, Room] = {
     "embedded": Room(
         "kivi.embedded",
         "the public interface over a store in this process: it converts and holds no rules",
-        rooms="errors values settings store interface",
+        rooms="errors values settings store live interface",
         packages="numpy pyarrow",
     ),
     # What talks to it. None of these may load RocksDB: they run in Spark executors and in other people's programs.
@@ -142,7 +148,7 @@ ROOMS: dict[str, Room] = {
     "server": Room(
         "kivi_server kivi_server.*",
         "the server translates and holds no rules: of the store it sees the public face only",
-        rooms="errors counting values settings wire interface client store",
+        rooms="errors counting values settings wire interface client store live",
         packages="google grpc grpc_health grpc_status numpy prometheus_client pyarrow",
     ),
     "cli": Room(

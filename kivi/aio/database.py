@@ -15,12 +15,14 @@ from kivi import client_methods as methods
 from kivi import interface, writes
 from kivi.aio.appender import Appender
 from kivi.aio.begins import Begins
+from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
 from kivi.arguments import (
     AggregateArguments,
     ChangesArguments,
     GetArguments,
     ScanArguments,
+    SubscribeArguments,
     SummaryArguments,
     TailArguments,
     TransactionArguments,
@@ -366,6 +368,12 @@ class Database:
 
     async def batch_scopes(self, prefix: str = "") -> list[str]:
         return await self._run(self._core.batch_scopes(prefix))
+
+    # -- subscriptions --------------------------------------------------------------------------
+
+    @takes(SubscribeArguments)
+    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return Subscription(self._core, self._transport, wanted)
 
     # -- operation ------------------------------------------------------------------------------
 

@@ -211,6 +211,11 @@ class Transport(Link[_Session]):
     def _begun(self, wait_for_ready: bool) -> _Session:
         return _Session(self, self._epochs, wait_for_ready)
 
+    def begin(self, effect: Stream) -> Any:
+        """A call whose messages somebody else reads. Raises Closed."""
+        self.open()
+        return self.calls.start(effect)
+
     async def perform(self, effect: Effect) -> Any:
         if isinstance(effect, Ask):
             return await self.of(effect.epoch).ask(effect.request, effect.timeout_s)

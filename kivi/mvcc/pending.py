@@ -32,12 +32,17 @@ from sortedcontainers import SortedDict
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.runs import DeltaRun
+from kivi.mvcc.feed import Committed, Feed
 from kivi.mvcc.plain import Plain
 
 __all__ = ["Applied", "Pending", "PendingEvents", "TablePending"]
 
 _ROW_BYTES = 400
 """Measured: one key, its list, a tuple, a RowOp and two small dictionaries."""
+
+
+_FEED_BYTES = 64 << 20
+"""What followers may leave lying, besides what is pending anyway: a fraction of a second of the fastest appends."""
 
 
 def _row_bytes(key: bytes, op: RowOp) -> int:
@@ -91,6 +96,7 @@ class Pending:
         self.nbytes = 0
         self.operations = 0
         self.applied_bytes = 0  # ever
+        self.feed = Feed(_FEED_BYTES)
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -109,6 +115,8 @@ class Pending:
             self.nbytes += nbytes
             self.applied_bytes += nbytes
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
+        if self.feed.on:
+            self.feed.add([Committed(cts, applied.rows, applied.runs, applied.events, nbytes)])
 
     def _put(self, table: int, key: bytes, cts: int, op: RowOp) -> None:
         """Called with the mutex held. Readers look at the lists without it: one that is in order only grows."""
@@ -137,6 +145,8 @@ class Pending:
             self.nbytes += nbytes
             self.applied_bytes += nbytes
             self.operations += operations
+        if self.feed.on:
+            self.feed.add([Committed(plain.cts, plain.rows) for plain in group])
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""

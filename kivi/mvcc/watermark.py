@@ -100,6 +100,16 @@ class Watermark:
         if not waits:
             then()
 
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Blocks until ``ready()``, which is asked whenever W moves or somebody nudges. False when the time is up."""
+        with self._lock:
+            return self._moved.wait_for(ready, timeout_s)
+
+    def nudge(self) -> None:
+        """Those in ``wait_until`` look again."""
+        with self._lock:
+            self._moved.notify_all()
+
     def wait_for(self, sequence: int, timeout_s: float | None) -> bool:
         """Blocks until W >= sequence. False when the time is up first."""
         with self._lock:

@@ -1,6 +1,7 @@
 from kivi.wire.v1 import session_pb2 as _session_pb2
 from kivi.wire.v1 import types_pb2 as _types_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -295,3 +296,63 @@ class BackupResponse(_message.Message):
     copied_bytes: int
     shared_bytes: int
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., watermark: _Optional[int] = ..., files: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
+
+class SubscribeRequest(_message.Message):
+    __slots__ = ("spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us")
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    ORDER_BY_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_MS_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_MS_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    UNTIL_US_FIELD_NUMBER: _ClassVar[int]
+    spec: _types_pb2.ScanSpec
+    order_by: _containers.RepeatedScalarFieldContainer[str]
+    offset: int
+    interval_ms: int
+    heartbeat_ms: int
+    since: int
+    skip: int
+    until_us: int
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ...) -> None: ...
+
+class SubscribeChange(_message.Message):
+    __slots__ = ("kind", "old", "new", "values")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        KIND_UNSPECIFIED: _ClassVar[SubscribeChange.Kind]
+        KIND_ADD: _ClassVar[SubscribeChange.Kind]
+        KIND_REMOVE: _ClassVar[SubscribeChange.Kind]
+        KIND_MOVE: _ClassVar[SubscribeChange.Kind]
+        KIND_CHANGE: _ClassVar[SubscribeChange.Kind]
+    KIND_UNSPECIFIED: SubscribeChange.Kind
+    KIND_ADD: SubscribeChange.Kind
+    KIND_REMOVE: SubscribeChange.Kind
+    KIND_MOVE: SubscribeChange.Kind
+    KIND_CHANGE: SubscribeChange.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    VALUES_FIELD_NUMBER: _ClassVar[int]
+    kind: SubscribeChange.Kind
+    old: int
+    new: int
+    values: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
+    def __init__(self, kind: _Optional[_Union[SubscribeChange.Kind, str]] = ..., old: _Optional[int] = ..., new: _Optional[int] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ...) -> None: ...
+
+class SubscribeResponse(_message.Message):
+    __slots__ = ("ts", "changes", "reset", "skip", "ended", "more")
+    TS_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    RESET_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
+    ts: int
+    changes: _containers.RepeatedCompositeFieldContainer[SubscribeChange]
+    reset: bool
+    skip: int
+    ended: bool
+    more: bool
+    def __init__(self, ts: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[SubscribeChange, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,133 @@
+"""Subscriptions of the client for threads."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from typing import Any, Final
+
+import grpc
+
+from kivi import client_methods as methods
+from kivi import client_subscriptions as subscriptions
+from kivi.arguments import SubscribeArguments
+from kivi.client_calls import silent
+from kivi.client_core import Core
+from kivi.client_errors import from_rpc_error
+from kivi.client_steps import Stream
+from kivi.client_transport import Transport
+from kivi.errors import KiviError, Unavailable
+from kivi.retrying import backoff_s
+from kivi.schema import TableSchema
+from kivi.subscribing import Follower, Subscription
+from kivi.subscriptions import Update
+
+__all__ = ["Live"]
+
+_AHEAD: Final = 2
+"""Updates that wait for whoever iterates: the server makes the next one when there is room."""
+
+
+class Live(Subscription):
+    """A stream of updates, and the thread that reads it; another stream where that one breaks."""
+
+    def __init__(self, core: Core, transport: Transport, wanted: SubscribeArguments, schema: TableSchema) -> None:
+        self._core = core
+        self._transport = transport
+        self._wanted = wanted
+        self._closed = threading.Event()
+        self._call: Any = None
+        self._said: queue.Queue[Update | KiviError | None] = queue.Queue(_AHEAD)
+        self._follower = Follower(wanted, schema)
+        self._open()
+
+    def _open(self) -> None:
+        """From where it is. Waits until the server says that it accepts it."""
+        for attempt in (0, 1):
+            schema = self._schema()
+            message = subscriptions.request(schema, self._wanted, self._follower)
+            self._said = queue.Queue(_AHEAD)
+            self._call = self._transport.begin(Stream("Subscribe", message, None, _nothing))
+            reader = subscriptions.Reader(schema, self._wanted, self._follower)
+            threading.Thread(
+                target=self._read, args=(self._call, reader, self._said), name="kivi-subscription", daemon=True
+            ).start()
+            try:
+                first = self._said.get(timeout=self._core.timeout_s)
+            except queue.Empty:
+                self._call.cancel()
+                raise silent(self._core.endpoint, self._core.timeout_s) from None
+            if not isinstance(first, KiviError):
+                return
+            if attempt or not self._core.stale(first, self._wanted.table):
+                raise first
+
+    def _schema(self) -> TableSchema:
+        return self._core.schemas.get(self._wanted.table) or self._transport.run(self._core.fetch(self._wanted.table))
+
+    def _read(self, call: Any, reader: subscriptions.Reader, said: queue.Queue[Update | KiviError | None]) -> None:
+        """None says that it was accepted."""
+        ended: KiviError = Unavailable("the server ended the subscription")
+        try:
+            if methods.ACCEPTED in call.initial_metadata():
+                said.put(None)
+            for message in call:
+                update = reader.read(message)
+                if update is not None:
+                    said.put(update)
+        except grpc.RpcError as error:
+            ended = from_rpc_error(error)
+        except KiviError as error:  # a value that callers cannot be shown
+            ended = error
+        said.put(ended)
+
+    def _next(self, timeout_s: float | None) -> Update | None:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._closed.is_set():
+            if self._call is None and not self._again(deadline):
+                return None
+            try:
+                said = self._said.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return None
+            if isinstance(said, Update):
+                return said
+            if isinstance(said, KiviError) and subscriptions.may_return(said):
+                self._call = None
+            elif said is not None and not self._closed.is_set():
+                self.close()
+                raise said
+        return None
+
+    def _again(self, deadline: float | None) -> bool:
+        """Takes it up again once the server is there; False at the deadline. Raises after the client's timeout."""
+        attempt, until = 0, self._core.deadline()
+        while not self._closed.is_set():
+            try:
+                self._open()
+                return True
+            except KiviError as error:
+                self._call = None
+                if not subscriptions.may_return(error) or time.monotonic() >= until:
+                    raise
+            attempt += 1
+            pause = backoff_s(attempt + 4)
+            if deadline is not None and time.monotonic() + pause > deadline:
+                break
+            self._closed.wait(pause)
+        return False
+
+    def close(self) -> None:
+        self._closed.set()
+        self._follower.ended = True
+        if self._call is not None:
+            self._call.cancel()
+        with contextlib.suppress(queue.Empty):  # a reader that waits for room goes on, and finds that it is over
+            while True:
+                self._said.get_nowait()
+
+
+def _nothing(_: Any) -> None:
+    """Messages of a subscription are read as it needs them."""

@@ -1,0 +1,25 @@
+"""Live queries: what subscribers see, kept up as commits come, beside the commit path.
+
+::
+
+    commits -> pending -> feed          mvcc: a reference to each commit that was applied, in no order
+                           |
+    watermark moved --> tick            hub: one thread; a snapshot at W, and the commits in (last W, W]
+                           |
+                      matching          which of the changed rows which queries select, by columns, not one by one
+                           |
+                       windows          what each subscriber would see at W; nothing is sent yet
+                           |
+    a subscriber is ready, its interval is over --> the difference between what it has and its window
+
+**Invariants.**
+
+* After a tick at W every window is what its query gives at the snapshot W (``hub``): rows that changed in (last W, W]
+  are exactly those that the feed names, and each is read at W. What cannot be known from them (rows beyond a limit, an
+  overwritten table, a feed that ran over, a retention floor that moved) is read again from a snapshot at W.
+* A subscriber that is slow costs its window and the state it has, nothing else: differences are made when it is ready
+  for them, from one real state to another (``kivi.subscriptions``). So nothing is queued and nothing waits.
+* The result and the first change come from one watermark: a new subscription reads its result at a snapshot while the
+  hub notes which rows change meanwhile; these are read again as it joins. To look at a row twice is harmless.
+* Commits do not wait: they leave a reference in the feed, and lose it there if nobody takes it in time.
+"""

@@ -1,0 +1,392 @@
+"""Groups: the live subscriptions of one table, and what a tick does to them.
+
+``advance`` brings every window of the group to the snapshot of a lease: changed rows are read once for all
+subscriptions, by key, a thousand at a time; events come with their commits. What the matcher selects is put into
+windows, what it does not select any more is taken out of those that hold it (``_holders``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from kivi.arrow.coded import plain, together
+from kivi.arrow.columns import stored_rows
+from kivi.delta.runs import whole
+from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
+from kivi.expr import Expr
+from kivi.live.lives import EventsLive, Live, RowsLive
+from kivi.live.matching import BatchColumns, Matcher, RowColumns
+from kivi.live.reading import event_key, floor_of, read_window, types_of
+from kivi.mvcc.feed import Committed
+from kivi.mvcc.leases import Lease
+from kivi.projection import Projection
+from kivi.scan import key_range
+from kivi.schema import TableSchema
+from kivi.subscriptions import Query, Row
+
+if TYPE_CHECKING:
+    from kivi.store import Store
+
+__all__ = ["Group", "group_of"]
+
+_ROWS: Final = 1_024
+_EVENTS: Final = 65_536
+_MISSED_COMMITS: Final = 1_000
+"""A subscription that joins a stream which is faster than its own reading reads the rest while the hub waits."""
+
+
+def _selecting(schema: TableSchema, query: Query) -> Expr | None:
+    """The predicate with the key range, as far as it is one of single columns."""
+    terms = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
+    if schema.kind == "event":
+        terms += [Expr(">=", schema.event_time or "", bound[0]) for bound in (query.scan.start,) if bound is not None]
+        terms += [Expr("<", schema.event_time or "", bound[0]) for bound in (query.scan.end,) if bound is not None]
+    where = query.where
+    for term in terms:
+        where = term if where is None else where & term
+    return where
+
+
+class Group:
+    """Not thread safe."""
+
+    def __init__(self, store: Store, schema: TableSchema) -> None:
+        self.store = store
+        self.schema = schema
+        self.lives: set[Live] = set()
+        self.matcher: Matcher[Live] = Matcher(types_of(schema))
+        self._holders: dict[bytes, set[RowsLive]] = {}
+        self.joining: set[Live] = set()
+
+    # -- who belongs to it ------------------------------------------------------------------------------
+
+    def add(self, live: Live) -> None:
+        """A subscription whose window is that of the hub's snapshot."""
+        self.lives.add(live)
+        self.matcher.add(live, _selecting(self.schema, live.query))
+        if isinstance(live, RowsLive):
+            self._hold(live)
+
+    def remove(self, live: Live) -> None:
+        self.joining.discard(live)
+        if live in self.lives:
+            self.lives.discard(live)
+            self.matcher.remove(live)
+            if isinstance(live, RowsLive):
+                self._let_go(live)
+
+    def _hold(self, live: RowsLive) -> None:
+        for key in live.window.held():
+            self._holders.setdefault(key, set()).add(live)
+
+    def _let_go(self, live: RowsLive) -> None:
+        for key in live.window.held():
+            self._forget(key, live)
+
+    def _forget(self, key: bytes, live: RowsLive) -> None:
+        holders = self._holders.get(key)
+        if holders is not None:
+            holders.discard(live)
+            if not holders:
+                del self._holders[key]
+
+    # -- a tick -------------------------------------------------------------------------------------------
+
+    def advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+        """Brings its subscriptions to the lease's snapshot; ``again``: commits may be missing. Those it touched."""
+        try:
+            schema = self.store.table(self.schema.name, lease)
+            if schema.origin != self.schema.origin:
+                raise NotFound(f"table {schema.name!r} was dropped and made again: subscribe again", table=schema.name)
+        except KiviError as error:
+            return self.fail_all(error)
+        if schema is not self.schema and schema != self.schema:
+            again = again or schema.id != self.schema.id
+            self._redefine(schema)
+        return self._advance(lease, commits, again)
+
+    def _redefine(self, schema: TableSchema) -> None:
+        overwritten = schema.id != self.schema.id
+        self.schema = schema
+        for live in list(self.lives):
+            try:
+                live.schema, live.query = schema, live.bind(schema)
+                if overwritten and isinstance(live, EventsLive):
+                    raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
+            except KiviError as error:
+                self._failed(live, error)
+
+    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+        raise NotImplementedError
+
+    def join(self, live: Live, lease: Lease) -> None:
+        """Its window is of an earlier snapshot; what changed since is in ``missed``. Raises what reading raises."""
+        raise NotImplementedError
+
+    def fail_all(self, error: KiviError) -> list[Live]:
+        """It cannot be brought up to date. Those that this ends."""
+        return [self._failed(live, error) for live in (*self.lives, *self.joining)]
+
+    def _failed(self, live: Live, error: KiviError) -> Live:
+        live.failure = error
+        self.remove(live)
+        return live
+
+    def _read_again(self, live: RowsLive, lease: Lease) -> None:
+        self._let_go(live)
+        try:
+            window = read_window(self.store, lease, self.schema, live.query)
+        except KiviError as error:
+            self._failed(live, error)
+            return
+        live.window = window
+        self._hold(live)
+
+    def _read_all(self, lease: Lease) -> list[Live]:
+        touched: list[Live] = []
+        for live in list(self.lives):
+            if isinstance(live, RowsLive):
+                self._read_again(live, lease)
+                touched.append(live)
+        return touched
+
+
+class RowGroup(Group):
+    """Of a row table or an aggregate."""
+
+    def __init__(self, store: Store, schema: TableSchema) -> None:
+        super().__init__(store, schema)
+        self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
+
+    def add(self, live: Live) -> None:
+        if live.query.scan.start is not None or live.query.scan.end is not None:
+            self._ranges[live] = key_range(self.schema, live.query.scan)
+        super().add(live)
+
+    def remove(self, live: Live) -> None:
+        self._ranges.pop(live, None)
+        super().remove(live)
+
+    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+        if again:
+            for live in self.joining:
+                live.missed.clear()
+                live.reread = True
+            return self._read_all(lease)
+        changed = self._changed(commits)
+        if not changed:
+            return []
+        for live in self.joining:
+            live.missed |= changed
+        return list(self._update(sorted(changed), lease)) if self.lives else []
+
+    def _changed(self, commits: Iterable[Committed]) -> set[bytes]:
+        table = self.schema.id
+        changed: set[bytes] = set()
+        for commit in commits:
+            changed.update(key for of, key, _ in commit.rows if of == table)
+            for of, run in commit.runs:
+                if of == table:
+                    changed.update(run.keys.to_pylist() if run.uniform is None else whole(run.uniform))
+        return changed
+
+    def _update(self, keys: list[bytes], lease: Lease, only: RowsLive | None = None) -> set[Live]:
+        """Reads these rows and brings the windows up to date: all of them, or one that joins."""
+        projection = Projection.of(self.schema, None)
+        touched: set[Live] = set()
+        for begin in range(0, len(keys), _ROWS):
+            portion = keys[begin : begin + _ROWS]
+            kept: list[bytes] = []
+            rows: list[Row] = []
+            versions = self.store.reader.get(lease, self.schema, portion)
+            for key, version in zip(portion, versions, strict=True):
+                if version is not None:
+                    try:
+                        row = projection.row(key, version)
+                    except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
+                        return touched | (self._fail_or_read(lease, only))
+                    assert row is not None
+                    kept.append(key)
+                    rows.append(row)
+            touched |= self._put(portion, kept, rows, only)
+        for live in list(touched):
+            if isinstance(live, RowsLive) and live.window.short:
+                self._read_again(live, lease)
+        return touched
+
+    def _fail_or_read(self, lease: Lease, only: RowsLive | None) -> set[Live]:
+        if only is not None:
+            self._read_again(only, lease)
+            return {only}
+        return set(self._read_all(lease))
+
+    def _put(self, keys: list[bytes], kept: list[bytes], rows: list[Row], only: RowsLive | None) -> set[Live]:
+        matcher = self.matcher
+        if only is not None:
+            matcher = Matcher(types_of(self.schema))
+            matcher.add(only, _selecting(self.schema, only.query))
+        selected: dict[bytes, set[Live]] = {}
+        touched: set[Live] = set()
+        failed: dict[Live, KiviError] = {}
+        for i, live in matcher.hits(RowColumns(rows)):
+            key = kept[i]
+            bounds = self._ranges.get(live)
+            if bounds is not None and not _within(key, *bounds):
+                continue
+            selected.setdefault(key, set()).add(live)
+            assert isinstance(live, RowsLive)
+            touched.add(live)
+            if live in failed:
+                continue
+            try:
+                held = live.window.put(key, rows[i])
+            except KiviError as error:
+                failed[live] = error
+                continue
+            if held:
+                self._holders.setdefault(key, set()).add(live)
+            else:
+                self._forget(key, live)
+            while live.window.dropped:
+                self._forget(live.window.dropped.pop(), live)
+        for key in keys:
+            for live in tuple(self._holders.get(key, ())):
+                if live not in selected.get(key, ()) and (only is None or live is only):
+                    live.window.remove(key)
+                    self._forget(key, live)
+                    touched.add(live)
+        for live, reason in failed.items():
+            self._failed(live, reason)
+        return touched
+
+    def join(self, live: Live, lease: Lease) -> None:
+        assert isinstance(live, RowsLive)
+        if live.query.scan.start is not None or live.query.scan.end is not None:
+            self._ranges[live] = key_range(self.schema, live.query.scan)
+        missed, live.missed = live.missed, set()
+        self._hold(live)
+        if live.reread:
+            self._read_again(live, lease)
+        elif missed:
+            self._update(sorted(missed), lease, live)
+        if live.failure is None:
+            self.add(live)
+
+
+def _within(key: bytes, low: bytes | None, high: bytes | None) -> bool:
+    return (low is None or key >= low) and (high is None or key < high)
+
+
+class EventGroup(Group):
+    """Of an event table."""
+
+    def __init__(self, store: Store, schema: TableSchema) -> None:
+        super().__init__(store, schema)
+        self._floor = floor_of(store, schema, store.watermark())
+
+    def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+        table = self.schema.id
+        found = [(c.cts, [batch for of, batch in c.events if of == table]) for c in commits]
+        found = sorted((cts, batches) for cts, batches in found if batches)
+        for live in self.joining:
+            live.missed_events += found
+            live.reread = live.reread or again or len(live.missed_events) > _MISSED_COMMITS
+            if live.reread:
+                live.missed_events.clear()
+        touched: list[Live] = []
+        floor = floor_of(self.store, self.schema, lease.ts)
+        if again or floor != self._floor:
+            self._floor = floor
+            touched += self._read_all(lease)
+            for live in self.lives:
+                if again and isinstance(live, EventsLive):
+                    live.let_go()
+                    touched.append(live)
+            if again:
+                return touched
+            windows_done = True
+        else:
+            windows_done = False
+        for stamps, batch in _put_together(found):
+            touched += self._update(stamps, batch, windows_done)
+        for live in touched:
+            if isinstance(live, RowsLive) and live.failure is None and live.window.short:
+                self._read_again(live, lease)
+        return touched
+
+    def _update(
+        self, stamps: list[int], batch: pa.RecordBatch, windows_done: bool, matcher: Matcher[Live] | None = None
+    ) -> set[Live]:
+        by_live: dict[Live, list[int]] = {}
+        for i, live in (matcher or self.matcher).hits(BatchColumns(batch)):
+            by_live.setdefault(live, []).append(i)
+        wanted = sorted({i for at in by_live.values() for i in at})
+        if not wanted:
+            return set()
+        rows = dict(zip(wanted, stored_rows(plain(batch.take(pa.array(wanted)))), strict=True))
+        for live, at in by_live.items():
+            if isinstance(live, EventsLive):
+                _keep(live, at, stamps, rows)
+            elif not windows_done:
+                self._show(live, at, stamps, rows)
+        return set(by_live)
+
+    def _show(self, live: Live, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
+        assert isinstance(live, RowsLive)
+        last = place = 0
+        try:
+            for i in at:
+                place = place + 1 if stamps[i] == last else 0
+                last = stamps[i]
+                live.window.put(event_key(last, place), rows[i])
+            live.window.dropped.clear()
+        except KiviError as error:
+            self._failed(live, error)
+
+    def _hold(self, live: RowsLive) -> None:
+        """Events do not change: nobody looks for who holds one."""
+
+    def _let_go(self, live: RowsLive) -> None:
+        pass
+
+    def join(self, live: Live, lease: Lease) -> None:
+        if isinstance(live, RowsLive):
+            if live.reread:
+                live.window = read_window(self.store, lease, self.schema, live.query)
+            else:
+                alone: Matcher[Live] = Matcher(types_of(self.schema))
+                alone.add(live, _selecting(self.schema, live.query))
+                later = [item for item in live.missed_events if item[0] > live.read_ts]
+                for stamps, batch in _put_together(later):
+                    self._update(stamps, batch, False, alone)
+        live.missed_events.clear()
+        if live.failure is None:
+            self.add(live)
+
+
+def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
+    columns = live.query.columns
+    for cts, together_at in itertools.groupby(at, stamps.__getitem__):
+        live.keep(cts, [{name: rows[i][name] for name in columns} for i in together_at])
+
+
+def _put_together(found: list[tuple[int, list[pa.RecordBatch]]]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
+    """Small commits' batches as one, with the timestamp of each event; a commit is not divided."""
+    held: list[pa.RecordBatch] = []
+    stamps: list[int] = []
+    for cts, batches in found:
+        held += batches
+        stamps += [cts] * sum(batch.num_rows for batch in batches)
+        if len(stamps) >= _EVENTS:
+            yield stamps, together(held)
+            held, stamps = [], []
+    if held:
+        yield stamps, together(held)
+
+
+def group_of(store: Store, schema: TableSchema) -> Group:
+    return EventGroup(store, schema) if schema.kind == "event" else RowGroup(store, schema)

@@ -1,0 +1,552 @@
+"""The hub: one thread that follows the commits of a store for all of its live subscriptions.
+
+A tick takes a snapshot at the watermark and the feed's commits up to it, and brings every group there. Then those
+subscribers are told something that are ready, have waited their interval, and have something to be told or have not
+heard for a while. A tick that took long is followed by a pause that is longer (``_SHARE``), so that keeping queries up
+never takes more than a part of one core from those who commit; meanwhile changes come together.
+
+Subscribers ask: ``ask(live, then)`` calls ``then`` once, from a thread of the hub, with an update or the error that
+ended it. What they have not asked for is not made.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from kivi.arrow.columns import stored_rows
+from kivi.changes import COMMIT_TS, Changes
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld, Unavailable
+from kivi.live.groups import Group, group_of
+from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
+from kivi.live.reading import read_window
+from kivi.mvcc.leases import Lease
+from kivi.subscriptions import Change, Update
+
+if TYPE_CHECKING:
+    from kivi.store import Store
+
+__all__ = ["LIVES_MAX", "Hub"]
+
+LIVES_MAX: Final = 100_000
+_TICK_S: Final = 0.004
+_SHARE: Final = 3.0
+"""A pause is at least so many times as long as the tick before it."""
+_PAUSE_S_MAX: Final = 1.0
+_START_S: Final = 10.0
+_MISSED_MAX: Final = 50_000
+_PAGE_ROWS: Final = 5_000
+_log = logging.getLogger("kivi.live")
+
+
+class Hub:
+    """Thread safe. Its thread runs while there is a subscription."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.RLock()
+        self._starting = threading.Lock()
+        self._groups: dict[str, Group] = {}
+        self._asked: deque[tuple[Live, Then]] = deque()
+        self._closed: deque[Live] = deque()
+        self._ripe: list[tuple[float, int, Live]] = []
+        self._numbers = itertools.count()
+        self._thread: threading.Thread | None = None
+        self._readers: ThreadPoolExecutor | None = None
+        self._stopping = False
+        self._lost = 0
+        self.ts = 0
+        """Every window is that of this snapshot."""
+        self._lives: set[Live] = set()
+        self.ticks = self.told = self.hits = 0
+
+    # -- for subscribers ------------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        table: str,
+        bind: Bind,
+        *,
+        of_events: bool,
+        interval_s: float,
+        heartbeat_s: float,
+        since: int | None = None,
+        skip: int = 0,
+        until_us: int | None = None,
+    ) -> Live:
+        """Subscribes to a state, or to events. ``bind`` makes the query for the table's schema, now and later.
+
+        With ``since``, the snapshot whose state the subscriber has, its first update is the difference from that, as
+        far as that snapshot can still be read. Events are those committed after ``since``, without the first ``skip``
+        of those selected.
+
+        Raises what reading the query raises, ResourceExhausted, Unavailable.
+        """
+        if of_events:
+            return self._events(table, bind, interval_s, heartbeat_s, since or 0, skip, until_us)
+        return self._rows(table, bind, interval_s, heartbeat_s, since)
+
+    def _rows(self, table: str, bind: Bind, interval_s: float, heartbeat_s: float, since: int | None) -> RowsLive:
+        live = RowsLive(table, bind, interval_s, heartbeat_s)
+        group = self._enter(live)
+        try:
+            lease = self._store.begin(min_snapshot=since)
+            try:
+                schema = self._store.table(table, lease)
+                live.schema, live.query = schema, bind(schema)
+                live.window = read_window(self._store, lease, schema, live.query)
+                live.read_ts = lease.ts
+            finally:
+                self._store.release(lease)
+            if since is not None:
+                self._remember(live, since)
+            self._join(group, live)
+        except BaseException:
+            with self._lock:
+                self._forget(live)
+            raise
+        return live
+
+    def _remember(self, live: RowsLive, since: int) -> None:
+        """What the subscriber was told at ``since``; nothing if that cannot be read any more."""
+        lease = self._store.begin(as_of_ts=since)
+        try:
+            schema = self._store.table(live.table, lease)
+            live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
+            live.reset = False
+        except SnapshotTooOld:
+            live.told = []
+        finally:
+            self._store.release(lease)
+
+    def _events(
+        self,
+        table: str,
+        bind: Bind,
+        interval_s: float,
+        heartbeat_s: float,
+        since: int,
+        skip: int,
+        until_us: int | None,
+    ) -> EventsLive:
+        live = EventsLive(table, bind, interval_s, heartbeat_s, since, skip, until_us)
+        group = self._enter(live)
+        try:
+            schema = self._store.table(table)
+            if since > self._store.watermark():
+                raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
+            live.schema, live.query = schema, bind(schema)
+            live.generation = schema.id
+            self._join(group, live)
+        except BaseException:
+            with self._lock:
+                self._forget(live)
+            raise
+        return live
+
+    def ask(self, live: Live, then: Then) -> None:
+        """``then`` is called once, when there is something to tell. Ask again after that."""
+        self._asked.append((live, then))
+        self._store.moved.nudge()
+        if self._thread is None:  # it has ended, and cleared this before it answered the last time
+            with self._lock:
+                self._answer_ended()
+
+    def close(self, live: Live) -> None:
+        """Ends a subscription; what was asked for is not answered any more. Harmless twice."""
+        if not live.closed:
+            live.closed = True
+            self._closed.append(live)
+            self._store.moved.nudge()
+
+    # -- coming and going -------------------------------------------------------------------------------------
+
+    def _enter(self, live: Live) -> Group:
+        """Its group, which notes for it what changes from now on."""
+        self._store.check_open()
+        schema = self._store.table(live.table)
+        with self._starting:
+            if self._stopping:
+                raise Unavailable("the store is closed")
+            if len(self._lives) >= LIVES_MAX:
+                raise ResourceExhausted(
+                    f"{LIVES_MAX:,} subscriptions are open, which is the limit live_subscriptions_max",
+                    limit="live_subscriptions_max",
+                    maximum=LIVES_MAX,
+                )
+            if self._thread is None:
+                self._start()
+            self._lives.add(live)
+        with self._lock:
+            group = self._groups.get(live.table)
+            if group is None:
+                group = self._groups[live.table] = group_of(self._store, schema)
+            group.joining.add(live)
+            return group
+
+    def _join(self, group: Group, live: Live) -> None:
+        with self._lock:
+            lease = self._store.begin()
+            try:
+                self._tick(lease)
+                if live.failure is not None:
+                    raise live.failure
+                if len(live.missed) > _MISSED_MAX:
+                    live.missed, live.reread = set(), True
+                group.join(live, lease)
+                group.joining.discard(live)
+                if live.failure is not None:
+                    raise live.failure
+            finally:
+                self._store.release(lease)
+            if isinstance(live, EventsLive):
+                live.kept_from = self.ts
+
+    def _start(self) -> None:
+        """From here on the feed is complete above a snapshot that the hub has, and the thread runs."""
+        feed = self._store.pending.feed
+        feed.start()
+        with self._store.committer.entry_lock:
+            last = self._store.log.last
+        if not self._store.moved.wait_for(last, _START_S):  # what was applied before is below the first snapshot
+            feed.stop()
+            raise Unavailable("commits before this moment are not finished yet: subscribe again")
+        with self._lock:
+            self.ts = self._store.watermark()
+            feed.take(self.ts)
+        self._readers = self._readers or ThreadPoolExecutor(2, "kivi-live-read")
+        self._thread = threading.Thread(target=self._run, name="kivi-live", daemon=True)
+        self._thread.start()
+
+    def _idle(self) -> bool:
+        """Whether nobody subscribes any more: the thread ends then, and the feed with it."""
+        with self._starting:
+            if self._lives or self._stopping:
+                return False
+            self._store.pending.feed.stop()
+            self._thread = None
+            return True
+
+    @property
+    def count(self) -> int:
+        """How many subscriptions there are."""
+        return len(self._lives)
+
+    def stop(self) -> None:
+        """Ends all subscriptions, with Unavailable, and the thread."""
+        with self._starting:
+            self._stopping = True
+        self._store.moved.nudge()
+        if self._thread is not None:
+            self._thread.join()
+        if self._readers is not None:
+            self._readers.shutdown()
+
+    def _forget(self, live: Live) -> None:
+        group = self._groups.get(live.table)
+        if group is not None and (live in group.lives or live in group.joining):
+            group.remove(live)
+        live.closed = True
+        live.then = None
+        self._lives.discard(live)
+        if isinstance(live, EventsLive) and not live.busy:
+            live.release(self._store.release)
+        if group is not None and not group.lives and not group.joining:
+            self._groups.pop(live.table, None)
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failure: KiviError | None = None
+        while not self._stopping:
+            began = time.monotonic()
+            try:
+                self._store.check_open()
+                with self._lock:
+                    self._take_calls()
+                    self._tick()
+                    self._tell(time.monotonic())
+            except KiviError as error:
+                failure = error
+                break
+            except Exception:
+                _log.exception("live subscriptions stopped")
+                failure = Unavailable("live subscriptions stopped by a fault of this program: subscribe again")
+                break
+            if self._idle():
+                return
+            took = time.monotonic() - began
+            time.sleep(min(max(_TICK_S, _SHARE * took), _PAUSE_S_MAX))
+            self._store.moved.wait_until(self._has_work, self._until_next())
+        with self._lock:
+            self._end_all(failure or Unavailable("the store is closing: subscribe again"))
+
+    def _has_work(self) -> bool:
+        moved = bool(self._groups) and self._store.watermark() > self.ts
+        return moved or bool(self._asked) or bool(self._closed) or self._stopping
+
+    def _until_next(self) -> float:
+        if not self._ripe:
+            return 1.0
+        return min(1.0, max(0.0, self._ripe[0][0] - time.monotonic()))
+
+    def _end_all(self, failure: KiviError) -> None:
+        self._thread = None
+        self._store.pending.feed.stop()
+        self._take_calls()
+        for live in self._lives:
+            live.failure = live.failure or failure
+            then, live.then = live.then, None
+            if then is not None:
+                _call(then, live.failure)
+        self._lives.clear()
+        self._groups.clear()
+        self._answer_ended()
+
+    def _answer_ended(self) -> None:
+        while self._asked:
+            live, then = self._asked.popleft()
+            if live.failure is not None and not live.closed:
+                _call(then, live.failure)
+
+    def _take_calls(self) -> None:
+        while self._closed:
+            live = self._closed.popleft()
+            self._forget(live)
+        now = time.monotonic()
+        while self._asked:
+            live, then = self._asked.popleft()
+            if live.closed:
+                continue
+            live.then = then
+            live.beat = now + live.heartbeat_s
+            self._ripen(live, max(now, live.due) if live.dirty else live.beat)
+
+    def _ripen(self, live: Live, at: float) -> None:
+        heapq.heappush(self._ripe, (at, next(self._numbers), live))
+
+    def _tick(self, at: Lease | None = None) -> None:
+        """Every window to the newest snapshot, or that of a lease. Called with the lock."""
+        if (self._store.watermark() if at is None else at.ts) <= self.ts and not self._lost:
+            return
+        lease = at or self._store.begin()
+        try:
+            commits, lost = self._store.pending.feed.take(lease.ts)
+            self._lost = max(self._lost, lost)
+            again = self._lost > self.ts
+            touched: list[Live] = []
+            if commits or again:
+                commits.sort(key=lambda commit: commit.cts)
+                for group in list(self._groups.values()):
+                    try:
+                        touched += group.advance(lease, commits, again)
+                    except KiviError as error:
+                        touched += group.fail_all(error)
+            self.ts = lease.ts
+            if self._lost <= self.ts:
+                self._lost = 0
+        finally:
+            if at is None:
+                self._store.release(lease)
+        self.ticks += 1
+        self.hits += len(touched)
+        for live in touched:
+            if live.then is not None and live.dirty:
+                self._ripen(live, live.due)
+
+    # -- telling --------------------------------------------------------------------------------------------------
+
+    def _tell(self, now: float) -> None:
+        while self._ripe and self._ripe[0][0] <= now:
+            _, _, live = heapq.heappop(self._ripe)
+            if live.then is None or live.closed:
+                continue
+            if live.failure is not None:
+                self._answer(live, live.failure, now)
+            elif isinstance(live, EventsLive):
+                self._tell_events(live, now)
+            elif live.dirty and now >= live.due:
+                update = live.take(self.ts)
+                if update.changes or update.reset or now >= live.beat:
+                    self._answer(live, update, now)
+                else:
+                    self._ripen(live, live.beat)
+            elif now >= live.beat:
+                self._answer(live, Update(self.ts), now)
+            else:
+                self._ripen(live, live.due if live.dirty else live.beat)
+
+    def _answer(self, live: Live, said: Update | KiviError, now: float) -> None:
+        then, live.then = live.then, None
+        if isinstance(said, Update) and said.changes:
+            live.due = now + live.interval_s
+        self.told += 1
+        if then is not None:
+            _call(then, said)
+
+    def _tell_events(self, live: EventsLive, now: float) -> None:
+        if live.busy:
+            return
+        self._find_end(live)
+        if live.behind:
+            live.busy = True
+            assert self._readers is not None
+            self._readers.submit(self._read_page, live)
+            return
+        update = live.take(self.ts)
+        if update.changes or update.ended or update.reset or now >= live.beat:
+            self._answer(live, update, now)
+        else:
+            self._ripen(live, min(live.beat, self._end_at(live, now)))
+
+    def _end_at(self, live: EventsLive, now: float) -> float:
+        if live.until_us is None:
+            return live.beat
+        return now + max(0.0, live.until_us / 1e6 - self._store.clock())
+
+    def _find_end(self, live: EventsLive) -> None:
+        """Whether the moment is over after which it is told nothing more, and which commits are before that."""
+        if live.until_us is None or live.end_ts is not None or self._store.clock() * 1e6 < live.until_us:
+            return
+        try:
+            lease = self._store.begin(as_of_us=live.until_us, timeout_s=0.0)
+        except SnapshotTooOld:  # long ago: all that was committed by now
+            live.end_ts = self.ts
+        except Unavailable:  # a commit of that moment is not finished
+            return
+        else:
+            # An end that was past when it subscribed: what is there then, whenever it was committed.
+            live.end_ts = max(lease.ts, live.kept_from or 0)
+            self._store.release(lease)
+
+    def _read_page(self, live: EventsLive) -> None:
+        """The next page of what it has not been told, from the table. In a thread of the readers."""
+        said: Update | KiviError | None
+        try:
+            said = self._page(live)
+        except KiviError as error:
+            said = error
+        except Exception:
+            _log.exception("reading for a subscription")
+            said = Unavailable("reading failed by a fault of this program: subscribe again")
+        with self._lock:
+            live.busy = False
+            if live.closed:
+                live.release(self._store.release)
+                return
+            if isinstance(said, KiviError):
+                live.failure = said
+                live.release(self._store.release)
+            now = time.monotonic()
+            if said is None:
+                self._ripen(live, now)
+            else:
+                self._answer(live, said, now)
+        self._store.moved.nudge()
+
+    def _page(self, live: EventsLive) -> Update | None:
+        """None: it may have caught up, or begins again."""
+        if live.reading is None:
+            with self._lock:
+                if live.kept_from is None:  # what commits bring from this snapshot on is kept
+                    live.kept.clear()
+                    live.kept_rows = 0
+                    live.kept_from = self.ts
+        if live.reading is not None and live.end_ts is not None and live.reading[0].ts > live.end_ts:
+            live.release(self._store.release)  # it must not read beyond its end
+        if live.reading is None:
+            self._open_tail(live)
+        lease, batches = live.reading
+        rows: list[tuple[int, dict[str, object]]] = []
+        try:
+            self._store.leases.renew(lease)
+            for batch in batches:
+                stamps = batch.column(COMMIT_TS).to_pylist()
+                rows += zip(stamps, stored_rows(batch.drop_columns([COMMIT_TS])), strict=True)
+                if len(rows) >= _PAGE_ROWS:
+                    break
+            else:
+                return self._caught_up(live, lease, rows)
+        except SnapshotTooOld:  # the subscriber took its time: from where it is
+            live.release(self._store.release)
+            return None
+        reset, live.reset = live.reset, False
+        last = rows[-1][0]
+        before = [cts for cts, _ in rows if cts < last]
+        if before:
+            live.skip = 0
+            live.ts = max(live.ts, last - 1)
+        live.skip += sum(cts == last for cts, _ in rows)
+        return Update(live.ts, [Change("add", None, None, row) for _, row in rows], reset=reset, skip=live.skip)
+
+    def _open_tail(self, live: EventsLive) -> None:
+        lease = self._store.begin(as_of_ts=live.end_ts)
+        try:
+            schema = self._store.table(live.table, lease)
+            if schema.id != live.generation:
+                raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
+            scan = replace(live.query.scan, columns=live.query.columns)
+
+            def tail(partial: bool) -> Iterable[object]:
+                changes = Changes(live.ts, commit_ts=True, partial=partial)
+                return self._store.scan(lease, schema, replace(scan, changes=changes))
+
+            try:
+                batches = tail(live.partial)
+            except SnapshotTooOld as error:
+                if "kept_since" not in error.details:
+                    raise
+                live.reset, live.skip = True, 0  # some of what it has not been told is gone
+                batches = tail(True)
+            live.partial = False
+            live.reading = lease, _skipped(batches, live.skip)
+        except BaseException:
+            self._store.release(lease)
+            raise
+
+    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[tuple[int, dict[str, object]]]) -> Update | None:
+        """The tail is read up to the lease's snapshot: what follows is in what was kept."""
+        with self._lock:
+            end = live.end_ts
+            kept_on = live.kept_from is not None
+            live.release(self._store.release)
+            live.ts, live.skip = max(live.ts, lease.ts), 0
+            if kept_on or end is not None:
+                while live.kept and live.kept[0][0] <= live.ts:
+                    live.kept_rows -= len(live.kept.popleft()[1])
+                live.behind = False
+            reset, live.reset = live.reset, False
+            if not rows and not reset:
+                return None
+            return Update(live.ts, [Change("add", None, None, row) for _, row in rows], reset=reset)
+
+
+def _skipped(batches: Iterable[object], skip: int) -> object:
+    """Without the first ``skip`` rows."""
+
+    def rest() -> object:
+        left = skip
+        for batch in batches:
+            rows: int = batch.num_rows  # type: ignore[attr-defined]
+            if left >= rows:
+                left -= rows
+                continue
+            yield batch.slice(left)  # type: ignore[attr-defined]
+            left = 0
+
+    return rest()
+
+
+def _call(then: Callable[[Update | KiviError], None], said: Update | KiviError) -> None:
+    try:
+        then(said)
+    except Exception:
+        _log.exception("a subscriber's callback raised")

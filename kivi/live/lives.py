@@ -1,0 +1,169 @@
+"""Live subscriptions, as the hub holds them: who asks for what, what it has been told, and when it may be told more.
+
+All of it belongs to the hub: nothing here is touched without its lock, but ``ask`` and ``close`` of the hub.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi.errors import KiviError
+from kivi.live.windows import Window
+from kivi.schema import TableSchema
+from kivi.subscriptions import Change, Keyed, Query, Row, Update, differences
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.mvcc.leases import Lease
+
+__all__ = ["EventsLive", "Live", "RowsLive", "Then"]
+
+Then = Callable[[Update | KiviError], None]
+Bind = Callable[[TableSchema], Query]
+
+BUFFER_ROWS: Final = 20_000
+"""What a subscriber of events may leave lying before it has to read it again from the log's tables."""
+UPDATE_ROWS: Final = 5_000
+
+
+class Live:
+    """One subscription. ``bind`` makes its query for a schema; ``then`` is there while its subscriber is ready."""
+
+    def __init__(self, table: str, bind: Bind, interval_s: float, heartbeat_s: float) -> None:
+        self.table = table
+        self.bind = bind
+        self.query: Query
+        self.schema: TableSchema
+        self.interval_s = interval_s
+        self.heartbeat_s = heartbeat_s
+        self.then: Then | None = None
+        self.due = 0.0
+        """Not to be told anything before this moment of the monotonic clock."""
+        self.beat = 0.0
+        """To be told at this moment that it is alive, if nothing else."""
+        self.failure: KiviError | None = None
+        self.closed = False
+        self.missed: set[bytes] = set()
+        """While it joins: the rows that changed since its own snapshot, or more."""
+        self.missed_events: list[tuple[int, list[pa.RecordBatch]]] = []
+        """While it joins: likewise, commits' events."""
+        self.reread = False
+        """While it joins: more changed than can be told."""
+
+    @property
+    def dirty(self) -> bool:
+        """There is something to tell."""
+        raise NotImplementedError
+
+    def take(self, ts: int) -> Update:
+        """What there is to tell at the hub's snapshot ``ts``, perhaps nothing."""
+        raise NotImplementedError
+
+
+class RowsLive(Live):
+    """Of a state: rows, and how they differ from what was told before."""
+
+    def __init__(self, table: str, bind: Bind, interval_s: float, heartbeat_s: float) -> None:
+        super().__init__(table, bind, interval_s, heartbeat_s)
+        self.window: Window
+        self.read_ts = 0
+        """The snapshot that the window was first read at."""
+        self.told: list[Keyed] = []
+        self.reset = True
+        """It has been told nothing that holds."""
+
+    @property
+    def dirty(self) -> bool:
+        return self.failure is not None or self.reset or self.window.changed
+
+    def take(self, ts: int) -> Update:
+        if not (self.window.changed or self.reset):
+            return Update(ts)
+        state = self.window.state()
+        self.window.changed = False
+        update = Update(ts, differences(self.told, state), reset=self.reset)
+        self.told, self.reset = state, False
+        return update
+
+
+class EventsLive(Live):
+    """Of events, each once, in commit order, from ``ts`` on.
+
+    *Behind*, it reads from the table, page by page and in its own time; what commits bring meanwhile is kept, up to
+    BUFFER_ROWS. Where both meet it is *caught up*: from then on its events come with the commits, from memory. If they
+    become too many while its subscriber is busy, they are let go, and it is behind again, from where it was.
+    """
+
+    def __init__(
+        self, table: str, bind: Bind, interval_s: float, heartbeat_s: float, since: int, skip: int, until_us: int | None
+    ) -> None:
+        super().__init__(table, bind, interval_s, heartbeat_s)
+        self.ts = since
+        self.skip = skip
+        self.until_us = until_us
+        self.end_ts: int | None = None
+        self.behind = True
+        self.partial = since == 0
+        self.reset = False
+        self.reading: Any = None
+        """The tail that it is reading: (lease, batches)."""
+        self.busy = False
+        """A thread reads for it."""
+        self.kept: deque[tuple[int, list[Row]]] = deque()
+        self.kept_rows = 0
+        self.kept_from: int | None = None
+        """Every selected event after this timestamp is kept; None: they are not being kept."""
+        self.generation = 0
+
+    @property
+    def dirty(self) -> bool:
+        return self.failure is not None or self.behind or bool(self.kept) or self.end_ts is not None
+
+    def keep(self, cts: int, rows: list[Row]) -> None:
+        """What a commit brings; commits come in order."""
+        if self.kept_from is None or cts <= self.ts:
+            return
+        self.kept.append((cts, rows))
+        self.kept_rows += len(rows)
+        if self.kept_rows > BUFFER_ROWS:
+            self.let_go()
+
+    def let_go(self) -> None:
+        self.kept.clear()
+        self.kept_rows = 0
+        self.kept_from = None
+        self.behind = True
+
+    def take(self, ts: int) -> Update:
+        """The next of what is kept, at most UPDATE_ROWS. Called when it is caught up."""
+        changes: list[Change] = []
+        while self.kept and len(changes) < UPDATE_ROWS:
+            cts, rows = self.kept[0]
+            if self.end_ts is not None and cts > self.end_ts:
+                break
+            fresh = rows[self.skip :] if self.skip else rows
+            part = fresh[: UPDATE_ROWS - len(changes)]
+            changes += [Change("add", None, None, row) for row in part]
+            if len(part) < len(fresh):
+                self.skip += len(part)
+                break
+            self.kept.popleft()
+            self.kept_rows -= len(rows)
+            self.ts, self.skip = cts, 0
+        done = not self.kept or (self.end_ts is not None and self.kept[0][0] > self.end_ts)
+        if done and not self.skip:
+            self.ts = max(self.ts, ts if self.end_ts is None else min(ts, self.end_ts))
+        ended = self.end_ts is not None and done and self.ts >= self.end_ts
+        reset, self.reset = self.reset, False
+        return Update(self.ts, changes, reset=reset, skip=self.skip, ended=ended)
+
+    def release(self, release: Callable[[Lease], None]) -> None:
+        """Ends what it reads."""
+        if self.reading is not None:
+            lease, batches = self.reading
+            self.reading = None
+            batches.close()
+            release(lease)

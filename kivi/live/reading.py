@@ -1,0 +1,121 @@
+"""Reading what a query gives, at a snapshot: the state that a subscription begins with, and begins again with.
+
+A row of a row table or an aggregate is told from others by its encoded key. An event has none: it is told by its
+commit's timestamp and its place among those of the commit that the query selects, which stay the same as long as it is
+there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.arrow.columns import flat, stored_array, stored_rows
+from kivi.changes import COMMIT_TS, Changes
+from kivi.expr import Expr
+from kivi.live.windows import Window
+from kivi.mvcc.leases import Lease
+from kivi.schema import TableSchema
+from kivi.subscriptions import Query, Row
+from kivi.txn import encoded_key
+from kivi.types import ColumnType
+
+if TYPE_CHECKING:
+    from kivi.store import Store
+
+__all__ = ["event_key", "floor_of", "key_of", "read_window", "types_of"]
+
+_EVENT_KEY: Final = struct.Struct(">QI")
+
+
+def event_key(cts: int, place: int) -> bytes:
+    return _EVENT_KEY.pack(cts, place)
+
+
+def key_of(schema: TableSchema, row: Row) -> bytes:
+    return encoded_key(schema, tuple(row[name] for name in schema.key_names))
+
+
+def types_of(schema: TableSchema) -> dict[str, ColumnType]:
+    """Of all columns that a read returns."""
+    types = {name: column.type for name, column in schema.by_name.items()}
+    return types | dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
+
+
+def floor_of(store: Store, schema: TableSchema, ts: int) -> int | None:
+    """The event time below which a snapshot at ``ts`` has forgotten the table's events."""
+    events = store.event_store(schema.id)
+    return None if events is None else store.retention.floor_at(schema.id, ts, events.complete_since(ts))
+
+
+def read_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
+    """Raises what a scan raises, and ResourceExhausted for more rows than a window holds."""
+    return _of_events(store, lease, schema, query) if schema.kind == "event" else _of_rows(store, lease, schema, query)
+
+
+def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
+    window = Window(query)
+    limit = None
+    if not query.order and query.shown is not None:  # key order is the order of a scan
+        limit = query.shown + window.slack
+    columns = tuple(dict.fromkeys((*schema.key_names, *query.needed)))
+    count = 0
+    for batch in store.scan(lease, schema, replace(query.scan, columns=columns, limit=limit)):
+        count += batch.num_rows
+        for row in stored_rows(_promising(batch, window, query, types_of(schema))):
+            window.put(key_of(schema, row), row)
+    if limit is not None and count == limit:
+        window.whole = False
+    window.dropped.clear()
+    return window
+
+
+def _of_events(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
+    window = Window(query)
+    where = query.where
+    if (floor := floor_of(store, schema, lease.ts)) is not None:
+        kept = Expr(">=", schema.event_time or "", floor)
+        where = kept if where is None else where & kept
+    scan = replace(query.scan, columns=query.needed, where=where, changes=Changes(0, commit_ts=True, partial=True))
+    for keys, batch in numbered(store.scan(lease, schema, scan)):
+        places = batch.append_column("", pa.array(np.arange(batch.num_rows)))
+        for row in stored_rows(_promising(places, window, query, types_of(schema))):
+            window.put(keys[row.pop("")], row)
+    window.dropped.clear()
+    return window
+
+
+def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[bytes], pa.RecordBatch]]:
+    """Batches of a tail with ``COMMIT_TS``, without it, and the keys of their events."""
+    last = place = 0
+    for batch in batches:
+        keys = []
+        for cts in batch.column(COMMIT_TS).to_pylist():
+            place = place + 1 if cts == last else 0
+            last = cts
+            keys.append(event_key(cts, place))
+        yield keys, batch.drop_columns([COMMIT_TS])
+
+
+def _promising(batch: pa.RecordBatch, window: Window, query: Query, types: dict[str, ColumnType]) -> pa.RecordBatch:
+    """The rows that may come before the window's last, as far as the first column of the order can tell by numbers."""
+    last = window.last
+    if last is None or not query.order:
+        return batch
+    name, down = query.order[0]
+    bound: Any = last[0]
+    if len(bound) == 1 or types[name].name in ("string", "bytes"):
+        return batch
+    column = flat(batch.column(name))
+    values = stored_array(types[name], column)
+    if values.dtype == np.bool_:
+        return batch
+    keep = (-values if down else values) <= bound[1]
+    if column.null_count:
+        keep &= column.is_valid().to_numpy(zero_copy_only=False)
+    return batch if keep.all() else batch.filter(pa.array(keep))

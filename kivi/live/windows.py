@@ -1,0 +1,110 @@
+"""Windows: the rows that a query shows, and a few more behind them, in its order.
+
+A query with a limit keeps ``slack`` rows beyond it: when a shown row leaves, the next one is known. What lies beyond
+the last row that is kept is not known, unless the window is ``whole``. Rows are put in where they belong; those that
+would come behind the last known are left out, for there may be others before them. When fewer rows are left than are
+shown, the window is ``short``, and has to be read again.
+
+Without a limit a window holds all that matches; ROWS_MAX is the most.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from typing import Any, Final
+
+from kivi.errors import ResourceExhausted
+from kivi.subscriptions import Keyed, Query, Row
+
+__all__ = ["ROWS_MAX", "Window"]
+
+ROWS_MAX: Final = 100_000
+_SLACK_MIN: Final = 16
+
+
+class Window:
+    """Not thread safe. ``rows`` are in stored form, of the columns that are shown."""
+
+    __slots__ = ("_held", "_order", "_query", "_sort_key", "changed", "dropped", "slack", "whole")
+
+    def __init__(self, query: Query) -> None:
+        self._query = query
+        self._sort_key = query.sort_key()
+        self._held: dict[bytes, tuple[tuple[Any, ...], Row]] = {}
+        self._order: list[tuple[Any, ...]] = []  # the sort keys; each ends with the row's key
+        self.slack = max(_SLACK_MIN, (query.shown or 0) // 2)
+        self.whole = True
+        self.changed = True
+        self.dropped: list[bytes] = []
+        """Keys that gave way to others; whoever indexes what is held empties it."""
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._held
+
+    def held(self) -> Iterable[bytes]:
+        return self._held.keys()
+
+    def put(self, key: bytes, row: Row) -> bool:
+        """The row matches and is like this now. Returns whether it is held."""
+        rank = self._sort_key(row, key)
+        shown = {name: row[name] for name in self._query.columns}
+        before = self._held.get(key)
+        if before is not None:
+            if before[0] == rank:
+                if before[1] != shown:
+                    self._held[key] = rank, shown
+                    self.changed = True
+                return True
+            self._take_out(key, before[0])
+        if not self.whole and (not self._order or self._order[-1] < rank):
+            return False
+        self._held[key] = rank, shown
+        insort(self._order, rank)
+        self.changed = True
+        if self._query.shown is None:
+            if len(self._order) > ROWS_MAX:
+                raise too_many(self._query)
+        elif len(self._order) > self._query.shown + 2 * self.slack:
+            keep = self._query.shown + self.slack
+            for beyond in self._order[keep:]:
+                del self._held[beyond[-1]]
+                self.dropped.append(beyond[-1])
+            del self._order[keep:]
+            self.whole = False
+        return key in self._held
+
+    def remove(self, key: bytes) -> None:
+        """The row is gone, or does not match any more. Harmless if it is not held."""
+        before = self._held.get(key)
+        if before is not None:
+            self._take_out(key, before[0])
+
+    def _take_out(self, key: bytes, rank: tuple[Any, ...]) -> None:
+        del self._held[key]
+        del self._order[bisect_left(self._order, rank)]
+        self.changed = True
+
+    @property
+    def last(self) -> tuple[Any, ...] | None:
+        """What orders the last row that is held, if others may lie beyond it."""
+        return None if self.whole or not self._order else self._order[-1]
+
+    @property
+    def short(self) -> bool:
+        """More is to be shown than is known."""
+        return not self.whole and len(self._order) < (self._query.shown or 0)
+
+    def state(self) -> list[Keyed]:
+        """What is shown, in order."""
+        ranks = self._order[self._query.offset : self._query.shown]
+        return [(rank[-1], self._held[rank[-1]][1]) for rank in ranks]
+
+
+def too_many(query: Query) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a subscription to {query.scan!r} would hold more than {ROWS_MAX:,} rows, beyond the limit "
+        f"subscription_rows_max = {ROWS_MAX:,}: give it a limit, a prefix or a predicate",
+        limit="subscription_rows_max",
+        maximum=ROWS_MAX,
+    )

@@ -1,0 +1,83 @@
+"""The feed: what was committed lately, for those who follow the commit log in this process (``kivi.live``).
+
+It is the log's newest part as pending got it: the same immutable operations, runs and batches, by reference. Entries
+arrive before the watermark passes their CTS, so whoever takes those up to W has every commit up to W since the feed was
+switched on: ``start`` says from where on that is so.
+
+Nobody waits for a follower. One that does not take its entries in time loses them, all of them and knowingly, and
+reads again what it follows: ``take`` says how far. The commit path pays one append to a list for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.delta.ops import RowOp
+    from kivi.delta.runs import DeltaRun
+
+__all__ = ["Committed", "Feed"]
+
+_ROWS_BYTES: Final = 200
+
+
+class Committed(NamedTuple):
+    """One commit, by its parts: (table, ...) each. ``nbytes`` is what keeping it holds."""
+
+    cts: int
+    rows: Sequence[tuple[int, bytes, RowOp]]
+    runs: Sequence[tuple[int, DeltaRun]] = ()
+    events: Sequence[tuple[int, pa.RecordBatch]] = ()
+    nbytes: int = 0
+
+
+class Feed:
+    """Thread safe. Holds at most ``max_bytes``, and nothing while it is off."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._mutex = threading.Lock()
+        self._entries: list[Committed] = []
+        self._nbytes = 0
+        self._max_bytes = max_bytes
+        self._lost = 0
+        self.on = False
+
+    def start(self) -> None:
+        """What is applied from now on is kept."""
+        with self._mutex:
+            self.on = True
+
+    def stop(self) -> None:
+        with self._mutex:
+            self.on, self._lost = False, 0
+            self._entries, self._nbytes = [], 0
+
+    def add(self, committed: Sequence[Committed]) -> None:
+        """Called before the watermark passes any of them."""
+        with self._mutex:
+            if not self.on:
+                return
+            self._entries += committed
+            self._nbytes += sum(one.nbytes + _ROWS_BYTES * (1 + len(one.rows)) for one in committed)
+            if self._nbytes > self._max_bytes:
+                self._lost = max(self._lost, max(one.cts for one in self._entries))
+                self._entries, self._nbytes = [], 0
+
+    def take(self, upto: int) -> tuple[list[Committed], int]:
+        """The commits at or below ``upto``, in no order, each once; and the newest CTS that was lost, 0 if none was.
+
+        After a loss only what is read at a snapshot that has that CTS is up to date.
+        """
+        with self._mutex:
+            taken = [one for one in self._entries if one.cts <= upto]
+            if len(taken) == len(self._entries):
+                self._entries, self._nbytes = [], 0
+            elif taken:
+                self._entries = [one for one in self._entries if one.cts > upto]
+                self._nbytes = sum(one.nbytes + _ROWS_BYTES * (1 + len(one.rows)) for one in self._entries)
+            lost, self._lost = self._lost, 0
+            return taken, lost
