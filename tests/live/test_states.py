@@ -25,28 +25,33 @@ from kivi.subscriptions import Update
 HOUR = "1h"
 
 
+def create(db: Any) -> None:
+    """Tables that keep history, so that any past snapshot can be asked."""
+    db.create_table(
+        "rows",
+        key={"part": "int64", "name": "string"},
+        columns={"n": kivi.sum("int64"), "text": "string", "level": "float64"},
+        history=HOUR,
+    )
+    db.create_event_table(
+        "calls",
+        event_time="ts",
+        columns={"endpoint": "int64", "service": "string", "ts": "timestamp", "us": "int64"},
+    )
+    db.create_aggregate(
+        "calls_5m",
+        source="calls",
+        group_by=["endpoint", kivi.time_slot("ts", "5m", name="slot")],
+        measures={"total": kivi.sum("us"), "calls": kivi.count(), "slowest": kivi.max("us")},
+        derived={"average": "total / calls"},
+        history=HOUR,
+    )
+
+
 @pytest.fixture
 def db() -> Iterator[Database]:
     with kivi.open(None) as db:
-        db.create_table(
-            "rows",
-            key={"part": "int64", "name": "string"},
-            columns={"n": kivi.sum("int64"), "text": "string", "level": "float64"},
-            history=HOUR,
-        )
-        db.create_event_table(
-            "calls",
-            event_time="ts",
-            columns={"endpoint": "int64", "service": "string", "ts": "timestamp", "us": "int64"},
-        )
-        db.create_aggregate(
-            "calls_5m",
-            source="calls",
-            group_by=["endpoint", kivi.time_slot("ts", "5m", name="slot")],
-            measures={"total": kivi.sum("us"), "calls": kivi.count(), "slowest": kivi.max("us")},
-            derived={"average": "total / calls"},
-            history=HOUR,
-        )
+        create(db)
         yield db
 
 
