@@ -6,9 +6,13 @@ each takes many seconds to start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -40,20 +44,48 @@ def require(program: str) -> str:
     pytest.skip(reason)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In several processes a file's tests stay together, and those that use the one Spark session share a process."""
+    if config.getoption("dist", "no") == "loadgroup":
+        for item in items:
+            shared = "spark" in getattr(item, "fixturenames", ())
+            item.add_marker(pytest.mark.xdist_group("spark" if shared else item.nodeid.partition("::")[0]))
+
+
 @pytest.fixture(name="require")
 def _require() -> Callable[[str], str]:
     """``require`` as a fixture, for tests that would import nothing else from here."""
     return require
 
 
+def _machine() -> str:
+    """What a program that does not start may lack."""
+    said = [f"threads: {sum(1 for _ in Path('/proc').glob('[0-9]*/task/*'))}"]
+    for name in (
+        "/proc/meminfo",
+        "/sys/fs/cgroup/memory.max",
+        "/sys/fs/cgroup/memory.current",
+        "/sys/fs/cgroup/pids.max",
+    ):
+        with contextlib.suppress(OSError):
+            said.append(f"{name}: {' '.join(Path(name).read_text().split()[:9])}")
+    return "\n".join(said)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Two tasks at once; a task may fail three times."""
     import kivi.spark
+    from kivi.spark.java import JavaFailed
     from tests.spark import helpers
 
     settings = {**helpers.settings(tmp_path_factory.mktemp("spark")), "spark.log.level": "OFF"}
-    running = kivi.spark.session("tests", master="local[2,4]", **settings)
+    try:
+        running = kivi.spark.session("tests", master="local[2,4]", **settings)
+    except JavaFailed as error:  # a machine that is short of memory or threads for a moment: Java is not what is tested
+        print(f"{error}\n{_machine()}", file=sys.stderr)
+        time.sleep(10)
+        running = kivi.spark.session("tests", master="local[2,4]", **settings)
     for source in (helpers.Flaky, helpers.Doomed, helpers.Killed, helpers.Spy):
         running.dataSource.register(source)
     yield running

@@ -29,7 +29,7 @@ from typing import Final
 
 from kivi.errors import KiviError
 
-__all__ = ["VERSION_MIN", "Java", "JavaNotFound", "cache_folders", "find_java", "private_file"]
+__all__ = ["VERSION_MIN", "Java", "JavaFailed", "JavaNotFound", "cache_folders", "find_java", "private_file"]
 
 VERSION_MIN: Final = 17
 _MODULE: Final = "jdk.incubator.vector"
@@ -68,6 +68,10 @@ exec {java} "$@"
 
 class JavaNotFound(KiviError):
     """Spark needs a Java 17 or newer and there is none; ``details['tried']`` says what was looked at."""
+
+
+class JavaFailed(KiviError):
+    """Java was found and started, and ended before Spark was ready. What it printed is in the program's own output."""
 
 
 @dataclass(frozen=True, slots=True)

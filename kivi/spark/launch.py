@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import kivi
 from kivi.errors import InvalidArgument, KiviError
-from kivi.spark.java import cache_folders, find_java, private_file
+from kivi.spark.java import JavaFailed, cache_folders, find_java, private_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,12 +57,13 @@ def session(app: str, *, master: str = "local[2]", **conf: str | int | bool) -> 
     ``conf``: Spark's own settings by their names (``**{"spark.sql.shuffle.partitions": 8}``), which win over the
     defaults here: no web UI, session time zone UTC, Arrow between Java and Python, warnings and errors only in the
     log. Where a session is running already it is that one which is returned, with ``format("kivi")`` added.
-    Raises JavaNotFound, InvalidArgument.
+    Raises JavaNotFound, JavaFailed, InvalidArgument.
     """
     for name in conf:
         if not name.startswith("spark."):
             raise InvalidArgument(f'{name!r} is not a Spark setting: give them as **{{"spark.name": value}}')
     try:
+        from pyspark.errors import PySparkRuntimeError
         from pyspark.sql import SparkSession
     except ImportError:
         raise KiviError("PySpark is not installed: pip install 'kivi[spark]'") from None
@@ -73,7 +74,15 @@ def session(app: str, *, master: str = "local[2]", **conf: str | int | bool) -> 
     with _environment(master, settings):
         for name, value in settings.items():
             builder = builder.config(name, value)
-        spark = builder.getOrCreate()
+        try:
+            spark = builder.getOrCreate()
+        except PySparkRuntimeError as error:
+            if error.getCondition() != "JAVA_GATEWAY_EXITED":
+                raise
+            raise JavaFailed(
+                "Java ended before Spark was ready; its own words are above. Often the machine has too little memory "
+                "for spark.driver.memory (1 GB unless it is set), or a setting of Java's is not one it knows"
+            ) from None
     spark.dataSource.register(KiviDataSource)
     return spark
 

@@ -170,6 +170,19 @@ print(spark.conf.get("spark.sql.session.timeZone"), spark.conf.get("spark.ui.ena
 """
 
 
+@pytest.mark.spark
+def test_a_java_that_ends_is_named(tmp_path: Path) -> None:
+    """Whatever the reason: here too little memory for any Java."""
+    program = (
+        "import kivi.spark\nfrom kivi.spark.java import JavaFailed\n"
+        "try:\n    kivi.spark.session('t', **{'spark.driver.memory': '1k'})\n"
+        "except JavaFailed as error:\n    print('told:', error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=100)
+    assert "told: Java ended before Spark was ready" in ran.stdout, ran.stderr
+    assert "Too small" in ran.stdout + ran.stderr  # Java's own words
+
+
 @pytest.mark.story
 @pytest.mark.spark
 @pytest.mark.timeout(240)
