@@ -18,11 +18,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 from kivi.changes import COMMIT_TS, Changes
-from kivi.definitions import TimeSlot, summary_schema
+from kivi.definitions import TimeSlot, parse_duration_us, summary_schema
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.expr import Expr, Scan, bind
 from kivi.schema import OperatorCall, TableSchema
-from kivi.subscriptions import Query
+from kivi.subscriptions import Durable, Query, Terms
 from kivi.types import ColumnType
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ __all__ = [
     "TransactionArguments",
     "check_batch",
     "check_batching",
+    "check_names",
     "check_rows",
     "check_token",
     "directory",
@@ -234,9 +235,19 @@ class SubscribeArguments:
     skip: int = 0
     from_time: int | dt.datetime | None = None
     until_time: int | dt.datetime | None = None
+    name: str | None = None
+    user: str = ""
+    expires_in: str | int | dt.timedelta = "30d"
+    unseen: bool = False
+    ttl_us: int = field(init=False)
 
     def __post_init__(self) -> None:
         table_name(self.table)
+        if self.name is not None:
+            check_names(self.user, self.name)
+        elif self.user or self.unseen:
+            raise InvalidArgument("user and unseen are of durable subscriptions, which have a name")
+        self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
         order: object = self.order_by
         self.order_by = (order,) if isinstance(order, str) else tuple(self.order_by)
@@ -261,6 +272,18 @@ class SubscribeArguments:
     @property
     def until_us(self) -> int | None:
         return _MOMENT.to_stored(self.until_time, "until_time")  # type: ignore[no-any-return]
+
+    def terms(self, schema: TableSchema) -> Terms:
+        """Raises InvalidArgument."""
+        return Terms(
+            self.of_events(schema),
+            self.interval_ms / 1_000,
+            self.heartbeat_ms / 1_000,
+            self.since,
+            self.skip,
+            self.until_us,
+            None if self.name is None else Durable(self.user, self.name, self.ttl_us, bool(self.unseen)),
+        )
 
     def of_events(self, schema: TableSchema) -> bool:
         """Whether it is about events as they come, and not about a state: an order or a limit makes it one."""
@@ -354,6 +377,13 @@ def directory(path: object) -> str:
     if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
         raise InvalidArgument(f"a directory is named by a path, not {path!r}")
     return os.fsdecode(path)
+
+
+def check_names(user: object, name: object) -> None:
+    """Of a durable subscription. Raises InvalidArgument."""
+    for what, value, least in (("name", name, 1), ("user", user, 0)):
+        if not isinstance(value, str) or not least <= len(value.encode(errors="surrogatepass")) <= 256:
+            raise InvalidArgument(f"the {what} of a durable subscription is a text of {least} to 256 bytes")
 
 
 def check_batching(linger_ms: object, max_events: object) -> None:

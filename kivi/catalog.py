@@ -4,6 +4,7 @@
     2 names      (name)  -> id                          two creators of one name conflict here
     3 counters   (name)  -> value                       the last table id; ids are never reused (generations)
     4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.retention)
+    5 subscriptions (user, name) -> query, position ... durable subscriptions (kivi.live.durable)
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
@@ -36,6 +37,7 @@ __all__ = [
     "COUNTERS",
     "LATE",
     "NAMES",
+    "SUBSCRIPTIONS",
     "SYSTEM",
     "TABLES",
     "Catalog",
@@ -53,7 +55,23 @@ TABLES: Final = TableSchema(
 NAMES: Final = TableSchema("kivi.names", "row", (Column("name", _TEXT),), (Column("id", _INT),), id=2)
 COUNTERS: Final = TableSchema("kivi.counters", "row", (Column("name", _TEXT),), (Column("value", _INT),), id=3)
 LATE: Final = TableSchema("kivi.late", "row", (Column("table", _INT),), (Column("dropped", _INT, "sum"),), id=4)
-SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE)}
+SUBSCRIPTIONS: Final = TableSchema(
+    "kivi.subscriptions",
+    "row",
+    (Column("user", _TEXT), Column("name", _TEXT)),
+    (
+        Column("table", _INT),
+        Column("name_of_table", _TEXT),
+        Column("query", _TEXT),
+        Column("since", _INT),
+        Column("ts", _INT),
+        Column("skip", _INT),
+        Column("ttl_us", _INT),
+        Column("expires_us", _INT),
+    ),
+    id=5,
+)
+SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS)}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 

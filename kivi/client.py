@@ -232,6 +232,12 @@ class Database(interface.Database[Transaction, Snapshot]):
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
         return Live(self._core, self._transport, wanted, self._schema(wanted.table))
 
+    def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
+        return self._run(self._core.subscriptions(user))
+
+    def unsubscribe(self, name: str, user: str = "") -> None:
+        self._run(self._core.unsubscribe(name, user))
+
     def watermark(self) -> int:
         return self._run(self._core.watermark())
 

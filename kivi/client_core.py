@@ -11,9 +11,11 @@ from typing import Any, Final, TypeVar
 from kivi import errors
 from kivi.arguments import (
     AggregateArguments,
+    SubscribeArguments,
     TailArguments,
     TransactionArguments,
     check_keep,
+    check_names,
     check_rows,
     check_token,
     directory,
@@ -43,6 +45,8 @@ from kivi.errors import InvalidArgument
 from kivi.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.retrying import backoff_s
 from kivi.schema import TableSchema
+from kivi.subscribing import listed
+from kivi.subscriptions import Stored
 from kivi.wire.v1 import service_pb2, session_pb2
 from kivi.writes import Bind
 
@@ -51,7 +55,18 @@ __all__ = ["Core"]
 T = TypeVar("T")
 Kind = session_pb2.Operation
 _REPEATABLE: Final = frozenset(
-    {"Describe", "DiscardStages", "ListBatchScopes", "ListTables", "SplitTable", "Stats", "TailPoints", "Watermark"}
+    {
+        "AcknowledgeSubscription",
+        "Describe",
+        "DiscardStages",
+        "ListBatchScopes",
+        "ListSubscriptions",
+        "ListTables",
+        "SplitTable",
+        "Stats",
+        "TailPoints",
+        "Watermark",
+    }
 )
 
 
@@ -298,6 +313,24 @@ class Core:
             reply.created_ts,
             reply.store,
         )
+
+    def acknowledge(self, wanted: SubscribeArguments, ts: int, skip: int) -> Steps[None]:
+        request = service_pb2.AcknowledgeSubscriptionRequest(
+            user=wanted.user, name=wanted.name, table=wanted.table, ts=ts, skip=skip
+        )
+        yield from self.call("AcknowledgeSubscription", request)
+
+    def subscriptions(self, user: str) -> Steps[list[dict[str, Any]]]:
+        check_names(user, "-")
+        reply = yield from self.call("ListSubscriptions", service_pb2.ListSubscriptionsRequest(user=user))
+        return [
+            listed(Stored(user, one.name, one.table, 0, "", 0, one.ts, one.skip, one.expires_us))
+            for one in reply.subscriptions
+        ]
+
+    def unsubscribe(self, name: str, user: str) -> Steps[None]:
+        check_names(user, name)
+        yield from self.call("DropSubscription", service_pb2.DropSubscriptionRequest(user=user, name=name))
 
     def drop(self, name: str) -> Steps[None]:
         self.schemas.pop(table_name(name), None)

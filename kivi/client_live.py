@@ -119,6 +119,9 @@ class Live(Subscription):
             self._closed.wait(pause)
         return False
 
+    def _acknowledge(self, ts: int, skip: int) -> None:
+        self._transport.run(self._core.acknowledge(self._wanted, ts, skip))
+
     def close(self) -> None:
         self._closed.set()
         self._follower.ended = True

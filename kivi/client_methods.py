@@ -36,6 +36,9 @@ UNARY: Final[dict[str, tuple[Any, Any]]] = {
     "Stats": (pb.StatsRequest, pb.StatsResponse),
     "Checkpoint": (pb.CheckpointRequest, pb.CheckpointResponse),
     "Backup": (pb.BackupRequest, pb.BackupResponse),
+    "AcknowledgeSubscription": (pb.AcknowledgeSubscriptionRequest, pb.AcknowledgeSubscriptionResponse),
+    "ListSubscriptions": (pb.ListSubscriptionsRequest, pb.ListSubscriptionsResponse),
+    "DropSubscription": (pb.DropSubscriptionRequest, pb.DropSubscriptionResponse),
 }
 # One request, a stream of answers.
 STREAMED: Final[dict[str, tuple[Any, Any]]] = {

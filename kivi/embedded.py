@@ -22,6 +22,7 @@ from kivi.arguments import (
     TransactionArguments,
     check_batch,
     check_keep,
+    check_names,
     check_rows,
     check_token,
     directory,
@@ -38,7 +39,7 @@ from kivi.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.store import Lease, Store, Txn
-from kivi.subscribing import Follower, Subscription, told
+from kivi.subscribing import Follower, Subscription, listed, told
 from kivi.subscriptions import Update
 
 if TYPE_CHECKING:
@@ -190,16 +191,8 @@ class _Live(Subscription):
         self._hub = hub
         self._schema = schema
         self._follower = Follower(wanted, schema)
-        self._live = hub.subscribe(
-            wanted.table,
-            wanted.bound,
-            of_events=self._follower.of_events,
-            interval_s=wanted.interval_ms / 1_000,
-            heartbeat_s=wanted.heartbeat_ms / 1_000,
-            since=wanted.since,
-            skip=wanted.skip,
-            until_us=wanted.until_us,
-        )
+        self._wanted = wanted
+        self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(schema))
         self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
         self._asked = False
 
@@ -216,6 +209,10 @@ class _Live(Subscription):
             self.close()
             raise said
         return None if said is None else told(self._schema, said)
+
+    def _acknowledge(self, ts: int, skip: int) -> None:
+        assert self._wanted.name is not None
+        self._hub.durable.acknowledge(self._wanted.user, self._wanted.name, ts, skip)
 
     def close(self) -> None:
         self._hub.close(self._live)
@@ -314,6 +311,14 @@ class Database(interface.Database[Transaction, Snapshot]):
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
         return _Live(self.hub, wanted, self.store.table(wanted.table))
+
+    def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
+        self.store.check_open()
+        return [listed(stored) for stored in self.hub.durable.listed(user)]
+
+    def unsubscribe(self, name: str, user: str = "") -> None:
+        check_names(user, name)
+        self.hub.durable.drop(user, name)
 
     def watermark(self) -> int:
         self.store.check_open()

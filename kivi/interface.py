@@ -215,8 +215,22 @@ class Database(ABC, Generic[Tx, Snap]):
         ``since`` only, if that is given. ``from_time`` and ``until_time`` bound their event times; once the moment
         ``until_time`` is over and what was committed by then is delivered, it ends.
 
+        With a ``name`` a subscription to events is durable: the store remembers, for each ``user``, its query and what
+        was delivered, and goes on behind that whenever it is subscribed to again by that name, until it has not been
+        heard of for ``expires_in``. An update counts as delivered when the next one is asked for, or the ``with`` block
+        ends without an error: see ``acknowledge``. ``unseen`` leaves out what other durable subscriptions of the same
+        user on the same table select and have been handed.
+
         Raises SchemaError, InvalidArgument, and ResourceExhausted for results of more than 100,000 rows.
         """
+
+    @abstractmethod
+    def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
+        """A user's durable subscriptions: name, table, ts and skip (what was delivered), expires (a moment)."""
+
+    @abstractmethod
+    def unsubscribe(self, name: str, user: str = "") -> None:
+        """Forgets a durable subscription. Raises NotFound."""
 
     # -- operation ------------------------------------------------------------------------------
 

@@ -12,6 +12,10 @@ the connection is lost it is taken up again at ``live.ts``, without loss or repe
 that the next update has ``reset``. Between updates the server says that it is alive: ``live.ts`` moves on also when
 nothing changes, and ``live.silent_s`` is for how long nothing was heard.
 
+A *durable* subscription to events has a name. What was delivered is remembered by the store, and told to it now and
+then, at most every second: an update counts as delivered when the next one is asked for. So a program that dies gets
+the update that it was working on again. ``acknowledge`` tells it at once.
+
 For an event table ``live.rows`` stays empty: an update has the events themselves, in commit order, each once. What to
 remember to go on later is ``since=live.ts, skip=live.skip``.
 """
@@ -22,14 +26,18 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from kivi.arguments import SubscribeArguments
 from kivi.errors import InvalidArgument
 from kivi.schema import TableSchema
-from kivi.subscriptions import Change, Update, applied
+from kivi.subscriptions import Change, Stored, Update, applied
+from kivi.types import ColumnType
 
-__all__ = ["Follower", "Subscription"]
+__all__ = ["Follower", "Subscription", "listed", "told"]
+
+_TELL_S: Final = 1.0
+_MOMENT: Final = ColumnType("timestamp")
 
 
 class Follower:
@@ -42,6 +50,9 @@ class Follower:
         self.rows: list[dict[str, Any]] = []
         self.begun = False
         self.ended = False
+        self.durable = wanted.name is not None
+        self._delivered = self._told = (self.ts, self.skip)
+        self._told_at = time.monotonic()
         self.heard_at = time.monotonic()
 
     def hear(self, update: Update) -> Update | None:
@@ -55,9 +66,28 @@ class Follower:
         first, self.begun = not self.begun, True
         return update if update.changes or update.reset or update.ended or (first and not self.of_events) else None
 
+    def asks(self) -> None:
+        """The caller asks for the next update: it has what it was given."""
+        self._delivered = (self.ts, self.skip)
+
+    def to_tell(self, *, now: bool = False) -> tuple[int, int] | None:
+        """The position to tell the store, if it is time for that."""
+        due = now or time.monotonic() - self._told_at >= _TELL_S
+        return self._delivered if self.durable and due and self._delivered > self._told else None
+
+    def tell(self, position: tuple[int, int]) -> None:
+        """The store knows it."""
+        self._told, self._told_at = position, time.monotonic()
+
 
 def _row(change: Change) -> Any:
     return change.row
+
+
+def listed(stored: Stored) -> dict[str, Any]:
+    """A durable subscription as callers see it."""
+    expires = _MOMENT.from_stored(stored.expires_us)
+    return {"name": stored.name, "table": stored.table, "ts": stored.ts, "skip": stored.skip, "expires": expires}
 
 
 def told(schema: TableSchema, update: Update) -> Update:
@@ -74,8 +104,12 @@ class Subscription(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None and self._follower.durable:
+                self.acknowledge()
+        finally:
+            self.close()
 
     def __iter__(self) -> Iterator[Update]:
         while (update := self.next()) is not None:
@@ -84,6 +118,8 @@ class Subscription(ABC):
     def next(self, timeout_s: float | None = None) -> Update | None:
         """The next update; None when ``timeout_s`` is over, or after the last. Raises what ended the subscription."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        self._follower.asks()
+        self._tell(self._follower.to_tell())
         while not self._follower.ended:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             said = self._next(left)
@@ -92,6 +128,22 @@ class Subscription(ABC):
             if (update := self._follower.hear(said)) is not None:
                 return update
         return None
+
+    def acknowledge(self) -> None:
+        """What was given so far is delivered, durably. Raises InvalidArgument for one without a name."""
+        if not self._follower.durable:
+            raise InvalidArgument("only durable subscriptions, which have a name, remember what was delivered")
+        self._follower.asks()
+        self._tell(self._follower.to_tell(now=True))
+
+    def _tell(self, position: tuple[int, int] | None) -> None:
+        if position is not None:
+            self._acknowledge(*position)
+            self._follower.tell(position)
+
+    @abstractmethod
+    def _acknowledge(self, ts: int, skip: int) -> None:
+        """The store is to remember it."""
 
     @abstractmethod
     def _next(self, timeout_s: float | None) -> Update | None:

@@ -30,7 +30,7 @@ from kivi.errors import InvalidArgument
 from kivi.expr import Expr, Scan, names
 from kivi.schema import TableSchema
 
-__all__ = ["Change", "Kind", "Query", "Update", "applied", "differences"]
+__all__ = ["Change", "Durable", "Kind", "Query", "Stored", "Terms", "Update", "applied", "differences"]
 
 Kind = Literal["add", "remove", "move", "change"]
 Row = dict[str, Any]
@@ -61,6 +61,48 @@ class Update:
     reset: bool = False
     skip: int = 0
     ended: bool = False
+
+
+class Durable(NamedTuple):
+    """Of a subscription that is remembered: whose it is, its name, for how long after it was last heard of, and
+    whether it leaves out what others of its user were handed."""
+
+    user: str
+    name: str
+    ttl_us: int
+    unseen: bool = False
+
+
+class Stored(NamedTuple):
+    """A durable subscription as it is kept: events after ``since`` are its, those up to ``ts`` and ``skip`` after it
+    have been delivered. ``query`` is for those who read the store."""
+
+    user: str
+    name: str
+    table: str
+    table_id: int
+    query: str
+    since: int
+    ts: int
+    skip: int
+    expires_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a subscriber wants to be told. ``of_events``: events as they come, instead of a state.
+
+    ``since``: the snapshot whose state it has; of events, up to which it has them, and ``skip`` of those after it.
+    ``until_us``: the moment at which a subscription to events ends.
+    """
+
+    of_events: bool
+    interval_s: float
+    heartbeat_s: float
+    since: int | None = None
+    skip: int = 0
+    until_us: int | None = None
+    durable: Durable | None = None
 
 
 class _Backwards:

@@ -10,12 +10,13 @@ from typing import Any, Final
 from kivi_server import limits
 from kivi_server.translate import Translator
 
+from kivi.arguments import check_names
 from kivi.client_codec import fill_values
 from kivi.errors import InvalidArgument, KiviError
 from kivi.live.hub import Hub
 from kivi.live.lives import Live
 from kivi.schema import TableSchema
-from kivi.subscriptions import Query, Update
+from kivi.subscriptions import Durable, Query, Terms, Update
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["messages", "subscribe"]
@@ -51,16 +52,22 @@ def subscribe(hub: Hub, translator: Translator, request: pb.SubscribeRequest) ->
         scan = translator.scan(schema, spec)
         return Query.of(schema, scan, request.order_by, limit, request.offset)
 
-    return hub.subscribe(
-        spec.table,
-        bind,
-        of_events=of_events,
-        interval_s=request.interval_ms / 1_000,
-        heartbeat_s=max(10, request.heartbeat_ms or 1_000) / 1_000,
-        since=request.since if request.HasField("since") else None,
-        skip=request.skip,
-        until_us=request.until_us if request.HasField("until_us") else None,
+    durable = None
+    if request.HasField("durable"):
+        check_names(request.durable.user, request.durable.name)
+        if request.durable.ttl_us <= 0:
+            raise InvalidArgument("a durable subscription lasts for some time: ttl_us is greater than zero")
+        durable = Durable(request.durable.user, request.durable.name, request.durable.ttl_us, request.durable.unseen)
+    terms = Terms(
+        of_events,
+        request.interval_ms / 1_000,
+        max(10, request.heartbeat_ms or 1_000) / 1_000,
+        request.since if request.HasField("since") else None,
+        request.skip,
+        request.until_us if request.HasField("until_us") else None,
+        durable,
     )
+    return hub.subscribe(spec.table, bind, terms)
 
 
 async def messages(hub: Hub, live: Live) -> AsyncIterator[pb.SubscribeResponse]:

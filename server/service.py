@@ -41,6 +41,9 @@ _NEEDS: Final = {
     "Session": Access.READ,
     "Scan": Access.READ,
     "Subscribe": Access.READ,
+    "AcknowledgeSubscription": Access.READ,
+    "ListSubscriptions": Access.READ,
+    "DropSubscription": Access.READ,
     "ListTables": Access.READ,
     "SplitTable": Access.READ,
     "TailPoints": Access.READ,
@@ -313,6 +316,40 @@ class Service:
             self.sessions.commit_ended()
             raise
 
+    def acknowledge_subscription(
+        self, request: pb.AcknowledgeSubscriptionRequest
+    ) -> pb.AcknowledgeSubscriptionResponse:
+        durable = self.sessions.hub.durable
+        durable.acknowledge(request.user, request.name, request.ts, request.skip, table=request.table)
+        return pb.AcknowledgeSubscriptionResponse()
+
+    def list_subscriptions(self, request: pb.ListSubscriptionsRequest) -> pb.ListSubscriptionsResponse:
+        found = self.sessions.hub.durable.listed(request.user)
+        return pb.ListSubscriptionsResponse(
+            subscriptions=[
+                pb.StoredSubscription(
+                    name=one.name, table=one.table, ts=one.ts, skip=one.skip, expires_us=one.expires_us
+                )
+                for one in found
+            ]
+        )
+
+    async def DropSubscription(
+        self, request: pb.DropSubscriptionRequest, context: Context
+    ) -> pb.DropSubscriptionResponse:
+        """Which table it is to, and so whether the caller may, is known once it is found."""
+        try:
+            grant, _ = self.access("DropSubscription", context)
+            durable = self.sessions.hub.durable
+            if grant.tables:
+                for one in await self.reading(durable.listed, request.user):
+                    if one.name == request.name:
+                        grant.require(_NEEDS["DropSubscription"], "DropSubscription", one.table)
+            await self.reading(durable.drop, request.user, request.name)
+            return pb.DropSubscriptionResponse()
+        except Exception as error:
+            await status.abort(context, error)
+
     def discard_stages(self, request: pb.DiscardStagesRequest) -> pb.DiscardStagesResponse:
         self.store.discard_stages(list(request.stages))
         return pb.DiscardStagesResponse()
@@ -413,7 +450,7 @@ def _tables(request: Any) -> list[str]:
             return [request.table.name]
         case pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
             return [request.name]
-        case pb.TailPointsRequest():
+        case pb.TailPointsRequest() | pb.AcknowledgeSubscriptionRequest():
             return [request.table]
     return []
 
@@ -427,6 +464,10 @@ def _for(grant: Grant, reply: Any) -> Any:
             named = [(scope, scope.split("/")) for scope in reply.scopes]
             return pb.ListBatchScopesResponse(
                 scopes=[scope for scope, (kind, *of) in named if kind == "spark" and of and grant.allows(of[0])]
+            )
+        case pb.ListSubscriptionsResponse():
+            return pb.ListSubscriptionsResponse(
+                subscriptions=[one for one in reply.subscriptions if grant.allows(one.table)]
             )
     return reply
 

@@ -375,6 +375,12 @@ class Database:
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
         return Subscription(self._core, self._transport, wanted)
 
+    async def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
+        return await self._run(self._core.subscriptions(user))
+
+    async def unsubscribe(self, name: str, user: str = "") -> None:
+        await self._run(self._core.unsubscribe(name, user))
+
     # -- operation ------------------------------------------------------------------------------
 
     async def watermark(self) -> int:

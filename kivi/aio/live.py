@@ -46,8 +46,12 @@ class Subscription:
         await self._open()
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None and self._known().durable:
+                await self.acknowledge()
+        finally:
+            await self.close()
 
     async def __aiter__(self) -> AsyncIterator[Update]:
         while (update := await self.next()) is not None:
@@ -55,6 +59,9 @@ class Subscription:
 
     async def next(self, timeout_s: float | None = None) -> Update | None:
         """The next update; None when ``timeout_s`` is over, or after the last. Raises what ended the subscription."""
+        if self._follower is not None:
+            self._follower.asks()
+            await self._tell(self._follower.to_tell())
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._next())
         done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
@@ -62,6 +69,19 @@ class Subscription:
             return None
         reading, self._reading = self._reading, None
         return reading.result()
+
+    async def acknowledge(self) -> None:
+        """What was given so far is delivered, durably. Raises InvalidArgument for one without a name."""
+        follower = self._known()
+        if not follower.durable:
+            raise InvalidArgument("only durable subscriptions, which have a name, remember what was delivered")
+        follower.asks()
+        await self._tell(follower.to_tell(now=True))
+
+    async def _tell(self, position: tuple[int, int] | None) -> None:
+        if position is not None:
+            await self._transport.run(self._core.acknowledge(self._wanted, *position))
+            self._known().tell(position)
 
     async def _next(self) -> Update | None:
         while not self._closed:

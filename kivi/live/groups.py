@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from kivi.arrow.coded import plain, together
 from kivi.arrow.columns import stored_rows
+from kivi.changes import COMMIT_TS
 from kivi.delta.runs import whole
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.expr import Expr
@@ -369,9 +370,9 @@ class EventGroup(Group):
 
 
 def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
-    columns = live.query.columns
+    columns = live.columns
     for cts, together_at in itertools.groupby(at, stamps.__getitem__):
-        live.keep(cts, [{name: rows[i][name] for name in columns} for i in together_at])
+        live.keep(cts, [{**{name: rows[i][name] for name in columns}, COMMIT_TS: cts} for i in together_at])
 
 
 def _put_together(found: list[tuple[int, list[pa.RecordBatch]]]) -> Iterable[tuple[list[int], pa.RecordBatch]]:

@@ -17,19 +17,21 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from kivi.arrow.columns import stored_rows
 from kivi.changes import COMMIT_TS, Changes
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld, Unavailable
+from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld, StoreInUse, Unavailable
+from kivi.expr import matches
+from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, group_of
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.mvcc.leases import Lease
-from kivi.subscriptions import Change, Update
+from kivi.subscriptions import Change, Durable, Row, Terms, Update
 
 if TYPE_CHECKING:
     from kivi.store import Store
@@ -66,36 +68,29 @@ class Hub:
         self.ts = 0
         """Every window is that of this snapshot."""
         self._lives: set[Live] = set()
+        self.durable = DurableSubscriptions(store)
+        self._connected: dict[tuple[str, str], EventsLive] = {}
         self.ticks = self.told = self.hits = 0
 
     # -- for subscribers ------------------------------------------------------------------------------------
 
-    def subscribe(
-        self,
-        table: str,
-        bind: Bind,
-        *,
-        of_events: bool,
-        interval_s: float,
-        heartbeat_s: float,
-        since: int | None = None,
-        skip: int = 0,
-        until_us: int | None = None,
-    ) -> Live:
+    def subscribe(self, table: str, bind: Bind, terms: Terms) -> Live:
         """Subscribes to a state, or to events. ``bind`` makes the query for the table's schema, now and later.
 
-        With ``since``, the snapshot whose state the subscriber has, its first update is the difference from that, as
-        far as that snapshot can still be read. Events are those committed after ``since``, without the first ``skip``
-        of those selected.
-
+        Of a state, its first update is the difference to what the subscriber has, as far as that can still be read.
         Raises what reading the query raises, ResourceExhausted, Unavailable.
         """
-        if of_events:
-            return self._events(table, bind, interval_s, heartbeat_s, since or 0, skip, until_us)
-        return self._rows(table, bind, interval_s, heartbeat_s, since)
+        if terms.of_events:
+            return self._events(table, bind, terms)
+        if terms.durable is not None:
+            raise InvalidArgument(
+                "durable subscriptions are to events: of an event table, without order, limit, offset"
+            )
+        return self._rows(table, bind, terms)
 
-    def _rows(self, table: str, bind: Bind, interval_s: float, heartbeat_s: float, since: int | None) -> RowsLive:
-        live = RowsLive(table, bind, interval_s, heartbeat_s)
+    def _rows(self, table: str, bind: Bind, terms: Terms) -> RowsLive:
+        live = RowsLive(table, bind, terms)
+        since = terms.since
         group = self._enter(live)
         try:
             lease = self._store.begin(min_snapshot=since)
@@ -127,30 +122,35 @@ class Hub:
         finally:
             self._store.release(lease)
 
-    def _events(
-        self,
-        table: str,
-        bind: Bind,
-        interval_s: float,
-        heartbeat_s: float,
-        since: int,
-        skip: int,
-        until_us: int | None,
-    ) -> EventsLive:
-        live = EventsLive(table, bind, interval_s, heartbeat_s, since, skip, until_us)
+    def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
+        schema = self._store.table(table)
+        query, since, skip = bind(schema), terms.since or 0, terms.skip
+        if since > self._store.watermark():
+            raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
+        if terms.durable is not None:
+            stored = self.durable.open(terms.durable, schema, query, since)
+            since, skip = max((stored.ts, stored.skip), (since, skip))
+        live = EventsLive(table, bind, terms, schema, query, since, skip)
         group = self._enter(live)
         try:
-            schema = self._store.table(table)
-            if since > self._store.watermark():
-                raise InvalidArgument(f"since = {since} is past the watermark: nothing was committed there yet")
-            live.schema, live.query = schema, bind(schema)
-            live.generation = schema.id
             self._join(group, live)
+            if terms.durable is not None:
+                self._take_over(live, terms.durable)
         except BaseException:
             with self._lock:
                 self._forget(live)
             raise
         return live
+
+    def _take_over(self, live: EventsLive, durable: Durable) -> None:
+        """From now on it is this connection's."""
+        with self._lock:
+            before = self._connected.get(durable[:2])
+            self._connected[durable[:2]] = live
+            if before is not None and not before.closed:
+                before.failure = StoreInUse(f"subscription {durable.name!r} was taken over by another connection")
+                self._groups[before.table].remove(before)
+                self._ripen(before, 0.0)
 
     def ask(self, live: Live, then: Then) -> None:
         """``then`` is called once, when there is something to tell. Ask again after that."""
@@ -257,6 +257,8 @@ class Hub:
         live.closed = True
         live.then = None
         self._lives.discard(live)
+        if isinstance(live, EventsLive) and live.durable is not None and self._connected.get(live.durable[:2]) is live:
+            del self._connected[live.durable[:2]]
         if isinstance(live, EventsLive) and not live.busy:
             live.release(self._store.release)
         if group is not None and not group.lives and not group.joining:
@@ -385,6 +387,11 @@ class Hub:
                 self._ripen(live, live.due if live.dirty else live.beat)
 
     def _answer(self, live: Live, said: Update | KiviError, now: float) -> None:
+        if isinstance(live, EventsLive) and isinstance(said, Update):
+            if live.unseen and said.changes:
+                said = replace(said, changes=self._unseen(live, said.changes))
+            said = live.shown(said)
+            live.handed = said.ts
         then, live.then = live.then, None
         if isinstance(said, Update) and said.changes:
             live.due = now + live.interval_s
@@ -406,6 +413,26 @@ class Hub:
             self._answer(live, update, now)
         else:
             self._ripen(live, min(live.beat, self._end_at(live, now)))
+
+    def _unseen(self, live: EventsLive, changes: Sequence[Change]) -> list[Change]:
+        """Without what others of its user select and have been handed. Called with the lock, as it is handed out."""
+        durable = live.durable
+        assert durable is not None
+        others = []
+        for other in self.durable.others(durable.user, durable.name, live.schema):
+            connected = self._connected.get((durable.user, other.name))
+            handed = max(other.ts, connected.handed if connected is not None else 0)
+            others.append((other.where, other.since, handed))
+        kept = []
+        for change in changes:
+            row = change.row
+            assert row is not None
+            cts = row[COMMIT_TS]
+            if not any(
+                since < cts <= handed and (where is None or matches(where, row)) for where, since, handed in others
+            ):
+                kept.append(change)
+        return kept
 
     def _end_at(self, live: EventsLive, now: float) -> float:
         if live.until_us is None:
@@ -465,12 +492,11 @@ class Hub:
         if live.reading is None:
             self._open_tail(live)
         lease, batches = live.reading
-        rows: list[tuple[int, dict[str, object]]] = []
+        rows: list[Row] = []
         try:
             self._store.leases.renew(lease)
             for batch in batches:
-                stamps = batch.column(COMMIT_TS).to_pylist()
-                rows += zip(stamps, stored_rows(batch.drop_columns([COMMIT_TS])), strict=True)
+                rows += stored_rows(batch)
                 if len(rows) >= _PAGE_ROWS:
                     break
             else:
@@ -479,13 +505,12 @@ class Hub:
             live.release(self._store.release)
             return None
         reset, live.reset = live.reset, False
-        last = rows[-1][0]
-        before = [cts for cts, _ in rows if cts < last]
-        if before:
+        last = rows[-1][COMMIT_TS]
+        if rows[0][COMMIT_TS] < last:
             live.skip = 0
             live.ts = max(live.ts, last - 1)
-        live.skip += sum(cts == last for cts, _ in rows)
-        return Update(live.ts, [Change("add", None, None, row) for _, row in rows], reset=reset, skip=live.skip)
+        live.skip += sum(row[COMMIT_TS] == last for row in rows)
+        return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset, skip=live.skip)
 
     def _open_tail(self, live: EventsLive) -> None:
         lease = self._store.begin(as_of_ts=live.end_ts)
@@ -493,7 +518,7 @@ class Hub:
             schema = self._store.table(live.table, lease)
             if schema.id != live.generation:
                 raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
-            scan = replace(live.query.scan, columns=live.query.columns)
+            scan = replace(live.query.scan, columns=live.columns)
 
             def tail(partial: bool) -> Iterable[object]:
                 changes = Changes(live.ts, commit_ts=True, partial=partial)
@@ -512,7 +537,7 @@ class Hub:
             self._store.release(lease)
             raise
 
-    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[tuple[int, dict[str, object]]]) -> Update | None:
+    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row]) -> Update | None:
         """The tail is read up to the lease's snapshot: what follows is in what was kept."""
         with self._lock:
             end = live.end_ts
@@ -526,7 +551,7 @@ class Hub:
             reset, live.reset = live.reset, False
             if not rows and not reset:
                 return None
-            return Update(live.ts, [Change("add", None, None, row) for _, row in rows], reset=reset)
+            return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset)
 
 
 def _skipped(batches: Iterable[object], skip: int) -> object:

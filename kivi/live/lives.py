@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.errors import KiviError
 from kivi.live.windows import Window
 from kivi.schema import TableSchema
-from kivi.subscriptions import Change, Keyed, Query, Row, Update, differences
+from kivi.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,13 +33,13 @@ UPDATE_ROWS: Final = 5_000
 class Live:
     """One subscription. ``bind`` makes its query for a schema; ``then`` is there while its subscriber is ready."""
 
-    def __init__(self, table: str, bind: Bind, interval_s: float, heartbeat_s: float) -> None:
+    def __init__(self, table: str, bind: Bind, terms: Terms) -> None:
         self.table = table
         self.bind = bind
         self.query: Query
         self.schema: TableSchema
-        self.interval_s = interval_s
-        self.heartbeat_s = heartbeat_s
+        self.interval_s = terms.interval_s
+        self.heartbeat_s = terms.heartbeat_s
         self.then: Then | None = None
         self.due = 0.0
         """Not to be told anything before this moment of the monotonic clock."""
@@ -66,8 +67,8 @@ class Live:
 class RowsLive(Live):
     """Of a state: rows, and how they differ from what was told before."""
 
-    def __init__(self, table: str, bind: Bind, interval_s: float, heartbeat_s: float) -> None:
-        super().__init__(table, bind, interval_s, heartbeat_s)
+    def __init__(self, table: str, bind: Bind, terms: Terms) -> None:
+        super().__init__(table, bind, terms)
         self.window: Window
         self.read_ts = 0
         """The snapshot that the window was first read at."""
@@ -98,12 +99,18 @@ class EventsLive(Live):
     """
 
     def __init__(
-        self, table: str, bind: Bind, interval_s: float, heartbeat_s: float, since: int, skip: int, until_us: int | None
+        self, table: str, bind: Bind, terms: Terms, schema: TableSchema, query: Query, since: int, skip: int
     ) -> None:
-        super().__init__(table, bind, interval_s, heartbeat_s)
-        self.ts = since
+        super().__init__(table, bind, terms)
+        self.schema, self.query = schema, query
+        self.generation = schema.id
+        self.ts = self.handed = since
         self.skip = skip
-        self.until_us = until_us
+        self.until_us = terms.until_us
+        self.durable = terms.durable
+        self.unseen = terms.durable is not None and terms.durable.unseen
+        # Others' predicates may be about columns that this one does not show.
+        self.columns = schema.output_names if self.unseen else query.columns
         self.end_ts: int | None = None
         self.behind = True
         self.partial = since == 0
@@ -116,7 +123,6 @@ class EventsLive(Live):
         self.kept_rows = 0
         self.kept_from: int | None = None
         """Every selected event after this timestamp is kept; None: they are not being kept."""
-        self.generation = 0
 
     @property
     def dirty(self) -> bool:
@@ -159,6 +165,15 @@ class EventsLive(Live):
         ended = self.end_ts is not None and done and self.ts >= self.end_ts
         reset, self.reset = self.reset, False
         return Update(self.ts, changes, reset=reset, skip=self.skip, ended=ended)
+
+    def shown(self, update: Update) -> Update:
+        """The columns that were asked for."""
+        changes = [
+            change._replace(row={name: change.row[name] for name in self.query.columns})
+            for change in update.changes
+            if change.row is not None
+        ]
+        return replace(update, changes=changes)
 
     def release(self, release: Callable[[Lease], None]) -> None:
         """Ends what it reads."""

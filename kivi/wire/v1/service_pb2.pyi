@@ -298,7 +298,7 @@ class BackupResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., watermark: _Optional[int] = ..., files: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us")
+    __slots__ = ("spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -307,6 +307,7 @@ class SubscribeRequest(_message.Message):
     SINCE_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     UNTIL_US_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_FIELD_NUMBER: _ClassVar[int]
     spec: _types_pb2.ScanSpec
     order_by: _containers.RepeatedScalarFieldContainer[str]
     offset: int
@@ -315,7 +316,76 @@ class SubscribeRequest(_message.Message):
     since: int
     skip: int
     until_us: int
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ...) -> None: ...
+    durable: DurableSubscription
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ...) -> None: ...
+
+class DurableSubscription(_message.Message):
+    __slots__ = ("user", "name", "ttl_us", "unseen")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TTL_US_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    name: str
+    ttl_us: int
+    unseen: bool
+    def __init__(self, user: _Optional[str] = ..., name: _Optional[str] = ..., ttl_us: _Optional[int] = ..., unseen: _Optional[bool] = ...) -> None: ...
+
+class AcknowledgeSubscriptionRequest(_message.Message):
+    __slots__ = ("user", "name", "table", "ts", "skip")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    name: str
+    table: str
+    ts: int
+    skip: int
+    def __init__(self, user: _Optional[str] = ..., name: _Optional[str] = ..., table: _Optional[str] = ..., ts: _Optional[int] = ..., skip: _Optional[int] = ...) -> None: ...
+
+class AcknowledgeSubscriptionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListSubscriptionsRequest(_message.Message):
+    __slots__ = ("user",)
+    USER_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    def __init__(self, user: _Optional[str] = ...) -> None: ...
+
+class StoredSubscription(_message.Message):
+    __slots__ = ("name", "table", "ts", "skip", "expires_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    TS_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    table: str
+    ts: int
+    skip: int
+    expires_us: int
+    def __init__(self, name: _Optional[str] = ..., table: _Optional[str] = ..., ts: _Optional[int] = ..., skip: _Optional[int] = ..., expires_us: _Optional[int] = ...) -> None: ...
+
+class ListSubscriptionsResponse(_message.Message):
+    __slots__ = ("subscriptions",)
+    SUBSCRIPTIONS_FIELD_NUMBER: _ClassVar[int]
+    subscriptions: _containers.RepeatedCompositeFieldContainer[StoredSubscription]
+    def __init__(self, subscriptions: _Optional[_Iterable[_Union[StoredSubscription, _Mapping]]] = ...) -> None: ...
+
+class DropSubscriptionRequest(_message.Message):
+    __slots__ = ("user", "name")
+    USER_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    user: str
+    name: str
+    def __init__(self, user: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class DropSubscriptionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class SubscribeChange(_message.Message):
     __slots__ = ("kind", "old", "new", "values")

@@ -1,0 +1,227 @@
+"""Durable subscriptions: a name, a query and how far its events were delivered, in a row of the store itself.
+
+A durable subscription that nobody is connected to is that row and nothing else: what it misses lies in its event table,
+from where it reads on when its subscriber comes back. So a hundred thousand of them cost a hundred thousand rows on
+disk, and no commit looks at them.
+
+**Invariants.**
+
+* The stored position only grows, and is moved by the subscriber alone, once it says that it has what is before it. A
+  subscriber or a server that dies in between gets the rest again: each event at least once, and exactly once for a
+  subscriber that remembers ``ts`` and ``skip`` together with what it made of them.
+* One connection at a time: a later one takes the subscription over, and the one before is told so.
+* With ``unseen`` an event is left out if another durable subscription of the same user, on the same table, selects it
+  and has been handed it: which is so if it was committed in what that one has behind it. No event is remembered by
+  itself. Both are decided under the hub's lock, so of two that are connected exactly one is handed an event that both
+  select. (An event that is handed out and lost with its connection comes again by the one that was handed it.) Of a
+  commit that was handed out in part, the others still get all: a commit counts as seen when it was handed out whole.
+* An expired one is as good as none. Its row is deleted when somebody subscribes later (``sweep``).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from kivi.catalog import SUBSCRIPTIONS
+from kivi.errors import Conflict, InvalidArgument, NotFound
+from kivi.expr import Expr, Scan
+from kivi.schema import TableSchema
+from kivi.subscriptions import Durable, Query, Stored
+
+if TYPE_CHECKING:
+    from kivi.store import Store, Txn
+
+__all__ = ["DurableSubscriptions", "Other"]
+
+_SWEEP_EVERY_S: Final = 600.0
+_SWEEP_ROWS: Final = 10_000
+
+
+class Other(NamedTuple):
+    """Another durable subscription of a user on a table: what it selects of the commits in (since, ts]."""
+
+    name: str
+    where: Expr | None
+    since: int
+    ts: int
+
+
+class DurableSubscriptions:
+    """Thread safe: each change is a transaction."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._swept_at = 0.0
+
+    def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
+        """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query."""
+        text = _written(query)
+
+        def work(txn: Txn) -> Stored:
+            row = self._row(txn, wanted.user, wanted.name)
+            now = self._now_us()
+            if row is None or row["expires_us"] <= now:
+                row = {"table": schema.origin, "query": text, "since": since, "ts": since, "skip": 0}
+            elif (row["table"], row["query"]) != (schema.origin, text):
+                raise InvalidArgument(
+                    f"subscription {wanted.name!r} is to another query: give that one, or drop it first with "
+                    f"unsubscribe({wanted.name!r})"
+                )
+            row |= {"ttl_us": wanted.ttl_us, "expires_us": now + wanted.ttl_us, "name_of_table": schema.name}
+            txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), row)
+            return _stored(wanted.user, wanted.name, row)
+
+        stored: Stored = self._run(work)
+        self._sweep()
+        return stored
+
+    def acknowledge(self, user: str, name: str, ts: int, skip: int, *, table: str | None = None) -> None:
+        """What is at or before this position is delivered. An older position changes nothing. Raises NotFound."""
+
+        def work(txn: Txn) -> None:
+            row = self._known(txn, user, name, table)
+            moved: dict[str, Any] = {"expires_us": self._now_us() + row["ttl_us"]}
+            if (ts, skip) > (row["ts"], row["skip"]):
+                if ts > self._store.watermark():
+                    raise InvalidArgument(f"nothing was committed at {ts} yet: acknowledge what an update said")
+                moved |= {"ts": ts, "skip": skip}
+            txn.put(SUBSCRIPTIONS, (user, name), moved)
+
+        self._run(work)
+
+    def drop(self, user: str, name: str, *, table: str | None = None) -> None:
+        """Forgets it. Raises NotFound."""
+
+        def work(txn: Txn) -> None:
+            self._known(txn, user, name, table)
+            txn.delete(SUBSCRIPTIONS, (user, name))
+
+        self._run(work)
+
+    def listed(self, user: str) -> list[Stored]:
+        """A user's, by name, without those that have expired."""
+        now = self._now_us()
+        lease = self._store.begin()
+        try:
+            rows = [
+                row
+                for batch in self._store.scan(lease, SUBSCRIPTIONS, Scan(prefix=(user,)))
+                for row in batch.to_pylist()
+            ]
+        finally:
+            self._store.release(lease)
+        return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
+
+    def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
+        """The user's others on this table."""
+        found = [stored for stored in self.listed(user) if stored.table_id == schema.origin and stored.name != name]
+        return [Other(stored.name, _selecting(schema, stored.query), stored.since, stored.ts) for stored in found]
+
+    # -- rows ---------------------------------------------------------------------------------------------
+
+    def _now_us(self) -> int:
+        return int(self._store.clock() * 1_000_000)
+
+    def _row(self, txn: Txn, user: str, name: str) -> dict[str, Any] | None:
+        row = txn.get(SUBSCRIPTIONS, [(user, name)])[0]
+        return None if row is None else {key: row[key] for key in row if key not in ("user", "name")}
+
+    def _known(self, txn: Txn, user: str, name: str, table: str | None) -> dict[str, Any]:
+        row = self._row(txn, user, name)
+        if row is None or row["expires_us"] <= self._now_us() or (table is not None and row["name_of_table"] != table):
+            whose = f" of {user!r}" if user else ""
+            raise NotFound(f"there is no durable subscription {name!r}{whose}; it may have expired", table=table)
+        return row
+
+    def _run(self, work: Callable[[Txn], Any]) -> Any:
+        while True:
+            txn = self._store.transaction()
+            try:
+                result = work(txn)
+                self._store.commit_wait(txn)
+                return result
+            except Conflict:
+                self._store.moved.wait_for(self._store.log.last, 1.0)
+            finally:
+                self._store.rollback(txn)
+
+    def _sweep(self) -> None:
+        """Deletes rows that have expired, now and then."""
+        now = self._store.clock()
+        if now - self._swept_at < _SWEEP_EVERY_S:
+            return
+        self._swept_at = now
+        lease = self._store.begin()
+        try:
+            over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
+            gone = [row for batch in self._store.scan(lease, SUBSCRIPTIONS, over) for row in batch.to_pylist()]
+        finally:
+            self._store.release(lease)
+
+        def work(txn: Txn) -> None:
+            for row in gone:
+                held = self._row(txn, row["user"], row["name"])
+                if held is not None and held["expires_us"] <= self._now_us():
+                    txn.delete(SUBSCRIPTIONS, (row["user"], row["name"]))
+
+        if gone:
+            self._run(work)
+
+
+def _stored(user: str, name: str, row: dict[str, Any]) -> Stored:
+    return Stored(
+        user, name, row["name_of_table"], row["table"], row["query"], row["since"], row["ts"], row["skip"],
+        row["expires_us"],
+    )  # fmt: skip
+
+
+# -- queries as text --------------------------------------------------------------------------------------
+
+
+def _written(query: Query) -> str:
+    """What is selected and shown, in stored form; equal for equal queries."""
+    scan = query.scan
+    return json.dumps(
+        {
+            "start": None if scan.start is None else list(scan.start),
+            "end": None if scan.end is None else list(scan.end),
+            "where": None if scan.where is None else _plain(scan.where),
+            "columns": list(query.columns),
+        },
+        separators=(",", ":"),
+    )
+
+
+def _selecting(schema: TableSchema, text: str) -> Expr | None:
+    """The predicate of a stored query, with its bounds of the event time."""
+    known = json.loads(text)
+    terms = [] if known["where"] is None else [_expr(known["where"])]
+    terms += [Expr(">=", schema.event_time or "", known["start"][0])] if known["start"] else []
+    terms += [Expr("<", schema.event_time or "", known["end"][0])] if known["end"] else []
+    return None if not terms else terms[0] if len(terms) == 1 else Expr("and", args=tuple(terms))
+
+
+def _plain(expr: Expr) -> list[Any]:
+    if expr.args:
+        return [expr.op, *(_plain(arg) for arg in expr.args)]
+    value = [_literal(v) for v in expr.value] if expr.op == "isin" else _literal(expr.value)
+    return [expr.op, expr.column, value]
+
+
+def _literal(value: Any) -> Any:
+    return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def _expr(plain: list[Any]) -> Expr:
+    op, *rest = plain
+    if op in ("and", "or", "not"):
+        return Expr(op, args=tuple(_expr(arg) for arg in rest))
+    column, value = rest
+    return Expr(op, column, tuple(_value(v) for v in value) if op == "isin" else _value(value))
+
+
+def _value(plain: Any) -> Any:
+    return base64.b64decode(plain["bytes"]) if isinstance(plain, dict) else plain

@@ -1,0 +1,273 @@
+"""Durable subscriptions: remembered by the store, each event delivered, seen ones left out, expired ones gone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+import kivi.aio
+from kivi.catalog import SUBSCRIPTIONS
+from kivi.embedded import Database
+from kivi.errors import InvalidArgument, NotFound, PermissionDenied, StoreInUse
+from kivi.store import Scan, Store
+from tests.serverproc import ServerProcess
+
+T0 = 1_750_000_000_000_000
+COLUMNS = {"seq": "int64", "service": "string", "ts": "timestamp", "us": "int64"}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_760_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def db(clock: Clock) -> Iterator[Database]:
+    with Database(Store.open(clock=clock)) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        yield db
+
+
+def add(db: Any, first: int, count: int, rng: random.Random | None = None) -> list[dict[str, Any]]:
+    rng = rng or random.Random(first)
+    events = [
+        {"seq": first + i, "service": rng.choice("xyz"), "ts": T0 + first + i, "us": rng.randrange(1_000)}
+        for i in range(count)
+    ]
+    db.append("calls", events)
+    return events
+
+
+def drain(live: Any, timeout_s: float = 0.3) -> list[int]:
+    found: list[int] = []
+    while (update := live.next(timeout_s)) is not None:
+        found += [change.row["seq"] for change in update.changes]
+    return found
+
+
+def test_it_goes_on_behind_what_was_delivered(tmp_path: Path) -> None:
+    """By the end of a with block, by asking for more, by acknowledging; not by what failed on the way."""
+    with kivi.open(tmp_path / "store") as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        add(db, 0, 5)
+        with db.subscribe("calls", name="one", interval_ms=0) as live:
+            assert drain(live) == [0, 1, 2, 3, 4]
+        add(db, 5, 5)
+        with pytest.raises(ZeroDivisionError), db.subscribe("calls", name="one", interval_ms=0) as live:
+            update = live.next(5.0)
+            assert [change.row["seq"] for change in update.changes] == [5, 6, 7, 8, 9]
+            raise ZeroDivisionError
+        with pytest.raises(ZeroDivisionError), db.subscribe("calls", name="one", interval_ms=0) as live:
+            update = live.next(5.0)
+            assert [change.row["seq"] for change in update.changes] == [5, 6, 7, 8, 9]
+            live.acknowledge()
+            raise ZeroDivisionError
+        (known,) = db.subscriptions()
+        assert (known["name"], known["table"], known["ts"]) == ("one", "calls", db.watermark() - 1)  # its own row's
+    with kivi.open(tmp_path / "store") as db:
+        add(db, 10, 1)
+        with db.subscribe("calls", name="one", interval_ms=0) as live:
+            assert drain(live) == [10]
+        db.unsubscribe("one")
+        assert db.subscriptions() == []
+        with db.subscribe("calls", name="one", interval_ms=0) as live:
+            assert drain(live) == list(range(11))
+
+
+def test_nobody_connected_is_a_row_and_nothing_else(db: Database) -> None:
+    for i in range(200):
+        db.subscribe("calls", name=f"s{i:03}", user="u", where=kivi.col("us") >= i).close()
+    deadline = time.monotonic() + 5
+    while db.hub.count or db.store.pending.feed.on:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not db.hub._connected
+    assert len(db.subscriptions("u")) == 200
+    assert db.subscriptions() == []
+    events = add(db, 0, 1_000)
+    for i in (0, 77, 199):
+        with db.subscribe("calls", name=f"s{i:03}", user="u", where=kivi.col("us") >= i, interval_ms=0) as live:
+            assert drain(live) == [event["seq"] for event in events if event["us"] >= i]
+
+
+def test_one_query_and_one_connection_by_name(db: Database) -> None:
+    add(db, 0, 3)
+    first = db.subscribe("calls", name="one", where=kivi.col("us") >= 0, interval_ms=0)
+    assert drain(first) == [0, 1, 2]
+    first.acknowledge()
+    with pytest.raises(InvalidArgument, match=r"another query.*unsubscribe\('one'\)"):
+        db.subscribe("calls", name="one", where=kivi.col("us") > 5)
+    second = db.subscribe("calls", name="one", where=kivi.col("us") >= 0, interval_ms=0)
+    with pytest.raises(StoreInUse, match="taken over"):
+        first.next(5.0)
+    add(db, 3, 1)
+    assert drain(second) == [3]
+    second.close()
+
+
+def test_what_others_of_the_user_saw_is_left_out(db: Database) -> None:
+    """One after the other: slow calls were seen, then all of a service; another user sees all."""
+    events = add(db, 0, 300)
+    slow, service = kivi.col("us") >= 700, kivi.col("service") == "x"
+    with db.subscribe("calls", name="slow", user="ada", where=slow, unseen=True, columns=["seq"], interval_ms=0) as one:
+        seen = drain(one)
+    assert seen == [e["seq"] for e in events if e["us"] >= 700]
+    with db.subscribe("calls", name="x", user="ada", where=service, unseen=True, columns=["seq"], interval_ms=0) as two:
+        assert drain(two) == [e["seq"] for e in events if e["service"] == "x" and e["us"] < 700]
+        late = add(db, 300, 100)  # nobody has seen these
+        assert drain(two) == [e["seq"] for e in late if e["service"] == "x"]
+    with db.subscribe("calls", name="slow", user="ada", where=slow, unseen=True, columns=["seq"], interval_ms=0) as one:
+        assert drain(one) == [e["seq"] for e in late if e["us"] >= 700 and e["service"] != "x"]
+    with db.subscribe("calls", name="x", user="bob", where=service, unseen=True, interval_ms=0) as other:
+        assert len(drain(other)) == sum(e["service"] == "x" for e in (*events, *late))
+
+
+def test_of_two_that_are_connected_one_gets_it(db: Database) -> None:
+    """Both read while events come, at their own pace: of what both select each gets a part, and nothing is missing."""
+    queries = {"slow": kivi.col("us") >= 500, "x": kivi.col("service") == "x"}
+    got: dict[str, list[int]] = {name: [] for name in queries}
+    done = threading.Event()
+
+    def follow(name: str) -> None:
+        rng = random.Random(name)
+        with db.subscribe("calls", name=name, user="u", where=queries[name], unseen=True, interval_ms=0) as live:
+            while True:
+                update = live.next(0.1)
+                if update is not None:
+                    got[name] += [change.row["seq"] for change in update.changes]
+                    time.sleep(rng.random() / 50)
+                elif done.is_set():
+                    return
+
+    threads = [threading.Thread(target=follow, args=(name,)) for name in queries]
+    for thread in threads:
+        thread.start()
+    rng, events = random.Random(1), []
+    for i in range(60):
+        events += add(db, 10 * i, 10, rng)
+        time.sleep(0.005)
+    done.set()
+    for thread in threads:
+        thread.join()
+    wanted = {e["seq"] for e in events if e["us"] >= 500 or e["service"] == "x"}
+    assert Counter(got["slow"] + got["x"]) == Counter(wanted)
+    assert set(got["slow"]) <= {e["seq"] for e in events if e["us"] >= 500}
+    assert set(got["x"]) <= {e["seq"] for e in events if e["service"] == "x"}
+
+
+def test_one_that_is_not_heard_of_expires(db: Database, clock: Clock) -> None:
+    add(db, 0, 3)
+    with db.subscribe("calls", name="short", expires_in="1h", interval_ms=0) as live:
+        assert drain(live) == [0, 1, 2]
+    clock.now += 3_000
+    with db.subscribe("calls", name="short", expires_in="1h", interval_ms=0) as live:  # heard of: another hour
+        assert drain(live) == []
+    clock.now += 3_000
+    assert [known["name"] for known in db.subscriptions()] == ["short"]
+    clock.now += 700
+    assert db.subscriptions() == []
+    with pytest.raises(NotFound, match="expired"):
+        db.unsubscribe("short")
+    with db.subscribe("calls", name="other", interval_ms=0):  # whose coming deletes what has expired
+        pass
+    lease = db.store.begin()
+    kept = [row["name"] for batch in db.store.scan(lease, SUBSCRIPTIONS, Scan()) for row in batch.to_pylist()]
+    db.store.release(lease)
+    assert kept == ["other"]
+    with db.subscribe("calls", name="short", where=kivi.col("us") >= 0, interval_ms=0) as live:  # as good as new
+        assert drain(live) == [0, 1, 2]
+
+
+def test_bad_arguments(db: Database) -> None:
+    with pytest.raises(InvalidArgument, match="have a name"):
+        db.subscribe("calls", user="ada")
+    with pytest.raises(InvalidArgument, match="1 to 256 bytes"):
+        db.subscribe("calls", name="")
+    with pytest.raises(InvalidArgument, match="are to events"):
+        db.subscribe("calls", name="x", limit=3)
+    with pytest.raises(InvalidArgument, match="duration"):
+        db.subscribe("calls", name="x", expires_in="soon")
+    with db.subscribe("calls") as live, pytest.raises(InvalidArgument, match="have a name"):
+        live.acknowledge()
+
+
+def test_over_grpc_with_servers_and_clients_that_die(tmp_path: Path) -> None:
+    """A program is killed again and again, and so is the server: every event is worked on, in order."""
+    with ServerProcess(tmp_path / "store") as server:
+        with server.connect(timeout=30.0) as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+            worked: list[int] = []
+            for i in range(6):
+                add(db, 100 * i, 100)
+                with server.connect(timeout=30.0) as client:
+                    live = client.subscribe("calls", name="worker", user="ops", interval_ms=0)
+                    found: list[int] = []
+                    while len(found) < 100 or found[-1] != 100 * i + 99:
+                        update = live.next(5.0)
+                        if update is not None:
+                            found += [change.row["seq"] for change in update.changes]
+                    worked += found
+                    if i % 2:
+                        live.acknowledge()
+                    if i == 3:
+                        server.kill()
+                        server.start()
+                    live.close()  # without a word, as if it had been killed
+            assert sorted(set(worked)) == list(range(600))
+            assert len(worked) == 900  # what was not acknowledged came again, whole
+            (known,) = db.subscriptions("ops")
+            assert known["name"] == "worker"
+
+        async def rest() -> list[int]:
+            async with await kivi.aio.connect(server.endpoint) as client:
+                found: list[int] = []
+                async with client.subscribe("calls", name="worker", user="ops", interval_ms=0) as live:
+                    while (update := await live.next(0.5)) is not None:
+                        found += [change.row["seq"] for change in update.changes if change.row is not None]
+                assert [known["name"] for known in await client.subscriptions("ops")] == ["worker"]
+                await client.unsubscribe("worker", "ops")
+                assert await client.subscriptions("ops") == []
+                return found
+
+        assert asyncio.run(rest()) == []
+
+
+def test_tokens_of_some_tables(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text("root-token-0123456789 admin\nreader-token-0123456789 reader tables=calls*\n")
+    tokens.chmod(0o600)
+    with (
+        ServerProcess(tmp_path / "store", "--token-file", str(tokens)) as server,
+        server.connect(access_token="root-token-0123456789") as root,
+        server.connect(access_token="reader-token-0123456789") as reader,
+    ):
+        for table in ("calls", "secrets"):
+            root.create_event_table(table, event_time="ts", columns=COLUMNS)
+            root.subscribe(table, name=table, user="u").close()
+        assert [known["name"] for known in reader.subscriptions("u")] == ["calls"]
+        with pytest.raises(PermissionDenied):
+            reader.unsubscribe("secrets", "u")
+        with pytest.raises(PermissionDenied):
+            reader.subscribe("secrets", name="secrets", user="u")
+        with reader.subscribe("calls", name="calls", user="u") as live:
+            add(root, 0, 2)
+            assert drain(live, 1.0) == [0, 1]
+        reader.unsubscribe("calls", "u")
+        assert [known["name"] for known in root.subscriptions("u")] == ["secrets"]
