@@ -53,6 +53,7 @@ class Follower:
         self.durable = wanted.name is not None
         self._delivered = self._told = (self.ts, self.skip)
         self._told_at = time.monotonic()
+        self._renew_s = min(wanted.ttl_us / 4e6, 3_600.0)
         self.heard_at = time.monotonic()
 
     def hear(self, update: Update) -> Update | None:
@@ -71,9 +72,12 @@ class Follower:
         self._delivered = (self.ts, self.skip)
 
     def to_tell(self, *, now: bool = False) -> tuple[int, int] | None:
-        """The position to tell the store, if it is time for that."""
-        due = now or time.monotonic() - self._told_at >= _TELL_S
-        return self._delivered if self.durable and due and self._delivered > self._told else None
+        """The position to tell the store, if it is time for that: it has moved, or the store should hear of it."""
+        if not self.durable:
+            return None
+        silent_s = time.monotonic() - self._told_at
+        moved = self._delivered > self._told and (now or silent_s >= _TELL_S)
+        return self._delivered if moved or silent_s >= self._renew_s else None
 
     def tell(self, position: tuple[int, int]) -> None:
         """The store knows it."""
@@ -123,6 +127,7 @@ class Subscription(ABC):
         while not self._follower.ended:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             said = self._next(left)
+            self._tell(self._follower.to_tell())
             if said is None:
                 return None
             if (update := self._follower.hear(said)) is not None:

@@ -102,6 +102,7 @@ class Subscription:
                     await self.close()
                     raise problem from None
                 continue
+            await self._tell(follower.to_tell())
             if said is not None and (update := follower.hear(said)) is not None:
                 return update
         return None

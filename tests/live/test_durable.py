@@ -39,7 +39,7 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def db(clock: Clock) -> Iterator[Database]:
+def db(clock: Clock) -> Iterator[Any]:
     with Database(Store.open(clock=clock)) as db:
         db.create_event_table("calls", event_time="ts", columns=COLUMNS)
         yield db
@@ -55,10 +55,14 @@ def add(db: Any, first: int, count: int, rng: random.Random | None = None) -> li
     return events
 
 
+def numbers(update: Any) -> list[int]:
+    return [change.row["seq"] for change in update.changes]
+
+
 def drain(live: Any, timeout_s: float = 0.3) -> list[int]:
     found: list[int] = []
     while (update := live.next(timeout_s)) is not None:
-        found += [change.row["seq"] for change in update.changes]
+        found += numbers(update)
     return found
 
 
@@ -71,12 +75,10 @@ def test_it_goes_on_behind_what_was_delivered(tmp_path: Path) -> None:
             assert drain(live) == [0, 1, 2, 3, 4]
         add(db, 5, 5)
         with pytest.raises(ZeroDivisionError), db.subscribe("calls", name="one", interval_ms=0) as live:
-            update = live.next(5.0)
-            assert [change.row["seq"] for change in update.changes] == [5, 6, 7, 8, 9]
+            assert numbers(live.next(5.0)) == [5, 6, 7, 8, 9]
             raise ZeroDivisionError
         with pytest.raises(ZeroDivisionError), db.subscribe("calls", name="one", interval_ms=0) as live:
-            update = live.next(5.0)
-            assert [change.row["seq"] for change in update.changes] == [5, 6, 7, 8, 9]
+            assert numbers(live.next(5.0)) == [5, 6, 7, 8, 9]
             live.acknowledge()
             raise ZeroDivisionError
         (known,) = db.subscriptions()
@@ -91,7 +93,7 @@ def test_it_goes_on_behind_what_was_delivered(tmp_path: Path) -> None:
             assert drain(live) == list(range(11))
 
 
-def test_nobody_connected_is_a_row_and_nothing_else(db: Database) -> None:
+def test_nobody_connected_is_a_row_and_nothing_else(db: Any) -> None:
     for i in range(200):
         db.subscribe("calls", name=f"s{i:03}", user="u", where=kivi.col("us") >= i).close()
     deadline = time.monotonic() + 5
@@ -107,7 +109,7 @@ def test_nobody_connected_is_a_row_and_nothing_else(db: Database) -> None:
             assert drain(live) == [event["seq"] for event in events if event["us"] >= i]
 
 
-def test_one_query_and_one_connection_by_name(db: Database) -> None:
+def test_one_query_and_one_connection_by_name(db: Any) -> None:
     add(db, 0, 3)
     first = db.subscribe("calls", name="one", where=kivi.col("us") >= 0, interval_ms=0)
     assert drain(first) == [0, 1, 2]
@@ -122,7 +124,7 @@ def test_one_query_and_one_connection_by_name(db: Database) -> None:
     second.close()
 
 
-def test_what_others_of_the_user_saw_is_left_out(db: Database) -> None:
+def test_what_others_of_the_user_saw_is_left_out(db: Any) -> None:
     """One after the other: slow calls were seen, then all of a service; another user sees all."""
     events = add(db, 0, 300)
     slow, service = kivi.col("us") >= 700, kivi.col("service") == "x"
@@ -139,7 +141,7 @@ def test_what_others_of_the_user_saw_is_left_out(db: Database) -> None:
         assert len(drain(other)) == sum(e["service"] == "x" for e in (*events, *late))
 
 
-def test_of_two_that_are_connected_one_gets_it(db: Database) -> None:
+def test_of_two_that_are_connected_one_gets_it(db: Any) -> None:
     """Both read while events come, at their own pace: of what both select each gets a part, and nothing is missing."""
     queries = {"slow": kivi.col("us") >= 500, "x": kivi.col("service") == "x"}
     got: dict[str, list[int]] = {name: [] for name in queries}
@@ -172,7 +174,7 @@ def test_of_two_that_are_connected_one_gets_it(db: Database) -> None:
     assert set(got["x"]) <= {e["seq"] for e in events if e["service"] == "x"}
 
 
-def test_one_that_is_not_heard_of_expires(db: Database, clock: Clock) -> None:
+def test_one_that_is_not_heard_of_expires(db: Any, clock: Clock) -> None:
     add(db, 0, 3)
     with db.subscribe("calls", name="short", expires_in="1h", interval_ms=0) as live:
         assert drain(live) == [0, 1, 2]
@@ -195,7 +197,18 @@ def test_one_that_is_not_heard_of_expires(db: Database, clock: Clock) -> None:
         assert drain(live) == [0, 1, 2]
 
 
-def test_bad_arguments(db: Database) -> None:
+def test_one_that_waits_does_not_expire(tmp_path: Path) -> None:
+    """Its subscriber is there, and nothing comes for longer than it would be kept."""
+    with kivi.open(tmp_path / "store") as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        with db.subscribe("calls", name="waits", expires_in="1s", interval_ms=0, heartbeat_ms=50) as live:
+            assert live.next(2.5) is None
+            assert [known["name"] for known in db.subscriptions()] == ["waits"]
+        time.sleep(1.1)
+        assert db.subscriptions() == []
+
+
+def test_bad_arguments(db: Any) -> None:
     with pytest.raises(InvalidArgument, match="have a name"):
         db.subscribe("calls", user="ada")
     with pytest.raises(InvalidArgument, match="1 to 256 bytes"):
