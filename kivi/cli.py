@@ -191,6 +191,29 @@ def scan(args: argparse.Namespace) -> int:
     return 0
 
 
+def watch(args: argparse.Namespace) -> int:
+    from kivi.cli_watch import follow
+
+    with connect(args) as db:
+        found = db.describe(args.table)
+        names = outputs(found, args.columns)
+        wanted = {
+            "prefix": key_of(found, args.prefix, partial=True),
+            "where": where(args.where, type_names(found)) if args.where else None,
+            "columns": names if args.columns else None,
+            "order_by": args.order_by.split(",") if args.order_by else (),
+            "limit": args.limit,
+            "offset": args.offset,
+            "interval_ms": args.interval,
+            "since": args.since,
+            "from_time": parse_value("timestamp", args.from_time, "--from") if args.from_time else None,
+            "until_time": parse_value("timestamp", args.until_time, "--until") if args.until_time else None,
+            "name": args.name,
+            "user": args.user,
+        }
+        return follow(db, wanted, found, names, args.output)
+
+
 # -- writing ----------------------------------------------------------------------------------------
 
 
@@ -350,6 +373,20 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--limit", type=int, metavar="N")
     sub.add_argument("--reverse", action="store_true")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("watch", watch, "rows as they change, events as they come")
+    sub.add_argument("table")
+    sub.add_argument("prefix", nargs="*", help="values of the first key columns")
+    sub.add_argument("--where", metavar="PREDICATE", help="avg_resp_time > 120000")
+    sub.add_argument("--columns", metavar="A,B", help="only these")
+    sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
+    sub.add_argument("--limit", type=int, metavar="N")
+    sub.add_argument("--offset", type=int, default=0, metavar="N")
+    sub.add_argument("--interval", type=float, default=100.0, metavar="MS", help="at most one update in so long")
+    sub.add_argument("--since", type=int, metavar="TS", help="go on from this commit timestamp")
+    sub.add_argument("--from", dest="from_time", metavar="TIME", help="of events: from this event time on")
+    sub.add_argument("--until", dest="until_time", metavar="TIME", help="of events: up to here, and end then")
+    sub.add_argument("--name", help="of events: remember under this name what was delivered, and go on behind it")
+    sub.add_argument("--user", default="", help="whose subscription that is")
     for name, text in (
         ("put", "set columns of a row"),
         ("delta", "add to delta columns of a row"),

@@ -414,3 +414,52 @@ def test_verify_and_backup_of_a_sum_that_does_not_fit_now_and_of_an_early_moment
     report = json.loads(cli("verify", data, "-o", "json"))
     assert report["t"] == "1 rows, n not read: a sum does not fit its type right now"
     assert "equal to a recount" in report["by_slot"]
+
+
+def test_watch_prints_changes_as_they_come(cli: Cli) -> None:
+    with cli.server.connect() as db:
+        db.create_table("watched", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        with db.transaction() as tx:
+            tx.delta("watched", (1,), n=5)
+        command = [sys.executable, "-m", "kivi.cli", "watch", "watched", "--order-by=-n", "--limit", "2", "-o", "json"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=cli.environment) as process:
+            assert process.stdout is not None
+            lines = (json.loads(line) for line in process.stdout)
+            assert next(lines)["kind"] == "reset"
+            assert next(lines)["row"] == {"id": 1, "n": 5}
+            with db.transaction() as tx:
+                tx.delta("watched", (2,), n=7)
+            found = next(lines)
+            assert (found["kind"], found["new"], found["row"]) == ("add", 0, {"id": 2, "n": 7})
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        with db.snapshot() as snapshot:
+            (count,) = snapshot.summary("ev", {"n": kivi.count()}).values()
+    until = "2023-11-17T00:00:00Z"
+    assert len(cli("watch", "ev", "--until", until, "-o", "json").splitlines()) == count
+    first, *events = cli("watch", "ev", "--until", until, "--columns", "e,v", "--where", "v >= 0").splitlines()
+    assert first == "e,v"
+    assert len(events) <= count
+    assert cli("watch", "ev", "--until", until, "--name", "n", "--user", "u") != ""
+    assert cli("watch", "ev", "--until", until, "--name", "n", "--user", "u") == "e,ts,v,s\n"  # all were delivered
+
+
+def test_watch_draws_a_state_on_a_terminal(cli: Cli) -> None:
+    with cli.server.connect() as db:
+        db.create_table("drawn", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        parent, child = pty.openpty()
+        command = [sys.executable, "-m", "kivi.cli", "watch", "drawn"]
+        with subprocess.Popen(command, stdout=child, cwd=ROOT, env=cli.environment) as process:
+            os.close(child)
+            for n in (3, 4):
+                with db.transaction() as tx:
+                    tx.delta("drawn", (1,), n=n)
+                text, deadline = "", time.monotonic() + 20
+                while not re.search(
+                    rf" {3 if n == 3 else 7}\x1b\[K\r\n.*1 rows at snapshot \d+, live", text, re.DOTALL
+                ):
+                    assert time.monotonic() < deadline, text
+                    text += os.read(parent, 4096).decode()
+            process.send_signal(signal.SIGINT)
+            assert process.wait(20) == 0
+        os.close(parent)
