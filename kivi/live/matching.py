@@ -1,13 +1,13 @@
 """Which queries select which rows: many queries and many rows at once.
 
 Most predicates are one comparison or a few, joined by "and": of some columns a range each. Those over the same columns
-are a *shape*: their bounds are NumPy columns, one entry a query, and rows are compared with all of them by a few calls.
-Where a shape has a column that is compared for equality, its constants are sorted and each row finds its queries by
-bisection, so that a row costs its hits and not the number of queries; text is brought to codes first. Ranges alone are
-compared in blocks, every row with every query. All other predicates (or, not, isin, nulls) are evaluated one by one.
+are a *shape*: their bounds are NumPy columns, one entry a query. One column of a shape is looked up: its ranges are
+sorted, in buckets of about one width, and each row's value finds its queries in each by bisection; what is left is
+compared with the other columns by a few calls. So a row costs the queries that it hits, about, and not all there are.
+Equality is a range of no width, and text is brought to codes first. All other predicates (or, not, isin, nulls) are
+evaluated one by one.
 
-Nulls match no comparison, as in ``kivi.expr``. Measured (``make bench GOAL=8``): the comparisons of one core are far
-more than its rows can be read for.
+Nulls match no comparison, as in ``kivi.expr``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from kivi.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["BatchColumns", "Columns", "Matcher", "RowColumns"]
 
-_CELLS: Final = 1 << 22
-"""A block of comparisons: 4 MB a column."""
+_PAIRS: Final = 1 << 18
+"""Of rows with queries, that are compared at a time: 2 MB a column."""
 _INTEGERS: Final = frozenset({"int64", "timestamp", "decimal", "bool"})
 
 Q = TypeVar("Q", bound=Hashable)
@@ -177,80 +177,153 @@ def _ranges(where: Expr | None, types: Mapping[str, ColumnType]) -> _Ranges | No
     return found
 
 
+class _Bucket:
+    """Queries whose ranges of one column are about as wide, so that a value finds them by bisection.
+
+    Sorted by their lower bounds, those that may have v lie where v - width <= low <= v, and where all are more than
+    half as wide as the widest, every second of them has it. Ranges that are open at one end lie on one side of v.
+    """
+
+    def __init__(self, queries: Array, low: Array, high: Array, width: Any, open_end: str = "") -> None:
+        by = high if open_end == "low" else low
+        order = np.argsort(by, kind="stable")
+        self.queries = queries[order]
+        self._sorted = by[order]
+        self._width = width
+        self._open = open_end
+
+    def candidates(self, values: Array) -> tuple[Array, Array]:
+        """Of each value the first of its queries, and the one behind the last."""
+        count = len(self.queries)
+        if self._open == "low":
+            return np.searchsorted(self._sorted, values, "left"), np.full(len(values), count)
+        behind = np.searchsorted(self._sorted, values, "right")
+        if self._open == "high":
+            return np.zeros(len(values), np.int64), behind
+        if values.dtype == np.float64:
+            least = np.nextafter(values - self._width, -math.inf)
+        else:
+            least = np.where(values < INT64_MIN + self._width, INT64_MIN, values - self._width)
+        return np.searchsorted(self._sorted, least, "left"), behind
+
+
+def _buckets(low: Array, high: Array) -> list[_Bucket]:
+    """Ranges by their widths, in powers of two: 0 is equality."""
+    whole = low.dtype != np.float64
+    least, most = (INT64_MIN, INT64_MAX) if whole else (-math.inf, math.inf)
+    queries = np.flatnonzero(low <= high)  # the others have no value at all
+    low, high = low[queries], high[queries]
+    out = []
+    for open_end, chosen in (("low", low == least), ("high", (high == most) & (low != least))):
+        if chosen.any():
+            out.append(_Bucket(queries[chosen], low[chosen], high[chosen], 0, open_end))
+    closed = (low != least) & (high != most)
+    queries, low, high = queries[closed], low[closed], high[closed]
+    widths = high.astype(np.uint64) - low.astype(np.uint64) if whole else high - low
+    with np.errstate(divide="ignore"):
+        sizes = np.where(widths > 0, np.ceil(np.log2(widths.astype(np.float64))), -math.inf)
+    for size in np.unique(sizes):
+        chosen = sizes == size
+        width = widths[chosen].max()
+        if whole and int(width) > INT64_MAX:
+            out.append(_Bucket(queries[chosen], low[chosen], high[chosen], 0, "high"))
+        else:
+            out.append(_Bucket(queries[chosen], low[chosen], high[chosen], int(width) if whole else float(width)))
+    return out
+
+
 class _Shape(Generic[Q]):
     """Queries that constrain the same columns in the same way."""
 
-    def __init__(self, texts: tuple[str, ...], equal: tuple[str, ...], ranged: tuple[str, ...]) -> None:
-        self._texts, self._equal, self._ranged = texts, equal, ranged
+    def __init__(self, texts: tuple[str, ...], numbers: tuple[str, ...]) -> None:
+        self._texts, self._numbers = texts, numbers
         self.queries: dict[Q, _Ranges] = {}
         self._listed: list[Q] = []
         self._bounds: dict[str, tuple[Array, Array]] = {}
         self._words: dict[str, Words] = {}
-        self._first: str | None = None
-        """The column that is looked up: of those that are compared for equality, the one with the most constants."""
-        self._sorted: tuple[Array, Array] | None = None
+        self._by: str | None = None
+        """The column by which queries are looked up: the one that leaves the fewest of them."""
+        self._buckets: list[_Bucket] = []
         self.changed = True
 
     def _arrange(self, types: Mapping[str, ColumnType]) -> None:
         self.changed = False
         self._listed = list(self.queries)
         wanted = list(self.queries.values())
-        for name in (*self._equal, *self._ranged):
+        for name in self._numbers:
             dtype = np.float64 if types[name].name == "float64" else np.int64
             low = np.array([ranges.numbers[name][0] for ranges in wanted], dtype)
             high = np.array([ranges.numbers[name][1] for ranges in wanted], dtype)
             self._bounds[name] = low, high
         for name in self._texts:
             self._words[name] = Words([ranges.texts[name] for ranges in wanted], types[name])
-        named = [(len(self._words[name].at), name) for name in self._texts]
-        named += [(len(np.unique(self._bounds[name][0])), name) for name in self._equal]
-        first = self._first = max(named)[1] if named else None
-        if first is not None:
-            constants = self._words[first].of if first in self._words else self._bounds[first][0]
-            order = np.argsort(constants, kind="stable")
-            self._sorted = constants[order], order
+        left = {name: 1 / len(words.at) for name, words in self._words.items()}
+        left |= {name: _left(*bounds) for name, bounds in self._bounds.items()}
+        self._by = min(left, key=left.__getitem__) if left else None
+        if self._by in self._words:
+            codes = self._words[self._by].of
+            self._buckets = _buckets(codes, codes)
+        elif self._by is not None:
+            self._buckets = _buckets(*self._bounds[self._by])
 
     def pairs(self, columns: Columns, types: Mapping[str, ColumnType]) -> Iterator[tuple[Array, Array, list[Q]]]:
         """(rows, queries, which queries the numbers are): the hits, in blocks."""
         if self.changed:
             self._arrange(types)
-        first = self._first
-        values = {name: columns.numbers(name, types[name]) for name in (*self._equal, *self._ranged)}
+        values = {name: columns.numbers(name, types[name]) for name in self._numbers}
         codes = {name: columns.codes(name, words) for name, words in self._words.items()}
-        step = max(1, _CELLS // max(1, len(self._listed)))
-        for begin in range(0, columns.rows, step):
-            rows = np.arange(begin, min(begin + step, columns.rows))
-            if first is not None and self._sorted is not None:
-                constants, order = self._sorted
-                looked = codes[first][rows] if first in codes else values[first][0][rows]
-                low, high = np.searchsorted(constants, looked, "left"), np.searchsorted(constants, looked, "right")
-                counts = high - low
-                hit_rows = np.repeat(rows, counts)
-                ends = np.cumsum(counts)
-                within = np.arange(len(hit_rows)) - np.repeat(ends - counts, counts)
-                hit_queries = order[np.repeat(low, counts) + within]
-            elif self._ranged:
-                name = self._ranged[0]
-                held = values[name][0][rows, None]
-                bounds = self._bounds[name]
-                at, hit_queries = np.nonzero((held >= bounds[0]) & (held <= bounds[1]))
-                hit_rows = rows[at]
-            else:  # no predicate at all
-                hit_rows = np.repeat(rows, len(self._listed))
-                hit_queries = np.tile(np.arange(len(self._listed)), len(rows))
-            keep = np.ones(len(hit_rows), np.bool_)
+        for rows, queries in self._candidates(columns.rows, values, codes):
+            keep = np.ones(len(rows), np.bool_)
             for name, (array, known) in values.items():
-                low_bounds, high_bounds = self._bounds[name]
-                held = array[hit_rows]
-                keep &= (held >= low_bounds[hit_queries]) & (held <= high_bounds[hit_queries])
+                low, high = self._bounds[name]
+                held = array[rows]
+                keep &= (held >= low[queries]) & (held <= high[queries])
                 if known is not None:
-                    keep &= known[hit_rows]
+                    keep &= known[rows]
             for name, array in codes.items():
-                keep &= array[hit_rows] == self._words[name].of[hit_queries]
-            if not keep.all():
-                hit_rows, hit_queries = hit_rows[keep], hit_queries[keep]
-            if len(hit_rows):
-                yield hit_rows, hit_queries, self._listed
+                keep &= array[rows] == self._words[name].of[queries]
+            hits = rows[keep], queries[keep]
+            if len(hits[0]):
+                yield *hits, self._listed
+
+    def _candidates(
+        self, rows: int, values: Mapping[str, tuple[Array, Array | None]], codes: Mapping[str, Array]
+    ) -> Iterator[tuple[Array, Array]]:
+        """(rows, queries) that may match, at most some millions at a time."""
+        every = np.arange(rows)
+        if self._by is None:  # no predicate at all
+            step = max(1, _PAIRS // max(1, len(self._listed)))
+            for begin in range(0, rows, step):
+                part = every[begin : begin + step]
+                yield np.repeat(part, len(self._listed)), np.tile(np.arange(len(self._listed)), len(part))
+            return
+        looked = codes[self._by] if self._by in codes else values[self._by][0]
+        for bucket in self._buckets:
+            first, behind = bucket.candidates(looked)
+            counts = np.maximum(behind - first, 0)
+            ends = np.cumsum(counts)
+            begin = 0
+            while begin < rows:
+                before = ends[begin - 1] if begin else 0
+                end = max(begin + 1, int(np.searchsorted(ends, before + _PAIRS, "right")))
+                part = counts[begin:end]
+                total = int(part.sum())
+                if total:
+                    within = np.arange(total) - np.repeat(np.cumsum(part) - part, part)
+                    at = np.repeat(first[begin:end], part) + within
+                    yield np.repeat(every[begin:end], part), bucket.queries[at]
+                begin = end
+
+
+def _left(low: Array, high: Array) -> float:
+    """About which part of the queries a value of this column leaves, if values lie where the queries do."""
+    finite = np.concatenate([low, high]).astype(np.float64)
+    finite = finite[np.isfinite(finite) & (finite > INT64_MIN) & (finite < INT64_MAX)]
+    if not len(finite):
+        return 1.0
+    spread = max(float(finite.max() - finite.min()), 1e-300)
+    wide = np.minimum(high.astype(np.float64) - low.astype(np.float64), spread) / spread
+    return float(wide.mean()) + 1 / len(np.unique(low)) if len(low) else 1.0
 
 
 class Matcher(Generic[Q]):
@@ -271,9 +344,7 @@ class Matcher(Generic[Q]):
             assert where is not None
             self._others[query] = where
             return
-        equal = tuple(sorted(name for name, (low, high) in ranges.numbers.items() if low == high))
-        ranged = tuple(sorted(ranges.numbers.keys() - set(equal)))
-        kind = (tuple(sorted(ranges.texts)), equal, ranged)
+        kind = (tuple(sorted(ranges.texts)), tuple(sorted(ranges.numbers)))
         shape = self._shapes.get(kind)
         if shape is None:
             shape = self._shapes[kind] = _Shape(*kind)

@@ -1,0 +1,113 @@
+"""Many queries and many rows at once select what each predicate selects of each row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+from hypothesis import given
+
+from kivi.arrow.coded import coded
+from kivi.arrow.columns import stored_column
+from kivi.expr import Expr, matches
+from kivi.live.matching import BatchColumns, Matcher, RowColumns
+from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+
+TYPES = {
+    "i": ColumnType("int64"),
+    "j": ColumnType("int64"),
+    "f": ColumnType("float64"),
+    "t": ColumnType("timestamp"),
+    "d": ColumnType("decimal", 9, 2),
+    "b": ColumnType("bool"),
+    "s": ColumnType("string"),
+    "y": ColumnType("bytes"),
+}
+_INTS = st.sampled_from([INT64_MIN, INT64_MIN + 1, -7, -1, 0, 1, 2, 3, 40, 41, INT64_MAX - 1, INT64_MAX])
+_SMALL = st.integers(-5, 5)
+VALUES: dict[str, Any] = {
+    "i": _INTS | _SMALL,
+    "j": _SMALL,
+    "f": st.sampled_from([-1e308, -1.5, -0.1, 0.0, 0.1, 0.1 + 2**-56, 2.5, 1e-300, 1e308]),
+    "t": st.integers(0, 10),
+    "d": st.integers(-300, 300),
+    "b": st.booleans(),
+    "s": st.sampled_from(["", "a", "b", "bb", "\u00e9"]),
+    "y": st.sampled_from([b"", b"a", b"\xff"]),
+}
+
+
+@st.composite
+def terms(draw: st.DrawFn) -> Expr:
+    name = draw(st.sampled_from(sorted(TYPES)))
+    op = draw(st.sampled_from(["==", "==", "<", "<=", ">", ">=", "!=", "isin", "is_null"]))
+    if op == "is_null":
+        return Expr(op, name)
+    if op == "isin":
+        return Expr(op, name, tuple(draw(st.lists(VALUES[name], max_size=3))))
+    return Expr(op, name, draw(VALUES[name]))
+
+
+PREDICATES = st.none() | st.recursive(
+    terms(),
+    lambda inner: st.builds(
+        lambda op, args: Expr(op, args=tuple(args[:1] if op == "not" else args)),
+        st.sampled_from(["and", "and", "and", "or", "not"]),
+        st.lists(inner, min_size=1, max_size=3),
+    ),
+    max_leaves=5,
+)
+ROWS = st.lists(st.fixed_dictionaries({name: st.none() | values for name, values in VALUES.items()}), max_size=12)
+
+
+@given(rows=ROWS, predicates=st.lists(PREDICATES, max_size=30))
+def test_hits_are_what_each_predicate_selects(rows: list[dict[str, Any]], predicates: list[Expr | None]) -> None:
+    matcher: Matcher[int] = Matcher(TYPES)
+    for i, where in enumerate(predicates):
+        matcher.add(i, where)
+    for i in range(0, len(predicates), 3):  # some come and go
+        matcher.remove(i)
+        matcher.remove(i)
+        if i % 2:
+            matcher.add(i, predicates[i])
+    there = [i for i in range(len(predicates)) if i % 3 or i % 2]
+    wanted = sorted(
+        (at, i) for i in there for at, row in enumerate(rows) if (p := predicates[i]) is None or matches(p, row)
+    )
+    assert len(matcher) == len(there)
+    assert sorted(matcher.hits(RowColumns(rows))) == wanted
+    batch = pa.RecordBatch.from_arrays(
+        [stored_column(type_, [row[name] for row in rows]) for name, type_ in TYPES.items()], names=list(TYPES)
+    )
+    assert sorted(matcher.hits(BatchColumns(batch))) == wanted
+
+
+def test_text_in_codes_and_a_sum_that_has_left_64_bits() -> None:
+    matcher: Matcher[str] = Matcher(TYPES)
+    matcher.add("word", Expr("==", "s", "w3"))
+    matcher.add("other", Expr("==", "s", "w99"))
+    batch = coded(pa.RecordBatch.from_pydict({"s": [None if i % 7 == 0 else f"w{i % 5}" for i in range(5_000)]}))
+    assert pa.types.is_dictionary(batch.column(0).type)
+    wanted = [(i, "word") for i in range(5_000) if i % 7 and i % 5 == 3]
+    assert list(matcher.hits(BatchColumns(batch))) == wanted
+    sums: Matcher[str] = Matcher(TYPES)
+    sums.add("all", Expr(">=", "i", INT64_MIN))
+    sums.add("large", Expr(">", "i", 10**18))
+    sums.add("small", Expr("<", "i", 0))
+    assert sorted(sums.hits(RowColumns([{"i": 2**70}, {"i": -(2**70)}, {"i": 5}]))) == [
+        (0, "all"), (0, "large"), (1, "all"), (1, "small"), (2, "all"),
+    ]  # fmt: skip
+
+
+def test_many_of_each_kind() -> None:
+    """More candidates than are compared at a time, and ranges of very different widths."""
+    matcher: Matcher[int] = Matcher(TYPES)
+    ranges = [(i % 1_000, i % 1_000 + (i % 13) ** 3) for i in range(3_000)]
+    for i, (low, high) in enumerate(ranges):
+        matcher.add(i, Expr("and", args=(Expr(">=", "i", low), Expr("<", "i", high))))
+    rows = [{"i": 7 * i % 2_500} for i in range(400)]
+    wanted = {(at, i) for at, row in enumerate(rows) for i, (low, high) in enumerate(ranges) if low <= row["i"] < high}
+    found = list(matcher.hits(RowColumns(rows)))
+    assert len(found) == len(wanted)
+    assert set(found) == wanted
