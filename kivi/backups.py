@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import errno
 import fcntl
 import hashlib
 import json
@@ -33,7 +32,8 @@ import shutil
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from kivi.errors import DataLoss, InvalidArgument, NotAStore, ResourceExhausted, StoreInUse, Unavailable
+from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
+from kivi.log.files import is_no_space
 from kivi.recovery import begin_copy, sync_directory
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def make(store: Store, repository: str, keep: int | None = None) -> dict[str, An
 
     ``keep``: how many stay, this one included; the oldest go. Gives ``name``, ``path``, ``watermark``, ``files``,
     ``copied_bytes`` and ``shared_bytes``. Raises NotAStore for a directory of something else, StoreInUse while another
-    backup runs, InvalidArgument, ResourceExhausted without space: then nothing is left of it.
+    backup runs, InvalidArgument, DiskFull without space: then nothing is left of it.
     """
     if keep is not None and keep < 1:
         raise InvalidArgument(f"keep is a number of backups from 1 on, not {keep}")
@@ -73,7 +73,7 @@ def make(store: Store, repository: str, keep: int | None = None) -> dict[str, An
         try:
             return _made(store, repository, aside, partial, keep)
         except OSError as error:
-            kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
+            kind = DiskFull if is_no_space(error) else Unavailable
             raise kind(
                 f"the backup in {repository} could not be written ({error.strerror}): nothing is left"
             ) from error
@@ -156,6 +156,8 @@ def _claimed(repository: str) -> Iterator[None]:
                 sync_directory(repository)
         handle = os.open(marker, os.O_RDWR)
     except OSError as error:
+        if is_no_space(error):
+            raise DiskFull(f"no disk space in {repository}: make room, then try again", path=repository) from None
         raise InvalidArgument(
             f"backups cannot be made in {repository} ({error.strerror}): its parent must be there, and writable"
         ) from None

@@ -7,6 +7,7 @@ Environment: KIVI_ENDPOINT, KIVI_TOKEN, KIVI_TLS_CA, KIVI_OUTPUT stand in for th
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import os
 import signal
 import sys
@@ -63,7 +64,7 @@ def status(args: argparse.Namespace) -> int:
         "snapshots": f"{number('leases')} open, the oldest for {number('oldest_snapshot_age_s'):,.0f} s",
         "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
         "disk": f"log {number('log_log_bytes') / 1e6:,.0f} MB, base {_base_bytes(now) / 1e6:,.0f} MB, "
-        f"{number('disk_free_bytes') / 1e9:,.1f} GB free",
+        f"{number('disk_free_bytes') / 1e9:,.1f} GB free{_was_full(now)}",
     }
     print_value(lines, args.output)
     return 1 if problems else 0
@@ -76,15 +77,38 @@ def _base_bytes(stats: dict[str, Any]) -> float:
     return float(stats.get("engine_sst_bytes", 0) + stats.get("engine_blob_bytes", 0))
 
 
+def _moment(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _was_full(stats: dict[str, Any]) -> str:
+    if not stats.get("disk_full_ended_at_s"):
+        return ""
+    took = stats["disk_full_ended_at_s"] - stats["disk_full_began_at_s"]
+    return (
+        f"; was full for {took:,.0f} s until {_moment(stats['disk_full_ended_at_s'])}, when it went on by itself: "
+        f"{stats['disk_full_refused']:,} commits were refused"
+    )
+
+
 def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
     """What somebody has to do something about."""
     if now.get("log_failed"):
         yield "the commit log failed: look at the disk, and start the server again"
-    if now.get("engine_background_errors"):
+    if now.get("disk_full"):
+        since, refused = _moment(now["disk_full_began_at_s"]), now["disk_full_refused"]
+        yield f"no disk space since {since}: {refused:,} commits were refused so far, reads go on; " + (
+            "make room, and it goes on by itself within seconds"
+            if now["disk_free_bytes"] < _DISK_FREE_MIN
+            else "there is room now: it goes on by itself within seconds, or else restart the server"
+        )
+    if now.get("storage_failing"):
+        yield "the disk cannot be written (the server's log says why): mend it, and restart the server; nothing is lost"
+    if now.get("engine_errors_open") and not now.get("disk_full"):
         yield "RocksDB reports errors: run kivi verify on a copy, restore a backup if it finds damage"
     if now.get("engine_write_stopped"):
         yield "RocksDB stalls all writes: look whether the disk is busy"
-    if now.get("disk_size_bytes") and now["disk_free_bytes"] < _DISK_FREE_MIN:
+    if now.get("disk_size_bytes") and now["disk_free_bytes"] < _DISK_FREE_MIN and not now.get("disk_full"):
         yield "the disk is almost full: make room; without any, writes are refused and reads go on"
     if now.get("watermark_lag", 0) > 1_000 and now["watermark"] == before.get("watermark"):
         yield "the watermark stands still: a commit does not finish"
@@ -351,7 +375,8 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *, client: bool = True) -> Any:
-        sub = commands.add_parser(name, help=text, description=text, parents=[common] if client else [])
+        parents = [common] if client else []
+        sub = commands.add_parser(name, help=text, description=text, parents=parents, allow_abbrev=False)
         sub.set_defaults(run=run)
         return sub
 

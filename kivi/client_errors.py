@@ -45,6 +45,7 @@ TABLE: Final[dict[type[errors.KiviError], grpc.StatusCode]] = {
     errors.Disconnected: grpc.StatusCode.UNAVAILABLE,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.ResourceExhausted: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.DiskFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SchemaError: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RowExists: grpc.StatusCode.ALREADY_EXISTS,

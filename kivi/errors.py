@@ -10,6 +10,7 @@
     |-- CommitUnknown             ask outcome(token): the commit may or may not be there
     |-- Unavailable               wait and try again: the server is away, stopping or behind
     |   `-- ResourceExhausted     wait for room, or send less: a published limit was reached
+    |       `-- DiskFull          make room on the disk; the same call then succeeds, without a restart
     |-- InvalidArgument           fix the call
     |   |-- SchemaError           ... it does not fit the table's schema
     |   `-- OutOfSequence         ... a batch token skipped a batch
@@ -40,6 +41,7 @@ __all__ = [
     "Conflict",
     "DataLoss",
     "Disconnected",
+    "DiskFull",
     "FormatTooNew",
     "InvalidArgument",
     "KiviError",
@@ -132,6 +134,10 @@ class Disconnected(Retryable, Unavailable):
 
 class ResourceExhausted(Unavailable):
     """A published limit (bytes, disk, memory, leases) was reached; nothing was applied."""
+
+
+class DiskFull(ResourceExhausted):
+    """The disk has no space; nothing was applied, and reads go on. ``path`` says where room is needed."""
 
 
 class InvalidArgument(KiviError):

@@ -260,7 +260,7 @@ class Database(ABC, Generic[Tx, Snap]):
         The store goes on meanwhile. Each backup opens by itself, and shares with the one before what did not change;
         ``keep`` of them stay, the oldest go. Gives name, path, watermark, files, copied_bytes and shared_bytes. Raises
         NotAStore for a directory of something else, StoreInUse while another backup runs there, InvalidArgument, and
-        ResourceExhausted without space; nothing is left of one that fails.
+        DiskFull without space; nothing is left of one that fails.
         """
 
 

@@ -15,7 +15,7 @@ A transaction from before a restart cannot commit: conflict facts begin at the l
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import fcntl
 import itertools
 import json
@@ -39,16 +39,17 @@ from kivi.engine import Engine, WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import (
     DataLoss,
+    DiskFull,
     FormatTooNew,
     InvalidArgument,
     NotAStore,
-    ResourceExhausted,
     StoreInUse,
     Unavailable,
 )
 from kivi.events.store import destroy
 from kivi.keys import decode_key, encode_key, prefix_end
 from kivi.log import CommitLog, Kind, Record
+from kivi.log.files import is_no_space
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.pending import Applied
@@ -72,6 +73,7 @@ FORMAT: Final = 2
 2  text in codes and integers of 3, 5, 6 and 7 bytes in event blocks, generations and late counts in the catalog
 """
 _MARKER: Final = "KIVI"
+_MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +116,10 @@ def open_parts(path: str | None, settings: Settings, engine: Engine | None, log:
         raise
 
     def release() -> None:
-        segments.close()
-        rocks.close()
-        release_lock()
+        with contextlib.ExitStack() as stack:  # each of them, whatever the one before has to say
+            stack.callback(release_lock)
+            stack.callback(rocks.close)
+            stack.callback(segments.close)
 
     return Parts(rocks, segments, store_id, release, path)
 
@@ -130,12 +133,17 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
         raise NotAStore(f"{path} is a file, not a directory: name a directory for the store") from None
     except OSError as error:
         raise NotAStore(f"{path} cannot be made ({error.strerror}): name a directory that can") from None
-    entries = set(os.listdir(path)) - {"LOCK"}
+    entries = set(os.listdir(path)) - {"LOCK", _MARKER_NEW}
     if entries and _MARKER not in entries:
         raise NotAStore(
             f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: not a kivi store; name an empty directory"
         )
-    lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if is_no_space(error):
+            raise _full(path, error) from None
+        raise
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -148,13 +156,19 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
             write_marker(path, {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()})
             _log.info("%s had format %d, and has %d now: older versions of kivi refuse it", path, version, FORMAT)
         return lambda: os.close(lock), store_id
-    except BaseException:
+    except BaseException as error:
         os.close(lock)
+        if isinstance(error, OSError) and is_no_space(error):
+            raise _full(path, error) from None
         raise
 
 
+def _full(path: str, error: OSError) -> DiskFull:
+    return DiskFull(f"no disk space in {path} ({error.strerror}): make room, then try again", path=path)
+
+
 def write_marker(path: str, content: dict[str, Any]) -> None:
-    temporary = os.path.join(path, _MARKER + ".new")
+    temporary = os.path.join(path, _MARKER_NEW)
     with open(temporary, "w", encoding="utf-8") as file:
         json.dump(content, file)
         file.flush()
@@ -298,7 +312,7 @@ def checkpoint(store: Store, path: str) -> None:
     that fails leaves nothing.
 
     Raises NotAStore if ``path`` is something already, InvalidArgument if it cannot be made where it should be,
-    ResourceExhausted without space.
+    DiskFull without space.
     """
     path = os.path.abspath(path)
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
@@ -308,6 +322,8 @@ def checkpoint(store: Store, path: str) -> None:
     try:
         os.mkdir(partial)
     except OSError as error:
+        if is_no_space(error):
+            raise _full(parent, error) from None
         raise InvalidArgument(
             f"a checkpoint cannot be made in {parent} ({error.strerror}): name a directory that is there and can be "
             "written to"
@@ -322,7 +338,7 @@ def checkpoint(store: Store, path: str) -> None:
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError):
-            kind = ResourceExhausted if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
+            kind = DiskFull if is_no_space(error) else Unavailable
             raise kind(
                 f"the checkpoint {path} could not be written ({error.strerror}): nothing is left of it"
             ) from error

@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.plain import Plain, PlainRows
 from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
+from kivi.mvcc.shortage import LOG, Shortage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
@@ -84,6 +86,8 @@ __all__ = [
     "TokenState",
     "Txn",
 ]
+
+_log = logging.getLogger("kivi.store")
 
 TokenState = Literal["committed", "aborted", "unknown"]
 Progress = Callable[[int, int], None]
@@ -139,6 +143,8 @@ class Store:
         facts = Facts(
             log.last, window_us=int(settings.conflict_window_s * 1_000_000), entries=settings.conflict_entries
         )
+        self.shortage = Shortage(clock)
+        log.on_room = self._room_in_the_log
         self.committer = Committer(
             log,
             self.pending,
@@ -151,6 +157,7 @@ class Store:
             catalog_version=lambda: self.catalog.entered.version,
             is_aggregate=lambda table: (s := self.catalog.schema_of(table)) is not None and s.kind == "aggregate",
             timeline=self.timeline,
+            shortage=self.shortage,
             clock=clock,
         )
         self.computing = Turns(COMPUTING)
@@ -171,6 +178,7 @@ class Store:
             clock=clock,
             position=position,
             computing=self.computing,
+            shortage=self.shortage,
         )
         self.reader = Reader(
             engine,
@@ -209,15 +217,29 @@ class Store:
             raise
 
     def close(self) -> None:
-        """Finishes what is in the log, folds and flushes. Harmless twice."""
+        """Finishes what is in the log, folds and flushes. Harmless twice.
+
+        Without disk space it closes as well: what could not be folded is in the log, and the next opening replays it.
+        """
         with self._ddl:
             if self._closed:
                 return
             self._closed = True
         self.consolidator.stop()
-        if self.consolidator.failure is None:
-            self.consolidator.close()
-        self.parts.release()
+        try:
+            try:
+                if self.consolidator.failure is None:
+                    self.consolidator.close()
+            finally:
+                self.parts.release()
+        except Unavailable as error:
+            _log.warning("closed without folding (%s): the next opening replays it from the commit log", error.message)
+
+    def _room_in_the_log(self, error: KiviError | None) -> None:
+        if error is None:
+            self.shortage.works(LOG)
+        else:
+            self.shortage.failed(LOG, error)
 
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
@@ -891,6 +913,7 @@ class Store:
             "aborts_conflict": counters.conflicts,
             "aborts_too_old": counters.too_old,
             "aborts_no_room": counters.no_room,
+            "aborts_storage": counters.storage,
             "commits_unknown": counters.unknown,
             "rederived": counters.rederived,
             "token_hits": self.tokens.hits,
@@ -917,6 +940,8 @@ class Store:
             "summary_blocks_known": self.summary_blocks_known,
             "summary_blocks_read": self.summary_blocks_read,
             "tables": len(self.catalog.visible.by_id),
+            "engine_errors_open": self.consolidator.engine_errors,
+            **self.shortage.stats(),
             **{f"log_{name}": value for name, value in self.log.stats().items()},
             **{f"engine_{name}": value for name, value in self.engine.stats().items()},
         }

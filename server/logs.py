@@ -3,7 +3,8 @@
 Every event about a call has its request id: the caller's own (metadata ``x-request-id``) or one made here, which errors
 that only the log can explain name as well. A session's requests are ``<session>/<number>``. Logged are calls that
 failed by a fault of the server (error), that took longer than ``slow_call_s`` (warning), and what the server does by
-itself. Never the content of a request, and of a token only its name (``auth``).
+itself: ``event`` names what a machine may look for (``kivi.mvcc.shortage``: ``disk_full``, ``disk_space``). Never the
+content of a request, and of a token only its name (``auth``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Final
 __all__ = ["FORMATS", "begin", "request_id"]
 
 FORMATS: Final = ("text", "json")
-_OURS: Final = ("call", "request", "client", "ms", "code")
+_OURS: Final = ("call", "request", "client", "ms", "code", "event", "seconds", "refused")
 _ID_MAX: Final = 100
 
 

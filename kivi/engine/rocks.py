@@ -47,7 +47,7 @@ from typing import Any, Final, TypeVar
 import rocksdict
 
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss, InvalidArgument, KiviError, ResourceExhausted, StoreInUse, Unavailable
+from kivi.errors import DataLoss, DiskFull, InvalidArgument, KiviError, StoreInUse, Unavailable
 
 __all__ = ["BLOB_BYTES_MIN", "RocksEngine"]
 
@@ -223,7 +223,7 @@ class RocksEngine(Engine):
         if "LOCK" in text and ("lock hold" in text or "While lock file" in text):
             return StoreInUse(f"{self.path} is open in another process: stop that one first", path=self.path)
         if "No space left" in text or "out of space" in text.lower():
-            return ResourceExhausted(f"no disk space at {self.path}: make room ({text})", path=self.path)
+            return DiskFull(f"no disk space at {self.path}: make room ({text})", path=self.path)
         if "Corruption" in text or "No such file" in text:
             return self._damaged(text)
         return Unavailable(f"storage error at {self.path}: {text}", path=self.path)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
 
-from kivi.errors import Unavailable
+from kivi.errors import KiviError, Unavailable
 from kivi.histogram import Histogram
 
 __all__ = [
@@ -100,6 +100,9 @@ class CommitLog(ABC):
     sync_times: Histogram
     """How long each sync took."""
 
+    on_room: Callable[[KiviError | None], None]
+    """Called, by a thread of the log, with why there is no room for more, and with None when there is (again)."""
+
     @abstractmethod
     def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
         """Enter the records, in order and with no other record between them.
@@ -111,7 +114,7 @@ class CommitLog(ABC):
         short, since the next group's ``done`` waits for it, and what it raises is logged and dropped.
 
         When this raises, nothing has entered, no number was taken and ``done`` is never called:
-        `ResourceExhausted` if there is no disk space for the group or too much is waiting to be
+        `DiskFull` if there is no disk space for the group, `ResourceExhausted` if too much is waiting to be
         written (the log goes on by itself when there is room), `InvalidArgument` for an empty group or
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """

@@ -41,6 +41,7 @@ class MemoryLog(CommitLog):
     ) -> None:
         self.hold = hold
         self.sync_times = Histogram()  # empty: there is nothing to sync
+        self.on_room = lambda error: None
         self._clock = clock
         self._max_record_bytes = max_record_bytes
         self._lock = threading.Lock()

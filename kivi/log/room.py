@@ -9,7 +9,8 @@ The same thread closes and trims segments that are full, and lets the log sync i
 
 Invariant, under the log's lock: every request (`Room.wait`) is answered by a round that *began* after it, so
 an old failure is never the answer to a new question. That is why service resumes by itself when there is
-space again.
+space again. After a failure a round follows every second, asked for or not, so that whoever is told (``told``,
+before the answer is given) learns that there is space again also while nobody writes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from kivi.errors import KiviError, ResourceExhausted, Unavailable
+from kivi.errors import DiskFull, KiviError, Unavailable
 from kivi.log.files import Files, is_no_space
 from kivi.log.records import BLOCK_BYTES, SegmentHeader
 from kivi.log.recovery import Segment
@@ -34,7 +35,7 @@ _NOBODY = SegmentHeader(bytes(16), 0, 0, 0, 0)
 class Room:
     """The spare segment, with an open file for each of ``writers``, and the thread that makes it.
 
-    ``lock`` is the log's; ``tick`` is called about once a second.
+    ``lock`` is the log's; ``tick`` is called about once a second; ``told`` with the outcome of every round.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class Room:
         segment_bytes: int,
         lock: threading.Lock,
         tick: Callable[[], None],
+        told: Callable[[KiviError | None], None],
         *,
         writers: int,
     ) -> None:
@@ -51,6 +53,7 @@ class Room:
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._tick = tick
+        self._told = told
         self._writers = writers
         self._work = threading.Condition(lock)
         self._answered = threading.Condition(lock)
@@ -89,9 +92,12 @@ class Room:
         error = self._error
         if error is None or stop() or (self._spare and BLOCK_BYTES + size <= self._spare.capacity):
             return None
+        return self._refusal(error)
+
+    def _refusal(self, error: OSError) -> KiviError:
         what = f"no room for another log segment in {self._directory} ({error}); nothing was written"
         if is_no_space(error):
-            return ResourceExhausted(f"{what}: make room on the disk", path=self._directory)
+            return DiskFull(f"{what}: make room on the disk, and try again", path=self._directory)
         return Unavailable(what, path=self._directory)
 
     def wake(self) -> None:
@@ -133,6 +139,8 @@ class Room:
                 self._work.wait_for(lambda: self._wanted or self._stopping, _EVERY_S)
                 if self._stopping:
                     return
+                if self._error is not None and not self._wanted and time.monotonic() >= self._retry_at:
+                    self._wanted = self._segment_bytes
                 wanted, self._wanted = self._wanted, 0
                 if wanted:
                     self._started += 1
@@ -158,6 +166,7 @@ class Room:
                 made = self._allocate(wanted)
             except OSError as error:
                 failed = error
+        self._told(None if failed is None else self._refusal(failed))
         with self._work:
             self._spare, self._error = made, failed
             self._retry_at = time.monotonic() + _EVERY_S

@@ -46,6 +46,7 @@ from zlib import crc32
 
 from kivi.errors import (
     DataLoss,
+    DiskFull,
     InvalidArgument,
     KiviError,
     NotFound,
@@ -99,7 +100,7 @@ class SegmentedLog(CommitLog):
 
     ``store_id`` (16 bytes) must be the one that the log was made with. ``clock`` gives nanoseconds since
     1970. ``recovered`` tells what opening it found. Raises `DataLoss` (naming file and offset) if it is
-    damaged, `StoreInUse`, `FormatTooNew`, `ResourceExhausted` if recovery needs disk space that is not there.
+    damaged, `StoreInUse`, `FormatTooNew`, `DiskFull` if recovery needs disk space that is not there.
     """
 
     def __init__(
@@ -154,7 +155,16 @@ class SegmentedLog(CommitLog):
         self._order = threading.Condition()
         self._completing = 0
         self._truncating = threading.Lock()
-        self._room = Room(self._files, self._path, segment_bytes, self._lock, self._sync_mark, writers=_WRITERS)
+        self.on_room = lambda error: None
+        self._room = Room(
+            self._files,
+            self._path,
+            segment_bytes,
+            self._lock,
+            self._sync_mark,
+            lambda error: self.on_room(error),
+            writers=_WRITERS,
+        )
         with self._lock:
             self._room.prepare()
         self._threads = [
@@ -573,5 +583,5 @@ class SegmentedLog(CommitLog):
 
 def _at_open(path: str, error: OSError) -> KiviError:
     if is_no_space(error):
-        return ResourceExhausted(f"no disk space to open the log in {path} ({error}): make room", path=path)
+        return DiskFull(f"no disk space to open the log in {path} ({error}): make room", path=path)
     return Unavailable(f"cannot open the log in {path}: {error}", path=path)

@@ -40,11 +40,13 @@ from kivi.delta.runs import DeltaRun, with_cts
 from kivi.errors import (
     CommitUnknown,
     Conflict,
+    DiskFull,
     InvalidArgument,
     KiviError,
     ResourceExhausted,
     Retryable,
     SnapshotTooOld,
+    Unavailable,
 )
 from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
@@ -52,6 +54,7 @@ from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
 from kivi.mvcc.plain import Plain
 from kivi.mvcc.record import Abort, Commit, begin_at
+from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
 from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
@@ -111,6 +114,7 @@ class Counters:
     unknown: int = 0
     rederived: int = 0
     no_room: int = 0
+    storage: int = 0
 
 
 class Flying(Protocol):
@@ -175,6 +179,7 @@ class Committer:
         catalog_version: Callable[[], int],
         is_aggregate: Callable[[int], bool],
         timeline: Timeline,
+        shortage: Shortage,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._log = log
@@ -188,6 +193,7 @@ class Committer:
         self._catalog_version = catalog_version
         self._is_aggregate = is_aggregate
         self._timeline = timeline
+        self._shortage = shortage
         self._clock = clock
         self._entry = threading.Lock()
         self._by_token: dict[str, Flying] = {}
@@ -243,12 +249,26 @@ class Committer:
                 known = self._known(prepared, done)
             if known is not None:
                 return known
-            if not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+            short = self._shortage.why(BASE)
+            if short is not None or not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+                short = short or self._shortage.why(BASE)
+                if short is not None:
+                    raise self._base_takes_nothing(short)
                 self.counters.no_room += 1
                 raise ResourceExhausted(
                     f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
                 )
         return None
+
+    def _base_takes_nothing(self, short: KiviError) -> KiviError:
+        self._shortage.refused()
+        self.counters.storage += 1
+        full = isinstance(short, DiskFull)
+        todo = "make room on the disk, and try again" if full else "restart the server if this stays, and try again"
+        return (DiskFull if full else Unavailable)(
+            f"{self._pending.nbytes} bytes in memory cannot be written ({short.message}); nothing was applied: {todo}",
+            **short.details,
+        )
 
     def _enter(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> Outcome | bool:
         """Steps 3 to 8. An outcome if there is one already, True if ``done`` will be called."""
@@ -290,7 +310,12 @@ class Committer:
                     commit_ts=None if flying else collision.commit_ts,
                 )
             entered = _Entered(prepared, [done])
-            ticket = self._log.append([(Kind.COMMIT, prepared.body)], lambda error: self._durable(entered, error))
+            try:
+                ticket = self._log.append([(Kind.COMMIT, prepared.body)], lambda error: self._durable(entered, error))
+            except DiskFull:
+                self.counters.storage += 1
+                self._shortage.refused()
+                raise
             cts = entered.cts = ticket.first
             self._watermark.enter(cts)
             self._in_flight[cts] = entered
@@ -578,6 +603,10 @@ class Committer:
                 self._watermark.enter(sequence)
                 if on_enter:
                     on_enter(sequence)
+        except DiskFull:
+            if kind is Kind.STAGE:
+                self._shortage.refused()
+            raise
         finally:
             entered.set()
         return sequence

@@ -28,6 +28,9 @@ went to whoever was first to ask, folding had it again and again, and every few 
 For the same reason a whole pass does not combine what it folds: that was one long turn for each table.
 
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
+
+Where base cannot be written, for want of disk space most of all, nothing is dropped from pending: the same is tried
+again, and only a flush counts as success (`_go_on`). What happens meanwhile: ``mvcc.shortage``.
 """
 
 from __future__ import annotations
@@ -49,10 +52,11 @@ from kivi.delta.runs import DeltaRun
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
 from kivi.histogram import Histogram
-from kivi.log import CommitLog
+from kivi.log import CommitLog, LogFailed
 from kivi.mvcc.combine import combine, is_combined
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Tokens
@@ -67,6 +71,7 @@ __all__ = ["POSITION", "Consolidator", "Sealer"]
 POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
+_RETRY_S: Final = 0.5
 _FIRST_ROWS: Final = 64
 _RANGE_ROWS: Final = 256
 _SPARSE: Final = 4
@@ -116,7 +121,9 @@ class Consolidator:
         clock: Callable[[], float],
         position: int,
         computing: Turns,
+        shortage: Shortage,
     ) -> None:
+        self._shortage = shortage
         self._engine = engine
         self._log = log
         self._pending = pending
@@ -155,6 +162,7 @@ class Consolidator:
         self.busy_s = 0.0
         self.pass_times = Histogram()
         self.compactions = self.compacted_rows = 0
+        self._errors_before = 0
         self.failure: BaseException | None = None
         self._also: Callable[[], None] = lambda: None
 
@@ -205,24 +213,43 @@ class Consolidator:
             if self._stop.is_set():
                 return
             try:
-                due = self._is_due()
-                if not due:
-                    self.run_light()
-                    due = (
-                        self._pending.nbytes > self._settings.pending_soft_bytes
-                    )  # what is left is not for light passes
-                if due:
-                    self.run()
-                self.sweep()
-                self.compact()
-                self._also()
-            except Unavailable:  # no space, or the log is behind: service resumes by itself, so does this
-                self._stop.wait(0.5)
+                if self._round():
+                    self._also()
+                else:
+                    self._stop.wait(_RETRY_S)
+            except Unavailable:  # the log has no space, or is behind: service resumes by itself, so does this
+                self._stop.wait(_RETRY_S)
             except BaseException as error:  # a damaged store must stop answering, not spin
                 self.failure = error
                 return
             if hurried:
                 time.sleep(0.001)
+
+    def _round(self) -> bool:
+        """Whatever is due; False if base could not be written, which the next round tries again."""
+        try:
+            if self._shortage.why(BASE) is not None:
+                self._go_on()
+            due = self._is_due()
+            if not due:
+                self.run_light()
+                due = self._pending.nbytes > self._settings.pending_soft_bytes  # what is left is not for light passes
+            if due:
+                self.run()
+            self.sweep()
+            self.compact()
+        except LogFailed:  # at truncation: the log tells that itself, and it has nothing to do with base
+            return False
+        except Unavailable as error:
+            self._shortage.failed(BASE, error)
+            return False
+        return True
+
+    def _go_on(self) -> None:
+        """Base could not be written: only a flush shows that it can be again."""
+        with self.paused():
+            pass
+        self._shortage.works(BASE)
 
     # -- one pass -------------------------------------------------------------------------------
 
@@ -319,10 +346,16 @@ class Consolidator:
         if self._unflushed_bytes >= settings.flush_bytes or waited >= settings.flush_every_s:
             self.flush()
 
+    @property
+    def engine_errors(self) -> int:
+        """Errors of the engine's background work that it has not got over by a flush."""
+        return max(0, self._engine.stats().get("background_errors", 0) - self._errors_before)
+
     def flush(self) -> None:
         """Makes the recorded position durable and drops the log below it. Called with the mutex held, or alone."""
         position = self.position
         self._engine.flush()
+        self._errors_before = self._engine.stats().get("background_errors", 0)
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
         self.durable_position = position

@@ -3,6 +3,7 @@
  *     KIVI_JOURNAL_ROOT   the directory
  *     KIVI_JOURNAL        the journal: records of a fixed header and up to two byte strings (tests/proof/powerloss.py)
  *     KIVI_FAIL           "NUMBER ERRNO LASTS": the call of that number fails, and all after it too if LASTS is 1
+ *     JOURNAL_FAIL_SYNC   a file outside the directory: while it is there, every fdatasync fails (EIO)
  *
  * Calls that change a file or a directory run under one mutex together with their record, so the journal's order is the
  * order in which they took effect. A sync has two records: it covers what was recorded before its first one, and only if
@@ -33,6 +34,7 @@ struct record {
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char root[PATH_MAX];
+static const char *fail_sync;
 static size_t root_length;
 static int journal = -1;
 static uint64_t numbers, calls, fail_at;
@@ -43,6 +45,7 @@ __attribute__((constructor)) static void start(void) {
     if (directory == NULL || path == NULL || realpath(directory, root) == NULL)
         return;
     root_length = strlen(root);
+    fail_sync = getenv("JOURNAL_FAIL_SYNC");
     const char *fail = getenv("KIVI_FAIL");
     if (fail != NULL && sscanf(fail, "%lu %d %d", &fail_at, &fail_errno, &fail_lasts) != 3)
         abort();
@@ -273,6 +276,10 @@ static int synced(int fd, long call) {
         number = ++numbers;
         note(SYNC_BEGIN, inode, 0, number, NULL, 0, NULL, 0);
         failed = fails();
+        if (call == SYS_fdatasync && fail_sync != NULL && access(fail_sync, F_OK) == 0) {
+            failed = 1;
+            errno = EIO;
+        }
         unlock();
     }
     int out = failed ? -1 : syscall(call, fd);

@@ -13,7 +13,7 @@ import pytest
 import kivi
 from kivi import recovery
 from kivi.engine.rocks import RocksEngine
-from kivi.errors import InvalidArgument, KiviError, NotAStore, ResourceExhausted, Unavailable
+from kivi.errors import DiskFull, InvalidArgument, KiviError, NotAStore, Unavailable
 from kivi.log.segmented import SegmentedLog
 from tests.golden.driver import EmbeddedDriver
 
@@ -66,7 +66,7 @@ def test_directories_above_a_checkpoint_are_not_made(driver: EmbeddedDriver, tmp
 @pytest.mark.parametrize(
     ("error", "raised"),
     [
-        (OSError(errno.ENOSPC, "No space left on device"), ResourceExhausted),
+        (OSError(errno.ENOSPC, "No space left on device"), DiskFull),
         (OSError(errno.EIO, "Input/output error"), Unavailable),
         (Unavailable("the engine is away"), Unavailable),
         (MemoryError(), MemoryError),
