@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="kivi_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="kivi_server", description=__doc__, allow_abbrev=False)
     add_arguments(parser)
     try:
         arguments = parser.parse_args(argv)

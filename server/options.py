@@ -51,6 +51,7 @@ class Options:
     tls_client_ca: str | None = None
     token_file: str | None = None
     insecure: bool = False
+    metrics_insecure: bool = False
     grace_s: float = 10.0
     log_format: str = "text"
     slow_call_s: float = 1.0
@@ -79,6 +80,7 @@ _OPTIONS: Final = (
     _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),
     _Option("token_file", "FILE", "access tokens, one a line, each with its access"),
     _Option("insecure", "", "serve plaintext beyond this machine", bool),
+    _Option("metrics_insecure", "", "serve the metrics, and them alone, in plaintext beyond this machine", bool),
     _Option("log_format", "FORMAT", "text or json, on standard error; default text"),
     _Option("slow_call_s", "SECONDS", "calls that take longer are logged; default 1", float, "--slow-call"),
     _Option("client_rate", "N", "requests a second that one client may ask for; default no limit", float),

@@ -83,6 +83,16 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
     return None
 
 
+def _check_metrics(options: Options) -> None:
+    """The page is never encrypted and asks for no token."""
+    host, _, _ = (options.metrics or "localhost:").rpartition(":")
+    if not is_loopback(host) and not (options.insecure or options.metrics_insecure):
+        raise InvalidArgument(
+            f"--metrics {options.metrics} would serve plaintext beyond this machine, to whoever asks: "
+            "give --metrics-insecure if the network is trusted with it"
+        )
+
+
 def _https(options: Options) -> ssl.SSLContext | None:
     """TLS for rows over HTTP as for everything else; None for plaintext, which is for loopback without --insecure."""
     if not options.http:
@@ -253,6 +263,7 @@ def run(options: Options) -> int:
     sys.setswitchinterval(0.0005)
     secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
     _split(options.listen)
+    _check_metrics(options)
     store = Store.open(options.data, settings=options.settings)
     try:
         asyncio.run(_serve(store, options, secure, https, tokens))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -11,6 +12,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,18 @@ def test_the_counters_are_what_was_done(loaded: tuple[Load, str]) -> None:
     assert found["kivi_commit_duration_seconds_count", ()] == pytest.approx(found["kivi_commits_total", ()], abs=12)
     assert 0 < found["kivi_oldest_snapshot_age_seconds", ()] < 600
     assert found["kivi_disk_free_bytes", ()] < found["kivi_disk_size_bytes", ()]
+
+
+def test_buckets_double_from_a_quarter_of_a_millisecond(loaded: tuple[Load, str]) -> None:
+    served: dict[str, set[float]] = defaultdict(set)
+    for name, labels in values(loaded[1]):
+        if name.endswith("_seconds_bucket"):
+            served[name].add(float(dict(labels)["le"]))
+    assert len(served) == 4  # commit, sync, consolidation, calls
+    for bounds in served.values():
+        *finite, infinite = sorted(bounds)
+        assert finite[0] == 0.000_25 and infinite == float("inf") and finite[-1] > 30
+        assert all(upper == pytest.approx(2 * lower, rel=1e-4) for lower, upper in itertools.pairwise(finite))
 
 
 def test_no_label_has_a_value_that_users_choose(loaded: tuple[Load, str]) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hmac
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from kivi_server import auth
 from kivi_server.auth import Access, Tokens
 from kivi_server.service import _NEEDS
 
@@ -214,6 +217,26 @@ def test_a_file_with_a_fault_is_refused_and_its_tokens_are_not_told(lines: list[
     with pytest.raises(kivi.InvalidArgument) as error:
         Tokens(lines)
     assert words in str(error.value) and "secret-token" not in str(error.value)
+
+
+def test_every_token_is_compared_in_constant_time_whichever_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By ``hmac.compare_digest``, all of them each time, as digests of one length."""
+    compared: list[tuple[int, int]] = []
+
+    def counted(a: bytes, b: bytes) -> bool:
+        compared.append((len(a), len(b)))
+        return hmac.compare_digest(a, b)
+
+    monkeypatch.setattr(auth, "hmac", types.SimpleNamespace(compare_digest=counted))
+    tokens = Tokens(LINES)
+    for sent in (ROOT, FEEDER, "x", "x" * 10_000):
+        compared.clear()
+        if sent in (ROOT, FEEDER):
+            tokens.of_header(f"Bearer {sent}")
+        else:
+            with pytest.raises(kivi.Unauthenticated):
+                tokens.of_header(f"Bearer {sent}")
+        assert compared == [(32, 32)] * 5
 
 
 def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:

@@ -124,6 +124,15 @@ def test_the_command_prints_and_opens_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_flag_that_is_not_known_is_refused_and_so_is_the_beginning_of_one(tmp_path: Path) -> None:
+    for program in (["kivi_server"], ["kivi.cli", "serve"]):
+        for flag in ("--listne", "--metric"):
+            command = [sys.executable, "-m", *program, "--data", str(tmp_path / "data"), flag, "localhost:0"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=30)
+            assert done.returncode == 2 and flag in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_server_runs_as_its_environment_says(tmp_path: Path) -> None:
     server = ServerProcess(tmp_path / "data")
     server.environment = {"KIVI_STORE_MAX_APPEND_ROWS": "10"}

@@ -32,6 +32,16 @@ def test_plaintext_beyond_this_machine_needs_insecure(tmp_path):
     assert not (tmp_path / "d").exists()
 
 
+def test_metrics_beyond_this_machine_have_to_be_asked_for(tmp_path):
+    ended = run("--data", str(tmp_path / "d"), "--metrics", "0.0.0.0:0", "--listen", "localhost:0")
+    assert ended.returncode == 1
+    assert "--metrics-insecure" in ended.stderr
+    assert not (tmp_path / "d").exists()
+    for allowed in ("--metrics-insecure", "--insecure"):
+        with ServerProcess(tmp_path / "d", "--metrics", "0.0.0.0:0", allowed) as server:
+            assert server.stop() == 0
+
+
 def test_a_directory_in_use_and_one_that_is_no_store(server, tmp_path):
     assert "another process" in run("--data", server.data, "--listen", "localhost:0").stderr
     (tmp_path / "x").write_text("something else")
@@ -117,6 +127,44 @@ def test_health_and_metrics(tmp_path):
         assert float(values["kivi_commits_total"]) >= 1
         assert float(values["kivi_watermark"]) >= 1
         assert server.stop() == 0
+
+
+def test_health_is_not_serving_before_a_stop_that_waits_for_commits(tmp_path):
+    """Whoever balances load learns it while what is in flight is still answered."""
+    settings = ("background=false", "pending_soft_bytes=100000", "pending_hard_bytes=200000")
+    arguments = [part for setting in settings for part in ("--set", setting)]
+    server = ServerProcess(tmp_path / "data", *arguments).start()
+    with server.connect(timeout=30) as db, grpc.insecure_channel(server.endpoint) as channel:
+        health: Any = health_pb2_grpc.HealthStub(channel)
+        db.create_table("t", key={"id": "int64"}, columns={"text": "string"})
+        with db.transaction() as tx:
+            tx.put("t", (0,), text="x" * 300_000)
+
+        ended: list[BaseException | None] = []
+
+        def write() -> None:  # it waits for room, up to 10 s
+            try:
+                with db.transaction() as tx:
+                    tx.put("t", (1,), text="y")
+                ended.append(None)
+            except kivi.KiviError as error:
+                ended.append(error)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        until = time.monotonic() + 5
+        while db.stats()["server_commits_in_flight"] < 1 and time.monotonic() < until:
+            time.sleep(0.02)
+        watched = health.Watch(health_pb2.HealthCheckRequest(service="kivi.v1.Kivi"), timeout=20)
+        assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
+        server.signal(signal.SIGTERM)
+        assert next(watched).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        assert not ended  # the commit is still in flight
+        db.consolidate()
+        writer.join()
+        assert ended == [None]
+        watched.cancel()
+        assert server.wait() == 0
 
 
 def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
