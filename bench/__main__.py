@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal7``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal8``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ _GOALS: Final = {
     "goal5": "factors",
     "goal6": "volume",
     "goal7": "sparking",
+    "goal8": "sizing",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

@@ -91,9 +91,9 @@ def shown(result: dict[str, Any], name: str = "") -> str:
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}, {machine['filesystem']}, one sync "
         f"{machine['sync_p50_us']:,} us; load {machine['load_1m']} at the start; {versions}; "
         f"{settings['runs']} runs of {settings['seconds']:g} s a rate" + (f"; raw: `{name}`\n" if name else "\n"),
-        "| ratio | median | spread | wanted | reached |",
-        "|---|---|---|---|---|",
     ]
+    if result["ratios"]:
+        lines += ["| ratio | median | spread | wanted | reached |", "|---|---|---|---|---|"]
     for ratio in result["ratios"]:
         reached = {True: "yes", False: "**no**", None: ""}[ratio["reached"]]
         lines.append(f"| {ratio['text']} | {_spread(ratio)} | {ratio['wanted']} | {reached} |")

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import subprocess
+import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -127,6 +128,33 @@ class Writer:
             assert (sum(found), len(found)) == (sum(self.acknowledged), 1)
 
 
+class Reader:
+    """Reads a row again and again, from its entering to its leaving."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.reads, self.longest_s = 0, 0.0
+
+    def _run(self) -> None:
+        with self._server.connect() as db:
+            while not self._stop.is_set():
+                began = time.monotonic()
+                with db.snapshot() as snapshot:
+                    assert snapshot.get("t", (0,)) is not None
+                self.longest_s = max(self.longest_s, time.monotonic() - began)
+                self.reads += 1
+
+    def __enter__(self) -> Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
 def make_tables(db: Any) -> None:
     db.create_table("t", key={"id": "int64"}, columns={"data": "bytes"})
     db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
@@ -155,7 +183,10 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
             filler = fill(disk)
 
             # full: commits are refused, whatever room the log and pending still had; reads go on
-            until(lambda: not writer.works())
+            with Reader(server) as reader:
+                until(lambda: not writer.works())
+                time.sleep(0.5)
+            assert reader.reads > 20 and reader.longest_s < 5
             with pytest.raises(kivi.DiskFull) as caught:
                 writer.commit()
             assert isinstance(caught.value, kivi.ResourceExhausted) and "make room" in caught.value.message
