@@ -97,7 +97,8 @@ def shown(result: dict[str, Any], name: str = "") -> str:
     for ratio in result["ratios"]:
         reached = {True: "yes", False: "**no**", None: ""}[ratio["reached"]]
         lines.append(f"| {ratio['text']} | {_spread(ratio)} | {ratio['wanted']} | {reached} |")
-    lines += ["", "| system | case | median | spread | unit |", "|---|---|---|---|---|"]
+    lines += ["" for _ in result["ratios"][:1]]
+    lines += ["| system | case | median | spread | unit |", "|---|---|---|---|---|"]
     lines += [f"| {f['system']} | {f['case']} | {_spread(f)} | {f['unit']} |" for f in result["figures"]]
     lines.append("")
     lines += [f"{peer}: {version}.\n" for peer, version in result["peers"].items()]
