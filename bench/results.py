@@ -94,10 +94,10 @@ def shown(result: dict[str, Any], name: str = "") -> str:
     ]
     if result["ratios"]:
         lines += ["| ratio | median | spread | wanted | reached |", "|---|---|---|---|---|"]
-    for ratio in result["ratios"]:
-        reached = {True: "yes", False: "**no**", None: ""}[ratio["reached"]]
-        lines.append(f"| {ratio['text']} | {_spread(ratio)} | {ratio['wanted']} | {reached} |")
-    lines += ["" for _ in result["ratios"][:1]]
+        for ratio in result["ratios"]:
+            reached = {True: "yes", False: "**no**", None: ""}[ratio["reached"]]
+            lines.append(f"| {ratio['text']} | {_spread(ratio)} | {ratio['wanted']} | {reached} |")
+        lines.append("")
     lines += ["| system | case | median | spread | unit |", "|---|---|---|---|---|"]
     lines += [f"| {f['system']} | {f['case']} | {_spread(f)} | {f['unit']} |" for f in result["figures"]]
     lines.append("")

@@ -87,7 +87,7 @@ def _was_full(stats: dict[str, Any]) -> str:
     took = stats["disk_full_ended_at_s"] - stats["disk_full_began_at_s"]
     return (
         f"; was full for {took:,.0f} s until {_moment(stats['disk_full_ended_at_s'])}, when it went on by itself: "
-        f"{stats['disk_full_refused']:,} commits were refused"
+        f"{stats['disk_full_refused']:,} commits and stages were refused"
     )
 
 
@@ -97,7 +97,7 @@ def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
         yield "the commit log failed: look at the disk, and start the server again"
     if now.get("disk_full"):
         since, refused = _moment(now["disk_full_began_at_s"]), now["disk_full_refused"]
-        yield f"no disk space since {since}: {refused:,} commits were refused so far, reads go on; " + (
+        yield f"no disk space since {since}: {refused:,} commits and stages were refused so far, reads go on; " + (
             "make room, and it goes on by itself within seconds"
             if now["disk_free_bytes"] < _DISK_FREE_MIN
             else "there is room now: it goes on by itself within seconds, or else restart the server"

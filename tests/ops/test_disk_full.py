@@ -74,7 +74,7 @@ def until(happened: Callable[[], Any], timeout_s: float = 20.0) -> Any:
 
 
 def metrics(server: ServerProcess) -> dict[str, float]:
-    address = next(line for line in server.output if line.startswith("metrics on ")).split()[-1]
+    address = [line for line in list(server.output) if line.startswith("metrics on ")][-1].split()[-1]
     with urllib.request.urlopen(address, timeout=10) as reply:
         text = reply.read().decode()
     out: dict[str, float] = {}
@@ -194,6 +194,8 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
             writer.check()
             with pytest.raises(kivi.DiskFull):
                 db.backup(str(backups))
+            with pytest.raises(kivi.DiskFull):
+                db.stage("e", [{"ts": i, "n": int.from_bytes(os.urandom(7))} for i in range(200_000)])
             assert not backups.exists() or not [name for name in os.listdir(backups) if name != "KIVI-BACKUPS"]
             writer.check()
             code, found = status(server, capsys)
@@ -201,7 +203,8 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
             assert "no disk space since" in found["problems"] and "reads go on" in found["problems"]
             seen = metrics(server)
             assert (seen["disk_full"], seen["disk_full_times_total"], seen["storage_failing"]) == (1, 1, 0)
-            assert seen["aborts_total/storage"] == seen["disk_full_refused"] == len(writer.refused) > 1
+            assert seen["aborts_total/storage"] == len(writer.refused) > 1
+            assert seen["disk_full_refused"] == len(writer.refused) + 1  # the stage
             assert "engine_errors_open" in seen and "verify" not in found["problems"]
 
             # freed: without a restart, and it says so
@@ -212,19 +215,19 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
                 writer.commit()
             writer.check()
             seen = metrics(server)
-            assert seen["aborts_total/storage"] == seen["disk_full_refused"] == len(writer.refused)
+            assert seen["aborts_total/storage"] == seen["disk_full_refused"] - 1 == len(writer.refused)
             began, ended = seen["disk_full_began_timestamp_seconds"], seen["disk_full_ended_timestamp_seconds"]
             assert 0 < began < ended < time.time()
             lasted = ended - began
             assert seen["disk_full_seconds_total"] == pytest.approx(lasted, abs=0.2)
             until(lambda: metrics(server)["engine_errors_open"] == 0)
             code, found = status(server, capsys)
-            assert f"went on by itself: {len(writer.refused)} commits were refused" in found["disk"]
+            assert f"went on by itself: {len(writer.refused) + 1} commits and stages were refused" in found["disk"]
             assert "was full" in found["disk"] and "RocksDB" not in found.get("problems", "")
             *full, space = [event for event in events(server) if event["event"] != "storage_works"]
             assert {(event["event"], event["level"]) for event in full} == {("disk_full", "error")}
             assert len(full) <= 2 and (space["event"], space["level"]) == ("disk_space", "warning")  # log, base
-            assert space["refused"] == len(writer.refused) and space["seconds"] == pytest.approx(lasted, abs=0.2)
+            assert space["refused"] == len(writer.refused) + 1 and space["seconds"] == pytest.approx(lasted, abs=0.2)
             assert db.backup(str(backups))["watermark"] == db.watermark()
         assert server.pid == pid
         server.restart()
@@ -267,34 +270,79 @@ def test_a_new_store_on_a_full_disk_is_refused(disk: Path) -> None:
     Store.open(str(disk / "data")).close()
 
 
-def test_a_failed_sync_stops_the_server_which_says_what_to_do(tmp_path: Path) -> None:
-    """No matter of room, and never tried again: what a failed sync has left on the disk only a new start can tell."""
+@pytest.fixture
+def broken(tmp_path: Path) -> Iterator[tuple[ServerProcess, Path]]:
+    """A server, and the file that names what cannot be synced below its directory."""
     shim = library(tmp_path)
     if shim is None:
         if os.environ.get("KIVI_CI"):
             pytest.fail("there is no C compiler (cc), and in CI there has to be one")
         pytest.skip("needs a C compiler (cc) for the library that makes a sync fail")
-    data, broken = tmp_path / "data", tmp_path / "broken"
+    data, names = tmp_path / "data", tmp_path / "broken"
     data.mkdir()
-    server = ServerProcess(data, "--log-format", "json")
-    server.environment = {**environment(shim, data, tmp_path / "journal"), "JOURNAL_FAIL_SYNC": str(broken)}
+    server = ServerProcess(data, *SETTINGS, "--metrics", "localhost:0", "--log-format", "json")
+    server.environment = {**environment(shim, data, tmp_path / "journal"), "JOURNAL_FAIL_SYNC": str(names)}
     with server:
-        with server.connect() as db:
-            make_tables(db)
-            with db.transaction() as tx:
-                tx.put("t", (1,), data=b"acknowledged")
-            broken.touch()
-            with pytest.raises(kivi.CommitUnknown), db.transaction(token="mine") as tx:
-                tx.put("t", (2,), data=b"unknown")
-            assert server.wait(15) == 1
-        (said,) = [line for line in map(json.loads, logged(server)) if "so does the server" in line["message"]]
-        assert said["level"] == "error" and "failed" in said["message"]
-        assert "start the server again" in server.output[-1]
-        broken.unlink()
-        server.start()
-        with server.connect() as db, db.snapshot() as snapshot:
-            there = {row["id"] for row in snapshot.scan("t", columns=["id"])}
-            assert there == ({1} if db.outcome("mine") is kivi.ABORTED else {1, 2})
+        yield server, names
+
+
+def test_a_failed_sync_of_the_log_stops_the_server_which_says_what_to_do(broken: tuple[ServerProcess, Path]) -> None:
+    """No matter of room, and never tried again: what a failed sync has left on the disk only a new start can tell."""
+    server, names = broken
+    with server.connect() as db:
+        make_tables(db)
+        with db.transaction() as tx:
+            tx.put("t", (1,), data=b"acknowledged")
+        names.write_text("/log/")
+        with pytest.raises(kivi.CommitUnknown), db.transaction(token="mine") as tx:
+            tx.put("t", (2,), data=b"unknown")
+        assert server.wait(15) == 1
+    (said,) = [line for line in map(json.loads, logged(server)) if "so does the server" in line["message"]]
+    assert said["level"] == "error" and "failed" in said["message"]
+    assert "start the server again" in server.output[-1]
+    names.unlink()
+    server.start()
+    with server.connect() as db, db.snapshot() as snapshot:
+        there = {row["id"] for row in snapshot.scan("t", columns=["id"])}
+        assert there == ({1} if db.outcome("mine") is kivi.ABORTED else {1, 2})
+
+
+def test_files_of_base_that_cannot_be_written_are_told_until_a_restart(
+    broken: tuple[ServerProcess, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RocksDB does not get over it. Commits go on into the log as long as pending has room, reads all the time."""
+    server, names = broken
+    with server.connect() as db:
+        make_tables(db)
+        writer = Writer(db)
+        writer.commit()
+        names.write_text("/engine/")
+        refused: list[kivi.KiviError] = []
+        while not refused:
+            try:
+                writer.commit()
+            except kivi.Unavailable as error:
+                refused.append(error)
+        assert "restart the server" in refused[0].message and not isinstance(refused[0], kivi.ResourceExhausted)
+        writer.check()
+        names.unlink()
+        time.sleep(1)
+        seen = metrics(server)
+        assert (seen["storage_failing"], seen["disk_full"], seen["aborts_total/storage"]) == (1, 0, 1)
+        code, found = status(server, capsys)
+        assert code == 1 and "restart the server" in found["problems"]
+        assert [event["event"] for event in events(server)] == ["storage_failing"]
+        server.restart()
+        until(lambda: _works(server))
+    with server.connect() as db:
+        writer.db = db
+        writer.check()
+        writer.commit()
+        assert status(server, capsys)[0] == 0
+
+
+def _works(server: ServerProcess) -> bool:
+    return metrics(server)["storage_failing"] == 0
 
 
 def test_status_tells_of_storage_that_has_to_be_mended() -> None:

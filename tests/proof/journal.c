@@ -3,7 +3,8 @@
  *     KIVI_JOURNAL_ROOT   the directory
  *     KIVI_JOURNAL        the journal: records of a fixed header and up to two byte strings (tests/proof/powerloss.py)
  *     KIVI_FAIL           "NUMBER ERRNO LASTS": the call of that number fails, and all after it too if LASTS is 1
- *     JOURNAL_FAIL_SYNC   a file outside the directory: while it is there, every fdatasync fails (EIO)
+ *     JOURNAL_FAIL_SYNC   a file outside the directory: while it is there, fdatasync fails (EIO) of all files whose path
+ *                         has in it what this one holds
  *
  * Calls that change a file or a directory run under one mutex together with their record, so the journal's order is the
  * order in which they took effect. A sync has two records: it covers what was recorded before its first one, and only if
@@ -268,6 +269,21 @@ int posix_fallocate64(int fd, off_t at, off_t size) { return posix_fallocate(fd,
 
 /* -- syncing ------------------------------------------------------------------------------------------------ */
 
+static int sync_fails(int fd) {
+    char part[256], link[64], path[PATH_MAX];
+    int file = fail_sync == NULL ? -1 : (int)syscall(SYS_openat, AT_FDCWD, fail_sync, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return 0;
+    ssize_t m = syscall(SYS_read, file, part, sizeof part - 1);
+    syscall(SYS_close, file);
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (m < 0 || n < 0)
+        return 0;
+    part[m] = path[n] = 0;
+    return strstr(path, part) != NULL;
+}
+
 static int synced(int fd, long call) {
     uint64_t inode = watched(fd), number = 0;
     int failed = 0;
@@ -276,11 +292,11 @@ static int synced(int fd, long call) {
         number = ++numbers;
         note(SYNC_BEGIN, inode, 0, number, NULL, 0, NULL, 0);
         failed = fails();
-        if (call == SYS_fdatasync && fail_sync != NULL && access(fail_sync, F_OK) == 0) {
+        unlock();
+        if (!failed && call == SYS_fdatasync && sync_fails(fd)) {
             failed = 1;
             errno = EIO;
         }
-        unlock();
     }
     int out = failed ? -1 : syscall(call, fd);
     if (inode && out == 0) {
