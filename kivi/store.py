@@ -904,10 +904,12 @@ class Store:
         """Flat numbers for metrics and ``kivi status``."""
         counters = self.committer.counters
         oldest = self.leases.oldest()
+        watermark = self._watermark.value  # first: it is never above what was handed out before
+        last = self.log.last
         return {
-            "watermark": self._watermark.value,
-            "last_ts": self.log.last,
-            "watermark_lag": self.log.last - self._watermark.value,
+            "watermark": watermark,
+            "last_ts": last,
+            "watermark_lag": last - watermark,
             "in_flight": self._watermark.in_flight,
             "commits": counters.commits,
             "aborts_conflict": counters.conflicts,
@@ -922,7 +924,7 @@ class Store:
             "conflict_floor": self.committer.facts_floor,
             "leases": len(self.leases),
             "leases_cut": self.leases.cut,
-            "oldest_snapshot": oldest if oldest is not None else self._watermark.value,
+            "oldest_snapshot": oldest if oldest is not None else watermark,
             "oldest_snapshot_age_s": self.leases.oldest_age_s(),
             "pending_bytes": self.pending.nbytes,
             "pending_operations": self.pending.operations,

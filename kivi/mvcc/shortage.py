@@ -116,9 +116,9 @@ class Shortage:
             return self._parts.get(part)
 
     def refused(self) -> None:
-        """A commit or a stage was refused for it."""
+        """A commit or a stage was refused, as long as there is no space."""
         with self._lock:
-            self._refused += 1
+            self._refused += self._full
 
     def _lasted(self) -> float:
         return time.monotonic() - self._since if self._full else 0.0

@@ -134,6 +134,8 @@ def test_the_counters_are_what_was_done(loaded: tuple[Load, str]) -> None:
         assert found[f"{name}_count", ()] >= 20
         assert found[f"{name}_bucket", (("le", "+Inf"),)] == found[f"{name}_count", ()]
     assert found["kivi_commit_duration_seconds_count", ()] == pytest.approx(found["kivi_commits_total", ()], abs=12)
+    newest, watermark = found["kivi_newest_commit_timestamp", ()], found["kivi_watermark", ()]
+    assert found["kivi_watermark_lag", ()] == newest - watermark >= 0
     assert 0 < found["kivi_oldest_snapshot_age_seconds", ()] < 600
     assert found["kivi_disk_free_bytes", ()] < found["kivi_disk_size_bytes", ()]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import kivi
 from kivi import backups
+from kivi.cli import main
 from tests.serverproc import ServerProcess
 
 TS = 1_767_268_800_000_000
@@ -33,7 +35,7 @@ def opened(path: Path, **settings: Any) -> Any:
     return db
 
 
-def answers(db: Any, as_of: int | None = None) -> Any:
+def answers(db: Any, as_of: Any = None) -> Any:
     with db.snapshot(as_of=as_of) as snapshot:
         return (
             snapshot.ts,
@@ -62,6 +64,50 @@ def test_a_backup_opens_by_itself_and_gives_the_same_answers_at_the_same_timesta
         with restored.transaction() as tx:
             tx.delta("accounts", (1,), n=1)
         assert tx.commit_ts > now[0]
+
+
+def test_backup_and_restore_of_a_served_store_and_what_came_after_is_replayed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the command line. The same commits after the backup get the same timestamps, and give the same answers."""
+
+    def commit(db: Any, i: int) -> int:
+        with db.transaction(token=f"commit {i}") as tx:
+            tx.delta("accounts", (i % 3,), n=i)
+            tx.append("calls", [{"endpoint": i % 5, "ts": TS + i, "us": i}] * 10)
+        assert tx.commit_ts is not None
+        return int(tx.commit_ts)
+
+    past: list[tuple[Any, Any]] = []
+    after: list[int] = []
+    with ServerProcess(tmp_path / "data") as server, server.connect() as db:
+        db.create_event_table("calls", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp", "us": "int64"})
+        db.create_aggregate(
+            "by_endpoint", source="calls", group_by=["endpoint"], measures={"us": kivi.sum("us"), "n": kivi.count()}
+        )
+        db.create_table("accounts", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
+        for i in range(20):
+            ts = commit(db, i)
+            moment = dt.datetime.now(dt.UTC)
+            past += [(ts, answers(db, ts)), (moment, answers(db, moment)[1:])]
+        assert main(["--endpoint", server.endpoint, "backup", str(tmp_path / "backups"), "--keep", "2"]) == 0
+        at_backup = answers(db)
+        for i in range(20, 40):
+            after.append(commit(db, i))
+            past.append((after[-1], answers(db, after[-1])))
+        at_the_end = answers(db)
+        server.kill()
+    assert main(["restore", str(tmp_path / "backups"), str(tmp_path / "restored")]) == 0
+    assert "verified" in capsys.readouterr().out
+    with kivi.open(tmp_path / "restored") as db:
+        assert answers(db) == at_backup
+        for i, expected in enumerate(past[:40]):
+            assert answers(db, expected[0])[i % 2 :] == expected[1], expected[0]
+        assert [commit(db, i) for i in range(20)] == [ts for ts, _ in past[:40:2]]  # repeats, which it knows
+        assert [commit(db, i) for i in range(20, 40)] == after
+        assert answers(db) == at_the_end
+        for ts, answer in past[40:]:
+            assert answers(db, ts) == answer
 
 
 def inodes(backup: str) -> dict[str, int]:
