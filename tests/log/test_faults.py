@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kivi.errors import KiviError, ResourceExhausted
+from kivi.errors import DiskFull, KiviError, ResourceExhausted
 from kivi.log import Kind, LogFailed
 from kivi.log.files import Files
 from kivi.log.segmented import SegmentedLog
@@ -66,6 +66,24 @@ def test_no_space_at_all_from_the_beginning(tmp_path: Path) -> None:
         append(log, b"x")
     files.full = False
     assert append(log, b"x")[0].first == 1
+    log.close()
+
+
+def test_that_there_is_space_again_is_told_also_while_nobody_writes(tmp_path: Path) -> None:
+    files = Full()
+    files.full = True
+    log = open_log(tmp_path / "log", files)
+    told: list[KiviError | None] = []
+    log.on_room = told.append
+    with pytest.raises(DiskFull):
+        append(log, b"x")
+    assert told and all(isinstance(error, DiskFull) for error in told)
+    told.clear()
+    files.full = False
+    until = time.monotonic() + 10
+    while not told or told[-1] is not None:
+        assert time.monotonic() < until
+        time.sleep(0.02)
     log.close()
 
 
