@@ -8,7 +8,8 @@
     (a real trace)                    killed twice
 
 * ``demo`` is the story and starts everything; ``children`` are the processes, ``say`` is what the person sees.
-* ``service`` and ``load``: a real web service under real load, whose response times are measured.
+* ``service`` and ``load``: a real web service under real load, whose response times are measured. ``tracing``: the same
+  calls by OpenTelemetry's SDK, where ``service --otlp`` sends them.
 * ``landing`` and ``trace``: files, complete when they appear.
 * ``tables``: what is declared in kivi. ``rule``: when an invocation is an anomaly, one pure function.
 * ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.

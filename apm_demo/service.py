@@ -15,6 +15,7 @@ number. ``/find`` turns slow for a reason: ``DELETE /index`` drops its index, an
 search has to read all text. (These two are the operator's and are not measured.)
 
 Events land as JSON lines in files of about half a second (``apm_demo.landing``). ``ts`` is the moment the call arrived.
+With ``--otlp`` the same calls are traced with OpenTelemetry's SDK as well, and sent there (``apm_demo.tracing``).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import uvicorn
 from starlette.applications import Starlette
@@ -49,6 +50,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apm_demo.children import end_with_parent
 from apm_demo.landing import land
+
+if TYPE_CHECKING:
+    from apm_demo.tracing import Tracing
 
 __all__ = ["ENDPOINTS", "Endpoint", "main"]
 
@@ -236,7 +240,7 @@ class Billing:
         return JSONResponse({"lines": len(lengths), "median": statistics.median(lengths), "table": out.getvalue()})
 
 
-def applications(landing: Landing) -> dict[str, ASGIApp]:
+def applications(landing: Landing, tracing: Tracing | None = None) -> dict[str, ASGIApp]:
     """Server name -> its application."""
     search, billing = Search(), Billing()
     handlers: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
@@ -246,7 +250,7 @@ def applications(landing: Landing) -> dict[str, ASGIApp]:
         ("billing", "/report"): billing.report,
     }
     made: dict[str, ASGIApp] = {}
-    for _, application, server, _ in _PLACES:
+    for customer, application, server, _ in _PLACES:
         if application == "shop":
             shop = Shop()  # one a server
             handlers |= {("shop", "/cart"): shop.cart, ("shop", "/checkout"): shop.checkout}
@@ -255,7 +259,12 @@ def applications(landing: Landing) -> dict[str, ASGIApp]:
         if application == "search":
             routes += [Route("/index", search.drop_index, methods=["DELETE"])]
             routes += [Route("/index", search.build_index, methods=["PUT"])]
-        made[server] = Measure(Starlette(routes=routes), {(e.method, e.path): e for e in mine}, landing)
+        measured = {(e.method, e.path): e for e in mine}
+        made[server] = Measure(Starlette(routes=routes), measured, landing)
+        if tracing is not None:
+            from apm_demo.tracing import Traced
+
+            made[server] = Traced(made[server], measured, tracing.tracer(customer, application, server))
     return made
 
 
@@ -267,10 +276,10 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(folder: Path) -> None:
+async def _serve(folder: Path, tracing: Tracing | None) -> None:
     landing = Landing(folder)
     servers, sockets = [], []
-    for name, app in applications(landing).items():
+    for name, app in applications(landing, tracing).items():
         listener = socket.create_server(("127.0.0.1", 0))
         sockets.append((name, listener))
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", http="h11", ws="none")
@@ -291,15 +300,29 @@ async def _serve(folder: Path) -> None:
         server.should_exit = True
     await asyncio.gather(*running)
     landing.land()
+    if tracing is not None:
+        await asyncio.to_thread(tracing.close)
     print(f"landed {landing.events}", flush=True)
+
+
+def _tracing(endpoint: str | None) -> Tracing | None:
+    """Of an extra of its own, and loaded only where it is asked for."""
+    if endpoint is None:
+        return None
+    try:
+        from apm_demo.tracing import Tracing
+    except ImportError as error:
+        sys.exit(f"--otlp needs opentelemetry-sdk and opentelemetry-exporter-otlp-proto-grpc: {error}")
+    return Tracing(endpoint)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--land", type=Path, required=True, metavar="DIR", help="where events land")
-    folder: Path = parser.parse_args().land
+    parser.add_argument("--otlp", metavar="URL", help="send traces there too, such as http://localhost:4317")
+    args = parser.parse_args()
     end_with_parent()
-    asyncio.run(_serve(folder))
+    asyncio.run(_serve(args.land, _tracing(args.otlp)))
     return 0
 
 

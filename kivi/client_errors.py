@@ -160,12 +160,14 @@ def from_error(error: types_pb2.Error) -> errors.KiviError:
     return _rebuild(error.reason, error.message, error.metadata)
 
 
-def to_rich_status(error: errors.KiviError) -> bytes:
-    """The error as the ``google.rpc.Status`` of a failed call."""
+def to_rich_status(error: errors.KiviError, retry: error_details_pb2.RetryInfo | None = None) -> bytes:
+    """The error as the ``google.rpc.Status`` of a failed call; ``retry``: when to try again, for clients of others."""
     packed = to_error(error)
     info = any_pb2.Any()
     info.Pack(error_details_pb2.ErrorInfo(reason=packed.reason, domain=DOMAIN, metadata=dict(packed.metadata)))
     status = status_pb2.Status(code=packed.code, message=packed.message, details=[info])
+    if retry is not None:
+        status.details.add().Pack(retry)
     return bytes(status.SerializeToString())
 
 

@@ -12,6 +12,7 @@
 ``status``   errors to gRPC status
 ``calls``    what was asked for, how it ended and how long it took
 ``metrics``  the store's stats, distributions and calls for Prometheus
+``otlp``     OpenTelemetry in: spans become events, each once
 ``rows``     rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
 ============ ==========================================================================
 

@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from kivi.errors import InvalidArgument
 from kivi.histogram import Histogram
 
-__all__ = ["DISTRIBUTIONS", "METRICS", "UNSERVED", "serve"]
+__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "serve"]
 
 Stats = Callable[[], dict[str, int | float]]
 Histograms = Callable[[], dict[str, Histogram]]
@@ -47,6 +47,7 @@ def _gauge(name: str, text: str) -> Metric:
 
 
 _SUMMED: Final = "Event blocks that were summed up, by what was read of them."
+_SPANS: Final = "Spans of exports that were answered, by what became of them."
 _ABORTS: Final = "Commits that were refused and did nothing, by reason."
 
 METRICS: Final[dict[str, Metric]] = {
@@ -131,7 +132,18 @@ METRICS: Final[dict[str, Metric]] = {
     "server_requests": _counter("session_requests", "Requests in sessions."),
     "server_frames_in": _counter("session_frames_received", "Messages of sessions received."),
     "server_frames_out": _counter("session_frames_sent", "Messages of sessions sent."),
+    # OpenTelemetry
+    "otlp_spans_stored": _counter("otlp_spans", _SPANS, ("outcome", "stored")),
+    "otlp_spans_repeated": _counter("otlp_spans", _SPANS, ("outcome", "repeated")),
+    "otlp_spans_rejected": _counter("otlp_spans", _SPANS, ("outcome", "rejected")),
+    "otlp_spans_passed_over": _counter("otlp_spans", _SPANS, ("outcome", "passed_over")),
+    "otlp_commits": _counter("otlp_commits", "Transactions that spans were stored in."),
+    "otlp_window_spans": _gauge("otlp_window_spans", "Span ids that are remembered, to find those sent again."),
+    "otlp_waiting_bytes": _gauge("otlp_waiting_bytes", "Exports that wait for their commit."),
 }
+
+NO_SPANS: Final = {stat: 0 for stat in METRICS if stat.startswith("otlp_")}
+"""The stats of a server that takes none."""
 
 UNSERVED: Final = frozenset(
     {

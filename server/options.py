@@ -46,6 +46,11 @@ class Options:
     listen: str = "localhost:7420"
     metrics: str | None = None
     http: str | None = None
+    otlp: str | None = None
+    otlp_table: str = "invocations"
+    otlp_retention_s: float = 30 * 86_400.0
+    otlp_window_s: float = 15 * 60.0
+    otlp_window_spans: int = 8_000_000
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -75,6 +80,23 @@ _OPTIONS: Final = (
     _Option("listen", "HOST:PORT", "default localhost:7420; port 0 picks a free one"),
     _Option("metrics", "HOST:PORT", "serve Prometheus metrics over HTTP"),
     _Option("http", "HOST:PORT", "serve rows as JSON and CSV over HTTP, read only: /rows?table=..."),
+    _Option("otlp", "HOST:PORT", "take OpenTelemetry traces by OTLP/gRPC: server spans become events"),
+    _Option("otlp_table", "NAME", "the event table they go to; default invocations, created if it is missing"),
+    _Option(
+        "otlp_retention_s",
+        "SECONDS",
+        "how long it keeps them, if it is created; default 30d, 0 is for ever",
+        float,
+        "--otlp-retention",
+    ),
+    _Option(
+        "otlp_window_s",
+        "SECONDS",
+        "for how long a span that is sent again is found; default 15m",
+        float,
+        "--otlp-window",
+    ),
+    _Option("otlp_window_spans", "N", "span ids held for that, 32 bytes each; default 8000000", int),
     _Option("tls_cert", "FILE", "the server's certificate chain (PEM)"),
     _Option("tls_key", "FILE", "its private key (PEM)"),
     _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib
 import ipaddress
 import logging
 import os
@@ -27,6 +28,7 @@ from kivi_server import logs
 from kivi_server import metrics as metrics_http
 from kivi_server import rows as rows_http
 from kivi_server.auth import Allowance, Tokens
+from kivi_server.metrics import NO_SPANS
 from kivi_server.options import Options
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
@@ -49,10 +51,10 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def _split(endpoint: str) -> tuple[str, int]:
+def _split(endpoint: str, flag: str = "--listen") -> tuple[str, int]:
     host, _, port = endpoint.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65_535:
-        raise InvalidArgument(f"--listen {endpoint!r} is not host:port")
+        raise InvalidArgument(f"{flag} {endpoint!r} is not host:port")
     return host, int(port)
 
 
@@ -74,13 +76,19 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
         return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
     if options.tls_client_ca:
         raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
-    host, _ = _split(options.listen)
+    _check_plaintext("--listen", options.listen, options)
+    if options.otlp:
+        _check_plaintext("--otlp", options.otlp, options)
+    return None
+
+
+def _check_plaintext(flag: str, endpoint: str, options: Options) -> None:
+    host, _ = _split(endpoint, flag)
     if not is_loopback(host) and not options.insecure:
         raise InvalidArgument(
-            f"--listen {options.listen} would serve plaintext beyond this machine: "
+            f"{flag} {endpoint} would serve plaintext beyond this machine: "
             "give --tls-cert and --tls-key, or --insecure if the network is trusted"
         )
-    return None
 
 
 def _check_metrics(options: Options) -> None:
@@ -97,13 +105,8 @@ def _https(options: Options) -> ssl.SSLContext | None:
     """TLS for rows over HTTP as for everything else; None for plaintext, which is for loopback without --insecure."""
     if not options.http:
         return None
-    host, _, _ = options.http.rpartition(":")
     if not options.tls_cert or not options.tls_key:
-        if not is_loopback(host) and not options.insecure:
-            raise InvalidArgument(
-                f"--http {options.http} would serve plaintext beyond this machine: "
-                "give --tls-cert and --tls-key, or --insecure if the network is trusted"
-            )
+        _check_plaintext("--http", options.http, options)
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -128,17 +131,17 @@ def _disk(path: str) -> dict[str, int]:
     return {"disk_free_bytes": found.f_bavail * found.f_frsize, "disk_size_bytes": found.f_blocks * found.f_frsize}
 
 
-def _bind(server: grpc.aio.Server, options: Options, secure: grpc.ServerCredentials | None) -> str:
-    host, _ = _split(options.listen)
+def _bind(server: grpc.aio.Server, endpoint: str, flag: str, secure: grpc.ServerCredentials | None) -> str:
+    host, _ = _split(endpoint, flag)
     try:
         if secure is None:
-            port = server.add_insecure_port(options.listen)
+            port = server.add_insecure_port(endpoint)
         else:
-            port = server.add_secure_port(options.listen, secure)
+            port = server.add_secure_port(endpoint, secure)
     except RuntimeError:
         port = 0
     if port == 0:
-        raise StoreInUse(f"cannot listen on {options.listen}: the address is in use or not this machine's")
+        raise StoreInUse(f"cannot listen on {endpoint}: the address is in use or not this machine's")
     return f"{host}:{port}"
 
 
@@ -163,7 +166,46 @@ def listener(
     server.add_generic_rpc_handlers((handlers(Service(sessions, tokens, stats)),))
     healthy = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
-    return server, healthy, _bind(server, options, secure)
+    return server, healthy, _bind(server, options.listen, "--listen", secure)
+
+
+class _Otlp:
+    """The listener for OpenTelemetry, with its writer. Its package is loaded here only: it is an extra."""
+
+    def __init__(self, options: Options, sessions: Sessions, tokens: Tokens) -> None:
+        from kivi_server.otlp.intake import Intake
+        from kivi_server.otlp.listener import server
+
+        self.intake = Intake(
+            sessions, options.otlp_table, options.otlp_retention_s, options.otlp_window_s, options.otlp_window_spans
+        )
+        self.server = server(self.intake, tokens)
+        self._writing: asyncio.Task[None] | None = None
+
+    async def start(self, endpoint: str, secure: grpc.ServerCredentials | None) -> str:
+        await self.intake.open()
+        bound = _bind(self.server, endpoint, "--otlp", secure)
+        self._writing = asyncio.create_task(self.intake.run())
+        await self.server.start()
+        return bound
+
+    async def stop(self) -> None:
+        await self.server.stop(grace=0.2)
+        if self._writing is not None:
+            self._writing.cancel()
+
+
+def _check_otlp(options: Options) -> None:
+    """Before anything is opened. Raises InvalidArgument."""
+    if options.otlp is None:
+        return
+    _split(options.otlp, "--otlp")
+    try:
+        importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    except ImportError:
+        raise InvalidArgument(
+            "--otlp needs the package opentelemetry-proto, which is not installed here: pip install 'kivi[otlp]'"
+        ) from None
 
 
 async def _serve(
@@ -177,8 +219,10 @@ async def _serve(
     sessions = Sessions(store, _version(), allowance, slow_call_s=options.slow_call_s)
 
     def stats() -> dict[str, int | float]:
-        return {**store.stats(), **sessions.stats(), **_disk(options.data)}
+        spans = otlp.intake.stats() if otlp is not None else NO_SPANS
+        return {**store.stats(), **sessions.stats(), **spans, **_disk(options.data)}
 
+    otlp = _Otlp(options, sessions, tokens) if options.otlp else None
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
     stop_metrics = None
     if options.metrics:
@@ -188,6 +232,8 @@ async def _serve(
     if options.http:
         address, stop_http = rows_http.serve(options.http, sessions, tokens, https)
         print(f"rows on {address}", flush=True)
+    if otlp is not None and options.otlp:
+        print(f"otlp on {await otlp.start(options.otlp, secure)}", flush=True)
     await server.start()
     for name in ("", methods.SERVICE):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -218,6 +264,8 @@ async def _serve(
     if not await sessions.drained(options.grace_s):
         _log.warning("%d commits were not answered in time", sessions.commits_in_flight)
     await loop.run_in_executor(None, sessions.hub.stop)  # whose subscribers learn why
+    if otlp is not None:
+        await otlp.stop()
     await server.stop(grace=0.2)
     watching.cancel()
     for stop_other in (stop_metrics, stop_http):
@@ -264,6 +312,7 @@ def run(options: Options) -> int:
     secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
     _split(options.listen)
     _check_metrics(options)
+    _check_otlp(options)
     store = Store.open(options.data, settings=options.settings)
     try:
         asyncio.run(_serve(store, options, secure, https, tokens))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import grpc
+from google.rpc import error_details_pb2
 from kivi_server.logs import request_id
 
 from kivi.client_errors import DETAILS_KEY, status_code, to_error, to_rich_status
@@ -14,13 +16,23 @@ from kivi.errors import KiviError
 __all__ = ["abort", "to_error"]
 
 _log = logging.getLogger("kivi.server")
+_RETRY_KEY: Final = "google.rpc.retryinfo-bin"
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
-    """Ends a call with the error's status and details."""
+async def abort(
+    context: grpc.aio.ServicerContext[Any, Any], error: BaseException, *, retry_s: float | None = None
+) -> NoReturn:
+    """Ends a call with the error's status and details; ``retry_s``: and says after how long to try again."""
     if not isinstance(error, KiviError):
         request = request_id(context.invocation_metadata() or ())
         _log.error("a call failed by a fault of the server", exc_info=error, extra={"request": request})
         error = KiviError(f"the server failed to answer this request; its log says why, at request {request}")
-    await context.abort(status_code(error), error.message, ((DETAILS_KEY, to_rich_status(error)),))
+    if retry_s is None:
+        trailing: tuple[tuple[str, bytes], ...] = ((DETAILS_KEY, to_rich_status(error)),)
+    else:
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromTimedelta(dt.timedelta(seconds=retry_s))
+        # In the status' details, as gRPC has it, and by itself, where OpenTelemetry's Python exporter looks for it.
+        trailing = ((DETAILS_KEY, to_rich_status(error, retry)), (_RETRY_KEY, retry.SerializeToString()))
+    await context.abort(status_code(error), error.message, trailing)
     raise AssertionError("unreachable")

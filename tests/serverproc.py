@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import kivi
 
@@ -48,7 +48,7 @@ class ServerProcess:
         assert self.process is not None
         return self.process.pid
 
-    def start(self, timeout_s: float = 30.0) -> ServerProcess:
+    def start(self, timeout_s: float = 30.0) -> Self:
         """Starts it and waits until it listens. Raises RuntimeError with its output if it does not."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
         self._lines = queue.SimpleQueue()
@@ -105,12 +105,12 @@ class ServerProcess:
         assert self.process is not None
         return self.process.wait(timeout_s)
 
-    def restart(self) -> ServerProcess:
+    def restart(self) -> Self:
         """kill -9, then the same directory on the same port."""
         self.kill()
         return self.start()
 
-    def __enter__(self) -> ServerProcess:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

@@ -149,7 +149,7 @@ ROOMS: dict[str, Room] = {
         "kivi_server kivi_server.*",
         "the server translates and holds no rules: of the store it sees the public face only",
         rooms="errors counting values settings wire interface client store live",
-        packages="google grpc grpc_health grpc_status numpy prometheus_client pyarrow",
+        packages="google grpc grpc_health grpc_status numpy opentelemetry prometheus_client pyarrow",
     ),
     "cli": Room(
         "kivi.cli kivi.cli.* kivi.cli_*",
@@ -162,7 +162,7 @@ ROOMS: dict[str, Room] = {
         "apm_demo apm_demo.*",
         "an application like any other: it proves that the public names are enough",
         rooms="errors face client_face",
-        packages="httpx numpy py4j pyarrow pyspark rich starlette uvicorn",
+        packages="httpx numpy opentelemetry py4j pyarrow pyspark rich starlette uvicorn",
     ),
 }
 # The parts of the client that are public by themselves, for rooms that may use public names only.

@@ -13,7 +13,10 @@ import grpc
 import pytest
 from kivi_server import auth
 from kivi_server.auth import Access, Tokens
+from kivi_server.otlp.listener import SERVICE as SPANS
+from kivi_server.otlp.listener import Exports
 from kivi_server.service import _NEEDS
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 import kivi
 from kivi.client_methods import SERVICE, path
@@ -31,6 +34,7 @@ LINES = [
     f"{DASHBOARD} reader tables=by_*",
     f"{FEEDER} writer tables=calls,accounts",
 ]
+EVENT = {"endpoint": 1, "ts": 1_767_268_800_000_000}
 METHODS = list(service_pb2.DESCRIPTOR.services_by_name["Kivi"].methods)
 
 
@@ -42,7 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[ServerProcess]:
     (folder / "tokens").write_text("\n".join(LINES))
-    with ServerProcess(folder / "data", "--token-file", str(folder / "tokens")) as running:
+    arguments = ["--token-file", str(folder / "tokens"), "--otlp", "localhost:0"]
+    with ServerProcess(folder / "data", *arguments) as running:
         with running.connect(access_token=ROOT) as db:
             db.create_table("accounts", key={"id": "int64"}, columns={"name": "string", "n": kivi.sum("int64")})
             db.create_event_table("calls", event_time="ts", columns={"endpoint": "int64", "ts": "timestamp"})
@@ -87,6 +92,42 @@ def test_no_call_works_without_the_right_role(server: ServerProcess, method: Any
         assert ended is not grpc.StatusCode.UNAUTHENTICATED
 
 
+EXPORTS = trace_service_pb2.DESCRIPTOR.services_by_name["TraceService"]
+
+
+@pytest.mark.parametrize("method", list(EXPORTS.methods), ids=lambda method: method.name)
+def test_no_call_for_spans_works_without_the_right_role_and_table(server: ServerProcess, method: Any) -> None:
+    assert EXPORTS.full_name == SPANS and {each.name for each in EXPORTS.methods} == set(Exports.NEEDS)
+    otlp = next(line for line in server.output if line.startswith("otlp on ")).split()[-1]
+    span = {"trace_id": bytes(range(16)), "span_id": bytes(range(8)), "kind": 2, "name": "x"}
+    request = method.input_type._concrete_class()
+    request.resource_spans.add().scope_spans.add().spans.add(
+        **span, start_time_unix_nano=EVENT["ts"] * 1_000, end_time_unix_nano=EVENT["ts"] * 1_000
+    )
+
+    def ends(token: str | None) -> grpc.StatusCode:
+        metadata = (("authorization", f"Bearer {token}"),) if token is not None else None
+        with grpc.insecure_channel(otlp) as channel:
+            try:
+                channel.unary_unary(f"/{SPANS}/{method.name}")(
+                    request.SerializeToString(), metadata=metadata, timeout=10
+                )
+            except grpc.RpcError as error:
+                code: grpc.StatusCode = error.code()
+                return code
+        return grpc.StatusCode.OK
+
+    for unknown in (None, "nobody", WRITER[:-1], ""):
+        assert ends(unknown) is grpc.StatusCode.UNAUTHENTICATED
+    for denied in (READER, DASHBOARD, FEEDER):  # the last may write, to other tables
+        assert ends(denied) is grpc.StatusCode.PERMISSION_DENIED
+    with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
+        assert snapshot.to_arrow("invocations").num_rows == 0
+    assert ends(WRITER) is ends(ROOT) is grpc.StatusCode.OK
+    with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
+        assert snapshot.to_arrow("invocations").num_rows == 1
+
+
 WRITING: dict[str, Any] = {
     "commit": session_pb2.Commit(token="mine"),
     "outcome": session_pb2.Outcome(token="mine"),
@@ -121,9 +162,6 @@ def test_no_request_of_a_session_writes_without_the_right_role(server: ServerPro
             assert answers[0].error.code == grpc.StatusCode.PERMISSION_DENIED.value[0], answers[0]
     with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
         assert snapshot.get("accounts", (1,)) is None
-
-
-EVENT = {"endpoint": 1, "ts": 1_767_268_800_000_000}
 
 
 def test_a_token_for_some_tables_reads_those_and_no_others(server: ServerProcess) -> None:

@@ -43,6 +43,8 @@ def test_a_flag_beats_the_environment_and_that_a_file(config: Path) -> None:
     environment = {"KIVI_LISTEN": "localhost:2", "KIVI_STORE_LEASE_TTL_S": "2m", "KIVI_CONFIG": str(config)}
     found = told(environment=environment)
     assert (found.data, found.listen, found.settings.lease_ttl_s) == ("/from/file", "localhost:2", 120.0)
+    found = told("--otlp-window", "20m", environment={**environment, "KIVI_OTLP": "localhost:4317"})
+    assert (found.otlp, found.otlp_table, found.otlp_window_s) == ("localhost:4317", "invocations", 1200.0)
     found = told("--listen", "localhost:3", "--set", "lease_ttl_s=7", environment=environment)
     assert (found.listen, found.settings.lease_ttl_s) == ("localhost:3", 7.0)
     assert found.source == {

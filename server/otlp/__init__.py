@@ -1,0 +1,41 @@
+"""OpenTelemetry in: traces by OTLP/gRPC, from any SDK or collector, as events of one table.
+
+::
+
+    Export (gRPC)  ->  spans: decode, columns  ->  intake: one writer  ->  event table, and its aggregates
+                                                     `-- window: the span ids of the last minutes
+
+============ ==========================================================================
+``listener`` the call Export: who may, how much waits, which status an error becomes
+``spans``    which spans count, and their columns: plain data in, plain data out
+``window``   which span ids were taken within the window
+``intake``   the one writer: leaves out what was taken, commits, answers
+``tables``   the table and its aggregates, created where they are missing
+============ ==========================================================================
+
+What is an invocation. A span of kind SERVER or CONSUMER: one request answered, one message processed (column ``kind``
+tells them apart). All other spans are passed over, which is no error and not told to the sender.
+
+**Invariants.**
+
+1. *Export is acknowledged only when every usable span of it is in the table, durable and visible.* ``intake`` answers
+   from the outcome of the commit, or, where nothing of the request was new, after that of the spans it repeats.
+2. *Of one span (trace id and span id) at most one event is in the table from commits less than the window apart*,
+   however exports are repeated, regrouped or sent at the same time, and whenever the server is killed. Why:
+
+   * There is one writer, the task in ``intake``; one process owns a store. It begins a commit only after it knows the
+     outcome of the one before. So two exports never race: the second finds what the first has committed.
+   * It leaves out of a commit what ``window`` knows, and what occurs in it twice.
+   * ``window`` is never written anywhere: at the start, and whenever the table has become another one, it is read from
+     the table itself, the ids of all events that were committed within the window. An event and the memory of it are
+     thus the same bytes of the same log record, and no crash can come between the two.
+   * If an outcome is unknown (the log failed), the writer takes nothing more: the process ends, and the next one reads
+     which it was.
+   * ``window`` forgets ids by the age of their commit only. If there are more than it may hold, exports are refused
+     until some are old enough; none is forgotten early.
+
+A span that is sent again later than that is counted again, and so are spans that somebody appends to the table by other
+means. Within a restart the age of commits goes by the machine's clock.
+"""
+
+from __future__ import annotations

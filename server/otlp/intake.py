@@ -1,0 +1,353 @@
+"""The one writer: what is ready together becomes one transaction, without the spans that were taken before.
+
+::
+
+    take       requests that wait, up to ROWS_MAX spans     (event loop)
+    prepare    ids of the last commit -> window; table as it is now; leave out what is late, known or repeated
+               -> one blind transaction of appends          (a thread)
+    commit     wait for its outcome, however long it takes  (the log's thread calls back)
+    answer     each request: stored, repeated, rejected
+
+No step of one turn overlaps one of the next; that is the lock under which ``window`` decides (the invariants are in
+``kivi_server.otlp``). Requests that come meanwhile are decoded and wait, and go together in the next turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from kivi_server.metrics import NO_SPANS
+from kivi_server.otlp.spans import Spans, ids_of
+from kivi_server.otlp.tables import EVENT_TIME, ensure
+from kivi_server.otlp.window import SLOTS, Ids, Window, first_ones
+from kivi_server.sessions import Sessions
+
+from kivi.arrow.records import event_batch
+from kivi.changes import Changes
+from kivi.errors import (
+    CommitUnknown,
+    InvalidArgument,
+    KiviError,
+    NotFound,
+    ResourceExhausted,
+    Retryable,
+    SnapshotTooOld,
+    Unavailable,
+)
+from kivi.expr import Scan
+from kivi.schema import TableSchema
+from kivi.store import Outcome
+
+__all__ = ["Intake", "Taken"]
+
+_log = logging.getLogger("kivi.server")
+_ROWS_MAX: Final = 100_000  # in one commit, unless one request brings more
+_WAITING_BYTES_MAX: Final = 64 << 20  # of requests that are not answered yet
+_TRIES: Final = 5
+_IDS: Final = ("trace_id", "span_id")
+_LATE: Final = "it ended before the table's retention floor"
+
+
+@dataclass(slots=True)
+class Taken:
+    """What became of one request's spans: how many are new, were there before, and cannot be used, and why."""
+
+    stored: int = 0
+    repeated: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    spans: Spans
+    nbytes: int
+    answer: asyncio.Future[Taken]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One transaction: what each request brings to it, and the ids that are new in it."""
+
+    requests: list[_Request]
+    taken: list[Taken]
+    batches: list[pa.RecordBatch]
+    ids: Ids
+    submit: Callable[[Callable[[Outcome], None]], None]
+
+
+class Intake:
+    """Of one server. ``put`` and ``run`` belong to its event loop."""
+
+    def __init__(self, sessions: Sessions, table: str, retention_s: float, window_s: float, spans_max: int) -> None:
+        if not 1 <= window_s <= 86_400:
+            raise InvalidArgument(f"otlp_window_s is between 1 s and a day, not {window_s:g} s")
+        self.sessions = sessions
+        self.store = sessions.store
+        self.table = table
+        self.window = Window(window_s, spans_max)
+        self._retention_s = retention_s
+        self._rows_max = min(_ROWS_MAX, self.store.settings.max_append_rows)
+        self._bytes_max = self.store.settings.max_transaction_bytes // 2
+        self._source: TableSchema | None = None  # whose ids the window holds
+        self._fresh: list[Ids] = []  # of the last turn
+        self._waiting: deque[_Request] = deque()
+        self._awake = asyncio.Event()
+        self._bytes = 0
+        self._failure: KiviError | None = None
+        self._counts = dict(NO_SPANS)
+
+    def stats(self) -> dict[str, int | float]:
+        """Those of ``kivi_server.metrics`` that are about spans."""
+        return {
+            **self._counts,
+            "otlp_window_spans": len(self.window),
+            "otlp_waiting_bytes": self._bytes,
+        }
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def reserve(self, nbytes: int) -> None:
+        """Room for a request, until ``release`` or its answer. Raises ResourceExhausted."""
+        if self._bytes + nbytes > _WAITING_BYTES_MAX:
+            raise ResourceExhausted(
+                f"{self._bytes:,} bytes of exports wait to be committed, and {_WAITING_BYTES_MAX:,} are the limit: "
+                "send them again in a moment",
+                limit="otlp_waiting_bytes",
+                maximum=_WAITING_BYTES_MAX,
+                retry_s=1.0,
+            )
+        self._bytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        self._bytes -= nbytes
+
+    def check(self, spans: Spans) -> None:
+        """Raises InvalidArgument for more than one transaction may bring."""
+        settings = self.store.settings
+        if len(spans) > settings.max_append_rows or spans.nbytes > settings.max_transaction_bytes:
+            raise InvalidArgument(
+                f"one export brings {len(spans):,} spans of {spans.nbytes:,} bytes, more than one transaction may "
+                f"({settings.max_append_rows:,}, {settings.max_transaction_bytes:,}): send smaller batches"
+            )
+
+    async def put(self, spans: Spans, nbytes: int) -> Taken:
+        """Answers once these spans are durable and visible. What ``reserve`` kept for it is released with the answer.
+
+        Whoever stops waiting changes nothing: the request is committed, and repeating it is harmless.
+        """
+        request = _Request(spans, nbytes, asyncio.get_running_loop().create_future())
+        self.sessions.commit_started()
+        self._waiting.append(request)
+        self._awake.set()
+        return await request.answer
+
+    def _answer(self, request: _Request, taken: Taken | None, error: BaseException | None = None) -> None:
+        self.sessions.commit_ended()
+        self.release(request.nbytes)
+        if taken is not None:
+            self._counts["otlp_spans_stored"] += taken.stored
+            self._counts["otlp_spans_repeated"] += taken.repeated
+            self._counts["otlp_spans_rejected"] += taken.rejected.total()
+            self._counts["otlp_spans_passed_over"] += request.spans.passed_over
+        if request.answer.done():  # nobody waits any more
+            return
+        if error is not None:
+            request.answer.set_exception(error)
+        elif taken is not None:
+            request.answer.set_result(taken)
+
+    # -- the writer -------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """The table, created if it is missing, and the window as it was. Before anything is listened to."""
+        await self._in_thread(self._schema)
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self._awake.wait()
+            group = self._next()
+            if not self._waiting:
+                self._awake.clear()
+            await self._write(group)
+
+    def _next(self) -> list[_Request]:
+        group: list[_Request] = []
+        rows = nbytes = 0
+        while self._waiting:
+            request = self._waiting[0]
+            rows, nbytes = rows + len(request.spans), nbytes + request.spans.nbytes
+            if group and (rows > self._rows_max or nbytes > self._bytes_max):
+                break
+            group.append(self._waiting.popleft())
+        return group
+
+    async def _write(self, group: list[_Request]) -> None:
+        try:
+            taken = await self._committed(group)
+        except Exception as error:
+            if len(group) > 1 and not isinstance(error, Unavailable) and self._failure is None:
+                for request in group:  # the fault of one is not the others'
+                    await self._write([request])
+                return
+            for request in group:
+                self._answer(request, None, error)
+        else:
+            for request, each in zip(group, taken, strict=True):
+                self._answer(request, each)
+
+    async def _committed(self, group: list[_Request]) -> list[Taken]:
+        for _ in range(_TRIES):
+            if self._failure is not None:
+                raise self._failure
+            turn: _Turn = await self._in_thread(self._prepared, group)
+            if not turn.batches:
+                return turn.taken
+            outcome = await self._outcome(turn)
+            if outcome.error is None:
+                self._counts["otlp_commits"] += 1
+                self._fresh.append(turn.ids)
+                return turn.taken
+            if isinstance(outcome.error, CommitUnknown):
+                self._failure = Unavailable(
+                    "the commit log failed, and whether the last spans are in it is not known: the server has to be "
+                    "started again"
+                )
+                raise self._failure
+            if not _passes(outcome.error):
+                raise outcome.error
+        raise Unavailable(f"table {self.table!r} changes all the time: send the spans again in a moment")
+
+    async def _outcome(self, turn: _Turn) -> Outcome:
+        """However long it takes: what comes next depends on it."""
+        loop = asyncio.get_running_loop()
+        settled: asyncio.Future[Outcome] = loop.create_future()
+
+        def settle(outcome: Outcome) -> None:
+            if not settled.done():  # the writer was cancelled
+                settled.set_result(outcome)
+
+        def done(outcome: Outcome) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, outcome)
+
+        await self._in_thread(turn.submit, done)
+        return await settled
+
+    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        pool = self.sessions.full if self.store.is_full else self.sessions.writes
+        return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+    # -- in a thread, one at a time ----------------------------------------------------------------
+
+    def _prepared(self, group: list[_Request]) -> _Turn:
+        schema = self._schema()
+        window = self.window
+        for ids in self._fresh:
+            window.add(ids)
+        self._fresh = []
+        window.expire()
+        taken = [Taken(rejected=Counter(request.spans.rejected)) for request in group]
+        batches = [event_batch(schema, request.spans.table) for request in group]
+        late = _late(batches, self.store.floor(schema))
+        ids = np.concatenate([request.spans.ids for request in group])
+        usable = ~np.concatenate(late)
+        fresh = usable.copy()
+        fresh[usable] = first_ones(ids[usable]) & ~window.known(ids[usable])
+        at = 0
+        for i, (each, batch) in enumerate(zip(taken, batches, strict=True)):
+            rows = slice(at, at + batch.num_rows)
+            at += batch.num_rows
+            each.stored = int(fresh[rows].sum())
+            each.repeated = int(usable[rows].sum()) - each.stored
+            if each.stored + each.repeated < batch.num_rows:
+                each.rejected[_LATE] += batch.num_rows - each.stored - each.repeated
+            if each.stored < batch.num_rows:
+                batches[i] = batch.filter(pa.array(fresh[rows]))
+        batches = [batch for batch in batches if batch.num_rows]
+        window.check_room(int(fresh.sum()))
+        txn = self.store.blind_transaction()
+        for batch in batches:
+            txn.append(schema, batch)
+
+        def submit(done: Callable[[Outcome], None]) -> None:
+            self.store.commit(txn, done=done)
+
+        return _Turn(group, taken, batches, ids[fresh], submit)
+
+    def _schema(self) -> TableSchema:
+        """The table as it is now, with the window of it."""
+        try:
+            schema = self.store.table(self.table)
+        except NotFound:
+            schema = None
+        if schema is None or self._source is None or schema.id != self._source.id:
+            schema = ensure(self.store, self.table, self._retention_s)
+            self._load(schema)
+        self._source = schema
+        return schema
+
+    def _load(self, schema: TableSchema) -> None:
+        """The ids of what was committed to the table within the window. What retention has dropped of it would be
+        refused as late if it came again."""
+        self._fresh = []
+        self.window.clear()
+        now_us = int(self.store.clock() * 1_000_000)
+        slot_us = int(self.window.seconds * 1_000_000) // SLOTS + 1
+        ends = [self._at(now_us - back * slot_us) for back in range(SLOTS, 0, -1)]  # of slots; the last one has none
+        slots: list[list[Ids]] = [[] for _ in ends]
+        lease = self.store.begin()
+        try:
+            wanted = Scan(columns=_IDS, changes=Changes(ends[0], commit_ts=True, partial=True))
+            for batch in self.store.scan(lease, schema, wanted):
+                ids, commits = _stored_ids(batch)
+                slot = np.searchsorted(ends, commits) - 1
+                for each in np.unique(slot):
+                    slots[each].append(ids[slot == each])
+        finally:
+            self.store.release(lease)
+        for back, parts in zip(range(SLOTS - 1, -1, -1), slots, strict=True):
+            if parts:
+                ids = np.concatenate(parts)
+                ids = ids[first_ones(ids)]  # by other means somebody may have appended one twice
+                self.window.add(ids[~self.window.known(ids)], back * slot_us / 1e6)
+        _log.info("OpenTelemetry spans go to table %s; %d of its last ids are known", schema.name, len(self.window))
+
+    def _at(self, moment_us: int) -> int:
+        """The last commit at a moment; 0 if there was none."""
+        try:
+            lease = self.store.begin(as_of_us=moment_us)
+        except SnapshotTooOld:
+            return 0
+        self.store.release(lease)
+        return lease.ts
+
+
+def _passes(error: KiviError) -> bool:
+    """Whether another attempt, with the table and its floor as they are by then, may do better."""
+    return isinstance(error, (Retryable, NotFound, SnapshotTooOld)) or "floor_us" in error.details
+
+
+def _late(batches: Sequence[pa.RecordBatch], floor_us: int | None) -> list[npt.NDArray[np.bool_]]:
+    """Which events lie below the retention floor."""
+    if floor_us is None:
+        return [np.zeros(batch.num_rows, bool) for batch in batches]
+    times = [batch.column(EVENT_TIME).cast(pa.int64()) for batch in batches]
+    return [pc.less(each, floor_us).to_numpy(zero_copy_only=False) for each in times]
+
+
+def _stored_ids(batch: pa.RecordBatch) -> tuple[Ids, npt.NDArray[Any]]:
+    """Of stored events, and the commits they are from. Those without ids came by other means, and have no say."""
+    whole = [pc.equal(pc.binary_length(batch.column(name)), width) for name, width in zip(_IDS, (16, 8), strict=True)]
+    batch = batch.filter(pc.fill_null(pc.and_(*whole), False))
+    return ids_of(batch.column(0), batch.column(1)), batch.column(2).to_numpy()

@@ -1,0 +1,117 @@
+"""The call ``opentelemetry.proto.collector.trace.v1.TraceService/Export``, on a listener of its own.
+
+Tokens, TLS and clients' allowances are those of the main listener; an exporter needs a token that may write to the
+table. Exporters decide by the status what becomes of their spans (OTLP, "Failures")::
+
+    OK, partial_success           some spans cannot be used: how many, and why. They are not to be sent again
+    UNAVAILABLE, RetryInfo        the server is stopping, or the table changes: again in a second
+    RESOURCE_EXHAUSTED, RetryInfo too much waits, the window or the disk is full, the client asks too often
+    INVALID_ARGUMENT              no OTLP, or more in one request than a transaction takes: never again as it is
+    UNAUTHENTICATED, PERMISSION_DENIED
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import grpc
+from kivi_server import status
+from kivi_server.auth import Access, Tokens
+from kivi_server.otlp.intake import Intake, Taken
+from kivi_server.otlp.spans import decode
+from kivi_server.requests import stopping
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
+
+from kivi.client_errors import status_code
+from kivi.errors import KiviError
+
+__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "Exports", "handlers", "server"]
+
+SERVICE: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
+MESSAGE_BYTES_MAX: Final = 16 << 20
+_RETRY_S: Final = 1.0
+
+
+class Exports:
+    """Export, for ``intake``. ``NEEDS``: of each method of the service, what a token has to allow."""
+
+    NEEDS: Final = {"Export": Access.WRITE}
+
+    def __init__(self, intake: Intake, tokens: Tokens) -> None:
+        self._intake = intake
+        self._sessions = intake.sessions
+        self._tokens = tokens
+
+    async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
+        try:
+            grant = self._tokens.grant(context.invocation_metadata() or ())
+            grant.require(self.NEEDS["Export"], "exporting spans", self._intake.table)
+            self._sessions.clients.of(grant, context.peer()).take(1)
+            return _response(await self._take(data))
+        except Exception as error:
+            await status.abort(context, error, retry_s=_retry_s(error))
+
+    async def _take(self, data: bytes) -> Taken:
+        if self._sessions.stopping:
+            raise stopping()
+        intake, nbytes = self._intake, len(data)
+        intake.reserve(nbytes)
+        try:
+            spans = await asyncio.get_running_loop().run_in_executor(self._sessions.writes, decode, data)
+            intake.check(spans)
+            if self._sessions.stopping:
+                raise stopping()
+        except BaseException:
+            intake.release(nbytes)
+            raise
+        return await intake.put(spans, nbytes)
+
+
+def _retry_s(error: Exception) -> float | None:
+    """After how many seconds an exporter should try again; None: not at all."""
+    if not isinstance(error, KiviError):
+        return None
+    code = status_code(error)
+    if code not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.ABORTED):
+        return None
+    return float(error.details.get("retry_s", _RETRY_S))
+
+
+def _response(taken: Taken) -> ExportTraceServiceResponse:
+    response = ExportTraceServiceResponse()
+    if taken.rejected:
+        response.partial_success.rejected_spans = taken.rejected.total()
+        response.partial_success.error_message = "; ".join(
+            f"{count} span{'s' if count > 1 else ''} left out: {why}" for why, count in taken.rejected.most_common()
+        )
+    return response
+
+
+def handlers(exports: Exports) -> grpc.GenericRpcHandler:
+    """All methods of the service. Requests pass through gRPC as bytes: they are parsed off the event loop."""
+    calls = exports._sessions.calls
+    table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        name: grpc.unary_unary_rpc_method_handler(
+            calls.counted(f"OTLP/{name}", getattr(exports, name)),
+            response_serializer=ExportTraceServiceResponse.SerializeToString,
+        )
+        for name in exports.NEEDS
+    }
+    return grpc.method_handlers_generic_handler(SERVICE, table)
+
+
+def server(intake: Intake, tokens: Tokens) -> grpc.aio.Server:
+    """The gRPC server, neither bound nor started. Compressed messages (gzip) are gRPC's to unpack."""
+    made = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+    )
+    made.add_generic_rpc_handlers((handlers(Exports(intake, tokens)),))
+    return made
