@@ -1,0 +1,162 @@
+"""When exports are answered: never before the outcome of their commit is known. In this process, with commits held."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from kivi_server.otlp.intake import Intake, Taken
+from kivi_server.otlp.spans import decode
+from kivi_server.sessions import Sessions
+from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+from opentelemetry.sdk.trace import ReadableSpan
+
+import kivi
+from kivi.log import segmented
+from kivi.store import Store
+from tests.log.faults import FaultyFiles
+from tests.otlp import Recorder
+
+
+@contextlib.asynccontextmanager
+async def intake(store: Store) -> AsyncIterator[Intake]:
+    sessions = Sessions(store, "0")
+    made = Intake(sessions, "invocations", 0, 900, 1_000)
+    await made.open()
+    writing = asyncio.create_task(made.run())
+    try:
+        yield made
+    finally:
+        writing.cancel()
+        sessions.close()
+
+
+def put(to: Intake, spans: list[ReadableSpan]) -> asyncio.Task[Taken]:
+    data = encode_spans(spans).SerializeToString()
+    to.reserve(len(data))
+    return asyncio.create_task(to.put(decode(data), len(data)))
+
+
+def rows(store: Store) -> int:
+    return store.statistics(store.table("invocations")).get("rows", 0)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 (of threads that tell nobody)
+            await asyncio.sleep(0.001)
+
+
+def run(story: Callable[[Store], Coroutine[Any, Any, None]], path: Path | None = None) -> None:
+    with contextlib.closing(Store.open(None if path is None else str(path))) as store:
+        asyncio.run(story(store))
+
+
+def test_an_export_and_one_that_repeats_it_wait_for_the_same_outcome() -> None:
+    spans = list(Recorder().spans(50))
+
+    async def story(store: Store) -> None:
+        async with intake(store) as to:
+            store.committer.hold = lambda commit: True
+            first = put(to, spans[:40])
+            await until(lambda: store.committer.held)
+            again, other = put(to, spans[20:45]), put(to, spans[30:])
+            for _ in range(50):
+                await asyncio.sleep(0.001)
+                assert not (first.done() or again.done() or other.done())
+            assert len(store.committer.held) == 1 and rows(store) == 0
+            store.committer.hold = None
+            store.committer.finish_held(store.committer.held[0])
+            taken = [await first, await again, await other]
+            assert [(each.stored, each.repeated) for each in taken] == [(40, 0), (5, 20), (5, 15)]
+            assert rows(store) == 50
+            assert to.stats()["otlp_commits"] == 2, "what waited went together"
+            assert to.stats()["otlp_waiting_bytes"] == to.sessions.commits_in_flight == 0
+
+    run(story)
+
+
+def test_a_commit_that_is_given_up_is_made_again_with_what_it_brought() -> None:
+    spans = list(Recorder().spans(10))
+
+    async def story(store: Store) -> None:
+        async with intake(store) as to:
+            store.committer.hold = lambda commit: True
+            first = put(to, spans)
+            await until(lambda: store.committer.held)
+            store.committer.hold = None
+            store.committer.abort_held(store.committer.held[0])
+            assert (await first).stored == 10 and rows(store) == 10
+            assert (await put(to, spans)).repeated == 10 and rows(store) == 10
+
+    run(story)
+
+
+def test_somebody_who_stops_waiting_changes_nothing() -> None:
+    spans = list(Recorder().spans(10))
+
+    async def story(store: Store) -> None:
+        async with intake(store) as to:
+            store.committer.hold = lambda commit: True
+            gone = put(to, spans[:5])
+            await until(lambda: store.committer.held)
+            waiting = put(to, spans[5:])
+            await asyncio.sleep(0)
+            for task in (gone, waiting):
+                task.cancel()
+            store.committer.hold = None
+            store.committer.finish_held(store.committer.held[0])
+            assert (await put(to, spans)).repeated == 10 and rows(store) == 10
+            assert to.stats()["otlp_waiting_bytes"] == to.sessions.commits_in_flight == 0
+
+    run(story)
+
+
+def test_after_an_unknown_outcome_nothing_is_taken_until_the_store_is_opened_again(tmp_path: Path) -> None:
+    spans = list(Recorder().spans(10))
+    files = FaultyFiles()
+
+    def fault(name: str, number: int) -> None:
+        if name == "fdatasync":
+            raise OSError(errno.EIO, "injected")
+
+    async def fails(store: Store) -> None:
+        async with intake(store) as to:
+            assert (await put(to, spans[:5])).stored == 5
+            files.fault = fault
+            for _ in range(2):
+                with pytest.raises(kivi.Unavailable):
+                    await put(to, spans)
+            files.fault = lambda name, number: None
+            with pytest.raises(kivi.Unavailable):
+                await put(to, spans[:5])  # not even what is known
+
+    async def goes_on(store: Store) -> None:
+        async with intake(store) as to:
+            taken = await put(to, spans)
+            assert taken.stored + taken.repeated == 10 and rows(store) == 10
+
+    with mock.patch.object(segmented, "Files", return_value=files):
+        store = Store.open(str(tmp_path))
+    asyncio.run(fails(store))
+    store.crash()
+    run(goes_on, tmp_path)
+
+
+def test_more_than_may_wait_is_refused() -> None:
+    async def story(store: Store) -> None:
+        async with intake(store) as to:
+            to.reserve(60 << 20)
+            with pytest.raises(kivi.ResourceExhausted) as error:
+                to.reserve(5 << 20)
+            assert error.value.details["retry_s"] > 0
+            to.release(60 << 20)
+            to.reserve(5 << 20)
+
+    run(story)
