@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from kivi_server.metrics import NO_SPANS
-from kivi_server.otlp.spans import Spans, ids_of
+from kivi_server.otlp.spans import Spans, gathered, stored_ids
 from kivi_server.otlp.tables import EVENT_TIME, ensure
 from kivi_server.otlp.window import SLOTS, Ids, Window, first_ones
 from kivi_server.sessions import Sessions
@@ -76,13 +76,11 @@ class _Request:
 
 @dataclass(slots=True)
 class _Turn:
-    """One transaction: what each request brings to it, and the ids that are new in it."""
+    """What each request brings, and the transaction with what is new: none if nothing is."""
 
-    requests: list[_Request]
     taken: list[Taken]
-    batches: list[pa.RecordBatch]
-    ids: Ids
-    submit: Callable[[Callable[[Outcome], None]], None]
+    ids: Ids | None = None
+    submit: Callable[[Callable[[Outcome], None]], None] | None = None
 
 
 class Intake:
@@ -211,9 +209,9 @@ class Intake:
             if self._failure is not None:
                 raise self._failure
             turn: _Turn = await self._in_thread(self._prepared, group)
-            if not turn.batches:
+            if turn.submit is None or turn.ids is None:
                 return turn.taken
-            outcome = await self._outcome(turn)
+            outcome = await self._outcome(turn.submit)
             if outcome.error is None:
                 self._counts["otlp_commits"] += 1
                 self._fresh.append(turn.ids)
@@ -228,7 +226,7 @@ class Intake:
                 raise outcome.error
         raise Unavailable(f"table {self.table!r} changes all the time: send the spans again in a moment")
 
-    async def _outcome(self, turn: _Turn) -> Outcome:
+    async def _outcome(self, submit: Callable[[Callable[[Outcome], None]], None]) -> Outcome:
         """However long it takes: what comes next depends on it."""
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[Outcome] = loop.create_future()
@@ -241,7 +239,7 @@ class Intake:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, outcome)
 
-        await self._in_thread(turn.submit, done)
+        await self._in_thread(submit, done)
         return await settled
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -258,32 +256,26 @@ class Intake:
         self._fresh = []
         window.expire()
         taken = [Taken(rejected=Counter(request.spans.rejected)) for request in group]
-        batches = [event_batch(schema, request.spans.table) for request in group]
-        late = _late(batches, self.store.floor(schema))
-        ids = np.concatenate([request.spans.ids for request in group])
-        usable = ~np.concatenate(late)
-        fresh = usable.copy()
-        fresh[usable] = first_ones(ids[usable]) & ~window.known(ids[usable])
-        at = 0
-        for i, (each, batch) in enumerate(zip(taken, batches, strict=True)):
-            rows = slice(at, at + batch.num_rows)
-            at += batch.num_rows
-            each.stored = int(fresh[rows].sum())
-            each.repeated = int(usable[rows].sum()) - each.stored
-            if each.stored + each.repeated < batch.num_rows:
-                each.rejected[_LATE] += batch.num_rows - each.stored - each.repeated
-            if each.stored < batch.num_rows:
-                batches[i] = batch.filter(pa.array(fresh[rows]))
-        batches = [batch for batch in batches if batch.num_rows]
+        table, ids = gathered([request.spans for request in group])
+        late = _late(table, self.store.floor(schema))
+        fresh = ~late
+        fresh[fresh] = first_ones(ids[~late]) & ~window.known(ids[~late])
+        ends = np.cumsum([len(request.spans) for request in group])
+        for each, rows in zip(taken, map(slice, [0, *ends[:-1]], ends), strict=True):
+            each.stored, count = int(fresh[rows].sum()), int(late[rows].sum())
+            each.repeated = len(late[rows]) - count - each.stored
+            if count:
+                each.rejected[_LATE] += count
+        if not fresh.any():
+            return _Turn(taken)
         window.check_room(int(fresh.sum()))
         txn = self.store.blind_transaction()
-        for batch in batches:
-            txn.append(schema, batch)
+        txn.append(schema, event_batch(schema, table if fresh.all() else table.filter(pa.array(fresh))))
 
         def submit(done: Callable[[Outcome], None]) -> None:
             self.store.commit(txn, done=done)
 
-        return _Turn(group, taken, batches, ids[fresh], submit)
+        return _Turn(taken, ids[fresh], submit)
 
     def _schema(self) -> TableSchema:
         """The table as it is now, with the window of it."""
@@ -338,16 +330,16 @@ def _passes(error: KiviError) -> bool:
     return isinstance(error, (Retryable, NotFound, SnapshotTooOld)) or "floor_us" in error.details
 
 
-def _late(batches: Sequence[pa.RecordBatch], floor_us: int | None) -> list[npt.NDArray[np.bool_]]:
+def _late(table: pa.Table, floor_us: int | None) -> npt.NDArray[np.bool_]:
     """Which events lie below the retention floor."""
     if floor_us is None:
-        return [np.zeros(batch.num_rows, bool) for batch in batches]
-    times = [batch.column(EVENT_TIME).cast(pa.int64()) for batch in batches]
-    return [pc.less(each, floor_us).to_numpy(zero_copy_only=False) for each in times]
+        return np.zeros(table.num_rows, bool)
+    times = table.column(EVENT_TIME).cast(pa.int64())
+    return np.asarray(pc.less(times, floor_us).to_numpy())
 
 
 def _stored_ids(batch: pa.RecordBatch) -> tuple[Ids, npt.NDArray[Any]]:
     """Of stored events, and the commits they are from. Those without ids came by other means, and have no say."""
     whole = [pc.equal(pc.binary_length(batch.column(name)), width) for name, width in zip(_IDS, (16, 8), strict=True)]
     batch = batch.filter(pc.fill_null(pc.and_(*whole), False))
-    return ids_of(batch.column(0), batch.column(1)), batch.column(2).to_numpy()
+    return stored_ids(batch.column(0), batch.column(1)), batch.column(2).to_numpy()
