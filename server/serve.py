@@ -19,7 +19,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -36,6 +36,9 @@ from kivi_server.sessions import Sessions
 from kivi import client_methods as methods
 from kivi.errors import InvalidArgument, KiviError, StoreInUse, Unavailable
 from kivi.store import Store
+
+if TYPE_CHECKING:
+    from kivi_server.otlp.listener import Listener
 
 __all__ = ["listener", "run"]
 
@@ -169,30 +172,19 @@ def listener(
     return server, healthy, _bind(server, options.listen, "--listen", secure)
 
 
-class _Otlp:
-    """The listener for OpenTelemetry, with its writer. Its package is loaded here only: it is an extra."""
+def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | None:
+    """What it takes is loaded only where it is asked for: it is an extra."""
+    if options.otlp is None:
+        return None
+    from kivi_server.otlp.intake import Intake
+    from kivi_server.otlp.listener import Listener
 
-    def __init__(self, options: Options, sessions: Sessions, tokens: Tokens) -> None:
-        from kivi_server.otlp.intake import Intake
-        from kivi_server.otlp.listener import server
-
-        self.intake = Intake(
+    return Listener(
+        Intake(
             sessions, options.otlp_table, options.otlp_retention_s, options.otlp_window_s, options.otlp_window_spans
-        )
-        self.server = server(self.intake, tokens)
-        self._writing: asyncio.Task[None] | None = None
-
-    async def start(self, endpoint: str, secure: grpc.ServerCredentials | None) -> str:
-        await self.intake.open()
-        bound = _bind(self.server, endpoint, "--otlp", secure)
-        self._writing = asyncio.create_task(self.intake.run())
-        await self.server.start()
-        return bound
-
-    async def stop(self) -> None:
-        await self.server.stop(grace=0.2)
-        if self._writing is not None:
-            self._writing.cancel()
+        ),
+        tokens,
+    )
 
 
 def _check_otlp(options: Options) -> None:
@@ -222,7 +214,7 @@ async def _serve(
         spans = otlp.intake.stats() if otlp is not None else NO_SPANS
         return {**store.stats(), **sessions.stats(), **spans, **_disk(options.data)}
 
-    otlp = _Otlp(options, sessions, tokens) if options.otlp else None
+    otlp = _otlp(options, sessions, tokens)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
     stop_metrics = None
     if options.metrics:
@@ -232,8 +224,11 @@ async def _serve(
     if options.http:
         address, stop_http = rows_http.serve(options.http, sessions, tokens, https)
         print(f"rows on {address}", flush=True)
-    if otlp is not None and options.otlp:
-        print(f"otlp on {await otlp.start(options.otlp, secure)}", flush=True)
+    if otlp is not None:
+        await otlp.intake.open()
+        address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
+        await otlp.start()
+        print(f"otlp on {address}", flush=True)
     await server.start()
     for name in ("", methods.SERVICE):
         await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)

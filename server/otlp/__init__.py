@@ -9,6 +9,7 @@
 ``listener`` the call Export: who may, how much waits, which status an error becomes
 ``spans``    which spans count, and their columns: plain data in, plain data out
 ``window``   which span ids were taken within the window
+``recall``   the window as it was, from the table
 ``intake``   the one writer: leaves out what was taken, commits, answers
 ``tables``   the table and its aggregates, created where they are missing
 ============ ==========================================================================
@@ -35,7 +36,7 @@ tells them apart). All other spans are passed over, which is no error and not to
      until some are old enough; none is forgotten early.
 
 A span that is sent again later than that is counted again, and so are spans that somebody appends to the table by other
-means. Within a restart the age of commits goes by the machine's clock.
+means. Across a restart the age of commits goes by their commit times, which follow the machine's clock, but never back.
 """
 
 from __future__ import annotations

@@ -27,13 +27,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from kivi_server.metrics import NO_SPANS
-from kivi_server.otlp.spans import Spans, gathered, stored_ids
+from kivi_server.otlp.recall import recall
+from kivi_server.otlp.spans import Spans, gathered
 from kivi_server.otlp.tables import EVENT_TIME, ensure
-from kivi_server.otlp.window import SLOTS, Ids, Window, first_ones
+from kivi_server.otlp.window import Ids, Window, first_ones
 from kivi_server.sessions import Sessions
 
 from kivi.arrow.records import event_batch
-from kivi.changes import Changes
 from kivi.errors import (
     CommitUnknown,
     InvalidArgument,
@@ -44,7 +44,6 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.expr import Scan
 from kivi.schema import TableSchema
 from kivi.store import Outcome
 
@@ -54,7 +53,6 @@ _log = logging.getLogger("kivi.server")
 _ROWS_MAX: Final = 100_000  # in one commit, unless one request brings more
 _WAITING_BYTES_MAX: Final = 64 << 20  # of requests that are not answered yet
 _TRIES: Final = 5
-_IDS: Final = ("trace_id", "span_id")
 _LATE: Final = "it ended before the table's retention floor"
 
 
@@ -285,44 +283,11 @@ class Intake:
             schema = None
         if schema is None or self._source is None or schema.id != self._source.id:
             schema = ensure(self.store, self.table, self._retention_s)
-            self._load(schema)
+            self._fresh = []  # are in the table
+            recall(self.store, schema, self.window)
+            _log.info("OpenTelemetry spans go to %s; %d of its last ids are known", schema.name, len(self.window))
         self._source = schema
         return schema
-
-    def _load(self, schema: TableSchema) -> None:
-        """The ids of what was committed to the table within the window. What retention has dropped of it would be
-        refused as late if it came again."""
-        self._fresh = []
-        self.window.clear()
-        now_us = int(self.store.clock() * 1_000_000)
-        slot_us = int(self.window.seconds * 1_000_000) // SLOTS + 1
-        ends = [self._at(now_us - back * slot_us) for back in range(SLOTS, 0, -1)]  # of slots; the last one has none
-        slots: list[list[Ids]] = [[] for _ in ends]
-        lease = self.store.begin()
-        try:
-            wanted = Scan(columns=_IDS, changes=Changes(ends[0], commit_ts=True, partial=True))
-            for batch in self.store.scan(lease, schema, wanted):
-                ids, commits = _stored_ids(batch)
-                slot = np.searchsorted(ends, commits) - 1
-                for each in np.unique(slot):
-                    slots[each].append(ids[slot == each])
-        finally:
-            self.store.release(lease)
-        for back, parts in zip(range(SLOTS - 1, -1, -1), slots, strict=True):
-            if parts:
-                ids = np.concatenate(parts)
-                ids = ids[first_ones(ids)]  # by other means somebody may have appended one twice
-                self.window.add(ids[~self.window.known(ids)], back * slot_us / 1e6)
-        _log.info("OpenTelemetry spans go to table %s; %d of its last ids are known", schema.name, len(self.window))
-
-    def _at(self, moment_us: int) -> int:
-        """The last commit at a moment; 0 if there was none."""
-        try:
-            lease = self.store.begin(as_of_us=moment_us)
-        except SnapshotTooOld:
-            return 0
-        self.store.release(lease)
-        return lease.ts
 
 
 def _passes(error: KiviError) -> bool:
@@ -336,10 +301,3 @@ def _late(table: pa.Table, floor_us: int | None) -> npt.NDArray[np.bool_]:
         return np.zeros(table.num_rows, bool)
     times = table.column(EVENT_TIME).cast(pa.int64())
     return np.asarray(pc.less(times, floor_us).to_numpy())
-
-
-def _stored_ids(batch: pa.RecordBatch) -> tuple[Ids, npt.NDArray[Any]]:
-    """Of stored events, and the commits they are from. Those without ids came by other means, and have no say."""
-    whole = [pc.equal(pc.binary_length(batch.column(name)), width) for name, width in zip(_IDS, (16, 8), strict=True)]
-    batch = batch.filter(pc.fill_null(pc.and_(*whole), False))
-    return stored_ids(batch.column(0), batch.column(1)), batch.column(2).to_numpy()

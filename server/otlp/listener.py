@@ -26,7 +26,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kivi.client_errors import status_code
 from kivi.errors import KiviError
 
-__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "Exports", "handlers", "server"]
+__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "Exports", "Listener"]
 
 SERVICE: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 MESSAGE_BYTES_MAX: Final = 8 << 20
@@ -41,27 +41,27 @@ class Exports:
 
     def __init__(self, intake: Intake, tokens: Tokens) -> None:
         self._intake = intake
-        self._sessions = intake.sessions
+        self.sessions = intake.sessions
         self._tokens = tokens
 
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
         try:
             grant = self._tokens.grant(context.invocation_metadata() or ())
             grant.require(self.NEEDS["Export"], "exporting spans", self._intake.table)
-            self._sessions.clients.of(grant, context.peer()).take(1)
+            self.sessions.clients.of(grant, context.peer()).take(1)
             return _response(await self._take(data))
         except Exception as error:
             await status.abort(context, error, retry_s=_retry_s(error))
 
     async def _take(self, data: bytes) -> Taken:
-        if self._sessions.stopping:
+        if self.sessions.stopping:
             raise stopping()
         intake, nbytes = self._intake, len(data)
         intake.reserve(nbytes)
         try:
-            spans = await asyncio.get_running_loop().run_in_executor(self._sessions.writes, decode, data)
+            spans = await asyncio.get_running_loop().run_in_executor(self.sessions.writes, decode, data)
             intake.check(spans)
-            if self._sessions.stopping:
+            if self.sessions.stopping:
                 raise stopping()
         except BaseException:
             intake.release(nbytes)
@@ -89,9 +89,9 @@ def _response(taken: Taken) -> ExportTraceServiceResponse:
     return response
 
 
-def handlers(exports: Exports) -> grpc.GenericRpcHandler:
+def _handlers(exports: Exports) -> grpc.GenericRpcHandler:
     """All methods of the service. Requests pass through gRPC as bytes: they are parsed off the event loop."""
-    calls = exports._sessions.calls
+    calls = exports.sessions.calls
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(
             calls.counted(f"OTLP/{name}", getattr(exports, name)),
@@ -102,17 +102,30 @@ def handlers(exports: Exports) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(SERVICE, table)
 
 
-def server(intake: Intake, tokens: Tokens) -> grpc.aio.Server:
-    """The gRPC server, neither bound nor started. Compressed messages (gzip) are gRPC's to unpack."""
-    made = grpc.aio.server(
-        options=[
-            ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-            ("grpc.so_reuseport", 0),
-            ("grpc.keepalive_time_ms", 20_000),
-            ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-            ("grpc.keepalive_permit_without_calls", 1),
-        ]
-    )
-    made.add_generic_rpc_handlers((handlers(Exports(intake, tokens)),))
-    return made
+class Listener:
+    """The gRPC server, to be bound by whoever starts it, and the writer. gRPC unpacks messages that are compressed."""
+
+    def __init__(self, intake: Intake, tokens: Tokens) -> None:
+        self.intake = intake
+        self.server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        self.server.add_generic_rpc_handlers((_handlers(Exports(intake, tokens)),))
+        self._writing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Once the intake is open."""
+        self._writing = asyncio.create_task(self.intake.run())
+        await self.server.start()
+
+    async def stop(self) -> None:
+        await self.server.stop(grace=0.2)
+        if self._writing is not None:
+            self._writing.cancel()

@@ -26,7 +26,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from kivi.arrow.columns import TIMESTAMP
 from kivi.errors import InvalidArgument
 
-__all__ = ["NAME_BYTES_MAX", "Spans", "decode", "gathered", "stored_ids"]
+__all__ = ["NAME_BYTES_MAX", "Spans", "decode", "gathered"]
 
 NAME_BYTES_MAX: Final = 4_096
 """Four of them make a key of an aggregate, and a key has at most 64 KiB."""
@@ -105,17 +105,6 @@ def gathered(requests: Sequence[Spans]) -> tuple[Any, Ids]:
     ids = np.column_stack([words[0].reshape(-1, 2), words[1]])
     arrays = {name: pa.array(values, _TYPES[COLUMNS[name]]) for name, values in columns.items()}
     return pa.table(arrays), ids
-
-
-def stored_ids(trace_ids: Any, span_ids: Any) -> Ids:
-    """Two Arrow columns of 16 and 8 bytes, without nulls, as ids."""
-    ids = np.empty((len(trace_ids), 3), np.uint64)
-    if len(ids):
-        for column, part in ((trace_ids, ids[:, :2]), (span_ids, ids[:, 2:])):
-            width = 8 * part.shape[1]
-            fixed = column.cast(pa.binary(width))
-            part[:] = np.frombuffer(fixed.buffers()[1], np.uint64, part.size, width * fixed.offset).reshape(part.shape)
-    return ids
 
 
 def _named(attributes: Iterable[Any], wanted: Container[str]) -> dict[str, str | int]:

@@ -1,4 +1,4 @@
-"""When exports are answered: never before the outcome of their commit is known. In this process, with commits held."""
+"""The one writer, in this process: when exports are answered, with commits held; and what it recalls of the table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,18 @@ from unittest import mock
 
 import pytest
 from kivi_server.otlp.intake import Intake, Taken
-from kivi_server.otlp.spans import decode
+from kivi_server.otlp.recall import recall
+from kivi_server.otlp.spans import decode, gathered
+from kivi_server.otlp.tables import ensure
+from kivi_server.otlp.window import SLOTS, Window
 from kivi_server.sessions import Sessions
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan
 
 import kivi
+from kivi.arrow.records import event_batch
 from kivi.log import segmented
+from kivi.log.memory import MemoryLog
 from kivi.store import Store
 from tests.log.faults import FaultyFiles
 from tests.otlp import Recorder
@@ -147,6 +152,41 @@ def test_after_an_unknown_outcome_nothing_is_taken_until_the_store_is_opened_aga
     asyncio.run(fails(store))
     store.crash()
     run(goes_on, tmp_path)
+
+
+def test_a_restart_recalls_what_was_committed_within_the_window_and_how_long_ago() -> None:
+    began, passed, recorder = 1e9, [0.0], Recorder()
+    now = [began]
+    log = MemoryLog(clock=lambda: int(now[0] * 1e9))
+    with contextlib.closing(Store.open(None, log=log, clock=lambda: now[0])) as store:
+        table = ensure(store, "invocations", 0)
+        ids = []
+        for at in (0, 400, 800):
+            now[0] = began + at
+            spans, of = gathered([decode(encode_spans(recorder.spans(40)).SerializeToString())])
+            ids.append(of)
+            place = {"namespace": "", "service": "", "route": "", "method": "", "ts": int(now[0] * 1e6)}
+            alien = event_batch(table, [{**place, "trace_id": b"short"}, {**place, "trace_id": None}])
+            txn = store.blind_transaction()
+            for batch in (event_batch(table, spans), alien):
+                txn.append(table, batch)
+            store.commit_wait(txn)
+            if at == 400:
+                store.consolidate()
+        now[0] = began + 1_000
+        window = Window(900, 1_000, clock=lambda: passed[0])
+        recall(store, table, window)
+
+    def known() -> list[bool]:
+        window.expire()
+        assert all(each.all() or not each.any() for each in map(window.known, ids))
+        return [bool(window.known(each).all()) for each in ids]
+
+    assert known() == [False, True, True] and len(window) == 80
+    passed[0] = 300  # their ages are 900 and 500 s now
+    assert known() == [False, True, True]
+    passed[0] = 300 + 2 * 900 / SLOTS + 1
+    assert known() == [False, False, True] and len(window) == 40
 
 
 def test_more_than_may_wait_is_refused() -> None:

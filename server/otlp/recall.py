@@ -1,0 +1,71 @@
+"""The window as it was, read from the table: the ids of the events that were committed within it.
+
+Retention may have dropped some of them. If those came again they would be below its floor, and left out as late.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from kivi_server.otlp.window import SLOTS, Ids, Window, first_ones
+
+from kivi.changes import Changes
+from kivi.errors import SnapshotTooOld
+from kivi.expr import Scan
+from kivi.schema import TableSchema
+from kivi.store import Store
+
+__all__ = ["recall"]
+
+_IDS: Final = {"trace_id": 16, "span_id": 8}
+
+
+def recall(store: Store, table: TableSchema, window: Window) -> None:
+    """Makes ``window`` that of ``table``. Commits are as old as the end of their eighth of it: kept rather too long."""
+    window.clear()
+    now_us = store.committer.now_us()
+    slot_us = int(window.seconds * 1_000_000) // SLOTS + 1
+    begins = [_last_commit_at(store, now_us - back * slot_us) for back in range(SLOTS, 0, -1)]
+    slots: list[list[Ids]] = [[] for _ in begins]
+    lease = store.begin()
+    try:
+        wanted = Scan(columns=tuple(_IDS), changes=Changes(begins[0], commit_ts=True, partial=True))
+        for batch in store.scan(lease, table, wanted):
+            ids, commits = _ids_of(batch)
+            slot = np.searchsorted(begins, commits) - 1
+            for each in np.unique(slot):
+                slots[each].append(ids[slot == each])
+    finally:
+        store.release(lease)
+    for back, parts in zip(range(SLOTS - 1, -1, -1), slots, strict=True):
+        if parts:
+            ids = np.concatenate(parts)
+            ids = ids[first_ones(ids)]  # by other means somebody may have appended one twice
+            window.add(ids[~window.known(ids)], back * slot_us / 1e6)
+
+
+def _last_commit_at(store: Store, moment_us: int) -> int:
+    """0 if there was none by then."""
+    try:
+        lease = store.begin(as_of_us=moment_us)
+    except SnapshotTooOld:
+        return 0
+    store.release(lease)
+    return lease.ts
+
+
+def _ids_of(batch: pa.RecordBatch) -> tuple[Ids, npt.NDArray[Any]]:
+    """Of events, and the commits they are from. Those without proper ids came by other means, and have no say."""
+    proper = [pc.equal(pc.binary_length(batch.column(name)), width) for name, width in _IDS.items()]
+    batch = batch.filter(pc.fill_null(pc.and_(*proper), False))
+    words = []
+    for name, width in _IDS.items():
+        fixed = batch.column(name).cast(pa.binary(width))
+        count = batch.num_rows * width // 8
+        found = np.frombuffer(fixed.buffers()[1], np.uint64, count, width * fixed.offset) if count else np.zeros(0)
+        words.append(found.reshape(-1, width // 8))
+    return np.concatenate(words, axis=1, dtype=np.uint64), batch.column(2).to_numpy()
