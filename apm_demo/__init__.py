@@ -12,6 +12,7 @@
   calls by OpenTelemetry's SDK, where ``service --otlp`` sends them.
 * ``landing`` and ``trace``: files, complete when they appear.
 * ``tables``: what is declared in kivi. ``rule``: when an invocation is an anomaly, one pure function.
+* ``detector``: the same rule for what anybody appends, as it happens.
 * ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.
 * ``dashboard`` and ``static``: the web page.
 * ``proof``: recounts the files and compares, at one snapshot.
