@@ -45,6 +45,7 @@ def raised(server: Server) -> list[tuple[str, int]]:
     return sorted((row["route"], row["duration_us"]) for row in server.read("invocations_anomalies"))
 
 
+@pytest.mark.story
 def test_anomalies_are_raised_once_as_they_happen_though_all_is_killed(tmp_path: Path) -> None:
     def detector(number: int) -> Child:
         child = Child(
