@@ -132,6 +132,12 @@ METRICS: Final[dict[str, Metric]] = {
     "server_requests": _counter("session_requests", "Requests in sessions."),
     "server_frames_in": _counter("session_frames_received", "Messages of sessions received."),
     "server_frames_out": _counter("session_frames_sent", "Messages of sessions sent."),
+    # subscriptions
+    "subscriptions": _gauge("subscriptions", "Subscriptions of connected clients."),
+    "subscription_updates": _counter("subscription_updates", "What subscribers were told, heartbeats included."),
+    "subscription_ticks": _counter("subscription_ticks", "Times that queries were brought to a newer snapshot."),
+    "subscription_lag": _gauge("subscription_lag", "Commit timestamps that queries are behind the watermark."),
+    "subscription_tick_s": _counter("subscription_tick_seconds", "Time spent on bringing queries up to date."),
     # OpenTelemetry
     "otlp_spans_stored": _counter("otlp_spans", _SPANS, ("outcome", "stored")),
     "otlp_spans_repeated": _counter("otlp_spans", _SPANS, ("outcome", "repeated")),

@@ -156,6 +156,8 @@ class Sessions:
             "subscriptions": self.hub.count,
             "subscription_updates": self.hub.told,
             "subscription_ticks": self.hub.ticks,
+            "subscription_tick_s": self.hub.tick_s,
+            "subscription_lag": max(0, self.store.watermark() - self.hub.ts) if self.hub.count else 0,
             "server_open_transactions": sum(len(session.txns) for session in list(self.live.values())),
             "server_shared_snapshots": len(self.shared),
             "server_requests": self.requests,

@@ -70,7 +70,8 @@ class Hub:
         self._lives: set[Live] = set()
         self.durable = DurableSubscriptions(store)
         self._connected: dict[tuple[str, str], EventsLive] = {}
-        self.ticks = self.told = self.hits = 0
+        self.ticks = self.told = 0
+        self.tick_s = 0.0
 
     # -- for subscribers ------------------------------------------------------------------------------------
 
@@ -286,6 +287,7 @@ class Hub:
             if self._idle():
                 return
             took = time.monotonic() - began
+            self.tick_s += took
             time.sleep(min(max(_TICK_S, _SHARE * took), _PAUSE_S_MAX))
             self._store.moved.wait_until(self._has_work, self._until_next())
         with self._lock:
@@ -359,7 +361,6 @@ class Hub:
             if at is None:
                 self._store.release(lease)
         self.ticks += 1
-        self.hits += len(touched)
         for live in touched:
             if live.then is not None and live.dirty:
                 self._ripen(live, live.due)

@@ -342,6 +342,28 @@ def test_windows_of_events(db: Database) -> None:
                     assert live.rows == wanted
 
 
+def test_a_node_of_a_hierarchy_covers_what_is_below(db: Database) -> None:
+    """Customer, application, server, endpoint: a subscription at each depth, by key range, and one event for all."""
+    names = ("customer", "application", "server", "endpoint")
+    db.create_event_table("hits", event_time="ts", columns={**dict.fromkeys(names, "string"), "ts": "timestamp"})
+    db.create_aggregate("tree", source="hits", group_by=list(names), measures={"hits": kivi.count()})
+    rng = random.Random(8)
+    path = ("acme", "shop", "shop-1", "/cart")
+    lives = [db.subscribe("tree", prefix=path[:depth], interval_ms=0, heartbeat_ms=10) for depth in range(5)]
+
+    def below(depth: int) -> Judge:
+        return Judge(db, "tree", lambda row: tuple(row.values())[:depth] == path[:depth])
+
+    for i in range(20):  # names that begin alike are other nodes
+        hit = [rng.choice((node, node, f"{node}x", "")) for node in path] if i else list(path)
+        db.append("hits", [{**dict(zip(names, hit, strict=True)), "ts": 0}])
+        for depth, live in enumerate(lives):
+            until_quiet(live, db.watermark(), below(depth))
+    assert [len(live.rows) > 0 for live in lives] == [True] * 5
+    for live in lives:
+        live.close()
+
+
 def test_what_cannot_be_subscribed_to(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound):
         db.subscribe("nothing")
