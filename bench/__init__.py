@@ -7,7 +7,7 @@
     python -m bench goal1 --quick    # a minute: every case once and briefly, every total verified
     python -m bench goal1 --peers duckdb,postgres --runs 5
 
-A *goal* is a script (``goal1`` to ``goal8``) that measures kivi and whatever it is compared with, one after the other,
+A *goal* is a script (``goal1`` to ``goal9``) that measures kivi and whatever it is compared with, one after the other,
 and does all of that again for every run.
 
 What a number means
@@ -44,6 +44,7 @@ goal5  eight aggregates instead of one, a million rows instead of 10,000: factor
 goal6  200 million events: memory, bytes on disk, kill -9 and open, and a plot      ``volume``
 goal7  Spark: 20 million events written and read beside Parquet, micro-batches      ``sparking``
 goal8  sizes: an event and an aggregate's row on disk, an idle server in memory     ``sizing``
+goal9  live queries: matches on one core, notification latency, commits beside them ``live``
 ====== ============================================================================ ===========================
 
 **The limit** (``peers.limit``) is what this layout could do if it cost nothing else: one lz4 Arrow block of the events

@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal8``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal9``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ _GOALS: Final = {
     "goal6": "volume",
     "goal7": "sparking",
     "goal8": "sizing",
+    "goal9": "live",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

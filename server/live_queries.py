@@ -1,11 +1,19 @@
-"""Subscriptions of clients: between the messages of Subscribe and the hub, which keeps queries up."""
+"""Subscriptions of clients: between the messages of Subscribe and the hub, which keeps queries up.
+
+A message costs 0.2 to 0.3 ms of the server's CPU, nearly all of it gRPC's; that is what many subscribers cost those who
+commit. A thousand that follow one hot row, a state a second each, left 38% of the rate of small transactions while each
+had a wake-up of the event loop, a task and a turn of its own; with ``Answers``, and a hub that is patient where its
+subscribers are, it is two thirds (medians of three turns each, 2 cores that others used too).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Final
+from typing import Final
 
 from kivi_server import limits
 from kivi_server.translate import Translator
@@ -19,11 +27,13 @@ from kivi.schema import TableSchema
 from kivi.subscriptions import Durable, Query, Terms, Update
 from kivi.wire.v1 import service_pb2 as pb
 
-__all__ = ["messages", "subscribe"]
+__all__ = ["Answers", "messages", "subscribe"]
 
 _CHANGES: Final = 2_000
 """Of one message; a state of more rows comes in several."""
 _MS_MAX: Final = 3_600_000
+_AT_ONCE: Final = 16
+"""Answers that one turn of the event loop takes up: calls that wait for it get theirs in between."""
 Kind = pb.SubscribeChange.Kind
 _KINDS: Final = {
     "add": Kind.KIND_ADD,
@@ -70,21 +80,48 @@ def subscribe(hub: Hub, translator: Translator, request: pb.SubscribeRequest) ->
     return hub.subscribe(spec.table, bind, terms)
 
 
-async def messages(hub: Hub, live: Live) -> AsyncIterator[pb.SubscribeResponse]:
+class Answers:
+    """From the hub's threads to the event loop: one wake-up for all that it says together, and a few answers a turn.
+
+    A wake-up costs the hub a system call, and its turn of the interpreter; a thousand subscribers told by one tick
+    would hold it up for as long as the loop is busy, a thousand times.
+    """
+
+    def __init__(self) -> None:
+        self._said: deque[tuple[asyncio.Future[Update | KiviError], Update | KiviError]] = deque()
+        self._woken = False
+
+    def put(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        answer: asyncio.Future[Update | KiviError],
+        said: Update | KiviError,
+    ) -> None:
+        """From any thread."""
+        self._said.append((answer, said))
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._settle, loop)
+
+    def _settle(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._woken = False  # first: who puts something after the last look wakes the loop again
+        for _ in range(_AT_ONCE):
+            if not self._said:
+                return
+            answer, said = self._said.popleft()
+            if not answer.done():
+                answer.set_result(said)
+        self._woken = True
+        loop.call_soon(self._settle, loop)
+
+
+async def messages(hub: Hub, live: Live, answers: Answers) -> AsyncIterator[pb.SubscribeResponse]:
     """What is to be sent, each asked for when the one before has left. Raises what ends the subscription."""
     loop = asyncio.get_running_loop()
     while True:
         answer: asyncio.Future[Update | KiviError] = loop.create_future()
-
-        def settle(said: Update | KiviError, answer: asyncio.Future[Any] = answer) -> None:
-            if not answer.done():
-                answer.set_result(said)
-
-        def then(said: Update | KiviError, settle: Any = settle) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, said)
-
-        hub.ask(live, then)
+        hub.ask(live, functools.partial(answers.put, loop, answer))
         said = await answer
         if isinstance(said, KiviError):
             raise said

@@ -74,6 +74,7 @@ class Service:
         self.tokens = tokens
         self._stats = stats
         self._scans = asyncio.Semaphore(limits.SCAN_STREAMS_MAX)
+        self._answers = live_queries.Answers()
 
     async def reading(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.reads, fn, *args)
@@ -192,7 +193,7 @@ class Service:
             live = await self.reading(live_queries.subscribe, self.sessions.hub, self.translator, request)
             try:
                 await context.send_initial_metadata((methods.ACCEPTED,))
-                async for message in live_queries.messages(self.sessions.hub, live):
+                async for message in live_queries.messages(self.sessions.hub, live, self._answers):
                     if (now := self.tokens.now(grant)) is None:
                         raise Unauthenticated("the token of this subscription was withdrawn")
                     now.require(_NEEDS["Subscribe"], "Subscribe", request.spec.table)
@@ -426,7 +427,8 @@ class Service:
 
 async def _write(context: Context, message: pb.ScanResponse | pb.SubscribeResponse) -> None:
     try:
-        await asyncio.wait_for(context.write(message), limits.STALL_S_MAX)
+        async with asyncio.timeout(limits.STALL_S_MAX):  # wait_for would make a task of each message
+            await context.write(message)
     except TimeoutError:
         raise Unavailable(f"the client took no byte of this stream for {limits.STALL_S_MAX:.0f} s") from None
 

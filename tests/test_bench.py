@@ -5,22 +5,28 @@ No peers, no rates, no clock: those are `make bench`.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import defaultdict
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 import kivi
-from bench import peers, tables, verify
+import kivi.aio
+from bench import matching, notified, peers, subscribers, tables, verify
 from bench.data import SLOT_US, START_US, Pool, Totals, make
 from bench.peers import limit
 from bench.producers import _check, _Producer
 from bench.results import page, raw, write
+from bench.server import Server
 from bench.sheet import Ratio, Sheet, best, number, percentile
 from bench.streaming import stream
+from bench.together import run
 from bench.verify import WrongTotals
+from bench.writing import Written, at_a_pace
 
 KINDS = ("hot", "wide", "even-50")
 
@@ -153,3 +159,48 @@ def test_numbers_have_three_digits() -> None:
     assert [number(v) for v in (1234567.8, 999.4, 12.345, 0.01234, None)] == ["1,234,568", "999", "12.3", "0.0123", "-"]
     assert percentile([3.0, 1.0, 2.0], 50) == 2.0 and percentile([1.0], 99) == 1.0
     assert percentile(list(itertools.chain([1.0] * 99, [9.0])), 99) == 9.0
+
+
+@pytest.mark.parametrize("kind", notified.KINDS)
+def test_subscribers_are_told_what_their_ranges_select(kind: str, tmp_path: Path) -> None:
+    """A real server, a process of subscribers, a writer at a pace; then one subscriber that asks for something else."""
+    server = Server(tmp_path / "data")
+    with server, server.connect() as db:
+        notified.create(db, kind)
+        order = subscribers.Order(server.endpoint, notified.TABLE, "seq", 0.0, 100.0)
+        with subscribers.started(order) as told:
+
+            async def measured() -> None:
+                case = notified.Case(kind, server, told, share=10)
+                async with await kivi.aio.connect(server.endpoint) as case.db:
+                    await case.fill()
+                    await case.subscribe(30)
+                    await case.subscribe(20)
+                    step = await case.step(100, 0.5)
+                    assert step.queries == 20 and step.told > 50 and step.p99_ms >= step.p50_ms > 0
+                    told.ranges([(0, matching.DOMAIN)], "value")
+                    with pytest.raises(WrongTotals):
+                        await case.step(100, 0.2)
+
+            run(measured())
+
+
+def test_the_matcher_is_compared_with_what_ranges_select() -> None:
+    ranges, values = matching.Ranges(50, share=10), np.random.default_rng(3).integers(0, matching.DOMAIN, 200)
+    query, at = ranges.selected(values, 20)
+    found = {(q, i) for q in range(20) for i, v in enumerate(values) if ranges.low[q] <= v < ranges.high[q]}
+    assert found == set(zip(query.tolist(), at.tolist(), strict=True)) and len(found) > 100
+
+
+def test_writes_keep_their_pace() -> None:
+    async def measured() -> Written:
+        async def once(i: int) -> None:
+            order.append(i)
+            await asyncio.sleep(0.05)
+
+        return await at_a_pace(once, 200, 0.2)
+
+    order: list[int] = []
+    written = run(measured())
+    assert order == list(range(40)) and len(written.began_ns) == 40
+    assert list(written.began_ns) == sorted(written.began_ns) and written.seconds >= 0.2

@@ -15,8 +15,9 @@
 **Invariants.**
 
 * After a tick at W every window is what its query gives at the snapshot W (``hub``): rows that changed in (last W, W]
-  are exactly those that the feed names, and each is read at W. What cannot be known from them (rows beyond a limit, an
-  overwritten table, a feed that ran over, a retention floor that moved) is read again from a snapshot at W.
+  are exactly those that the feed names, and of them those in anybody's key range (``covering``) are read at W. What
+  cannot be known from them (rows beyond a limit, an overwritten table, a feed that ran over, a retention floor that
+  moved) is read again from a snapshot at W.
 * A subscriber that is slow costs its window and the state it has, nothing else: differences are made when it is ready
   for them, from one real state to another (``kivi.subscriptions``). So nothing is queued and nothing waits.
 * The result and the first change come from one watermark: a new subscription reads its result at a snapshot while the

@@ -16,9 +16,9 @@ import pyarrow as pa
 from kivi.arrow.coded import plain, together
 from kivi.arrow.columns import stored_rows
 from kivi.changes import COMMIT_TS
-from kivi.delta.runs import whole
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.expr import Expr
+from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Matcher, RowColumns
 from kivi.live.reading import event_key, floor_of, read_window, types_of
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from kivi.store import Store
 
 __all__ = ["Group", "group_of"]
+
+_EVERYTHING: Final = Cover([(None, None)])
 
 _ROWS: Final = 1_024
 _EVENTS: Final = 65_536
@@ -162,15 +164,31 @@ class RowGroup(Group):
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
+        self._cover: Cover | None = None
+        """Of its subscriptions' keys; None: to be made."""
 
     def add(self, live: Live) -> None:
         if live.query.scan.start is not None or live.query.scan.end is not None:
             self._ranges[live] = key_range(self.schema, live.query.scan)
+        self._cover = None
         super().add(live)
 
     def remove(self, live: Live) -> None:
         self._ranges.pop(live, None)
+        self._cover = None
         super().remove(live)
+
+    def _redefine(self, schema: TableSchema) -> None:
+        self._cover = None
+        super()._redefine(schema)
+
+    def _covered(self) -> Cover:
+        """One that joins may not have its query yet: nothing is left out for as long."""
+        if self.joining:
+            return _EVERYTHING
+        if self._cover is None:
+            self._cover = Cover(key_range(self.schema, live.query.scan) for live in self.lives)
+        return self._cover
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
         if again:
@@ -186,13 +204,16 @@ class RowGroup(Group):
         return list(self._update(sorted(changed), lease)) if self.lives else []
 
     def _changed(self, commits: Iterable[Committed]) -> set[bytes]:
-        table = self.schema.id
+        """The rows that changed and that somebody may hold or want."""
+        table, cover = self.schema.id, self._covered()
         changed: set[bytes] = set()
+        rows: set[bytes] = set()
         for commit in commits:
-            changed.update(key for of, key, _ in commit.rows if of == table)
+            rows.update(key for of, key, _ in commit.rows if of == table)
             for of, run in commit.runs:
                 if of == table:
-                    changed.update(run.keys.to_pylist() if run.uniform is None else whole(run.uniform))
+                    changed.update(cover.keys(run))
+        changed |= rows if cover.everything else {key for key in rows if key in cover}
         return changed
 
     def _update(self, keys: list[bytes], lease: Lease, only: RowsLive | None = None) -> set[Live]:

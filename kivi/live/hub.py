@@ -3,7 +3,8 @@
 A tick takes a snapshot at the watermark and the feed's commits up to it, and brings every group there. Then those
 subscribers are told something that are ready, have waited their interval, and have something to be told or have not
 heard for a while. A tick that took long is followed by a pause that is longer (``_SHARE``), so that keeping queries up
-never takes more than a part of one core from those who commit; meanwhile changes come together.
+never takes more than a part of one core from those who commit; meanwhile changes come together. Where all subscribers
+take an update a second at most, say, it pauses longer (``_PATIENT_SHARE``): each tick would read the same hot rows.
 
 Subscribers ask: ``ask(live, then)`` calls ``then`` once, from a thread of the hub, with an update or the error that
 ended it. What they have not asked for is not made.
@@ -14,13 +15,16 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
+import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
 from kivi.changes import COMMIT_TS, Changes
@@ -42,7 +46,10 @@ LIVES_MAX: Final = 100_000
 _TICK_S: Final = 0.004
 _SHARE: Final = 3.0
 """A pause is at least so many times as long as the tick before it."""
+_PATIENT_SHARE: Final = 15.0
+"""Likewise, as long as that is at most half of the least interval or heartbeat: nobody there is in a hurry."""
 _PAUSE_S_MAX: Final = 1.0
+_NAP_S: Final = 0.02
 _START_S: Final = 10.0
 _MISSED_MAX: Final = 50_000
 _PAGE_ROWS: Final = 5_000
@@ -64,10 +71,14 @@ class Hub:
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._stopping = False
+        self._resting = False
         self._lost = 0
         self.ts = 0
         """Every window is that of this snapshot."""
         self._lives: set[Live] = set()
+        self._counting = threading.Lock()
+        self._patience: Counter[float] = Counter()
+        """Of the subscriptions, in seconds: what the least is decides."""
         self.durable = DurableSubscriptions(store)
         self._connected: dict[tuple[str, str], EventsLive] = {}
         self.ticks = self.told = 0
@@ -156,7 +167,7 @@ class Hub:
     def ask(self, live: Live, then: Then) -> None:
         """``then`` is called once, when there is something to tell. Ask again after that."""
         self._asked.append((live, then))
-        self._store.moved.nudge()
+        self._wake()
         if self._thread is None:  # it has ended, and cleared this before it answered the last time
             with self._lock:
                 self._answer_ended()
@@ -166,6 +177,11 @@ class Hub:
         if not live.closed:
             live.closed = True
             self._closed.append(live)
+            self._wake()
+
+    def _wake(self) -> None:
+        """The thread looks whether there is work, which it does by itself before it rests."""
+        if self._resting:
             self._store.moved.nudge()
 
     # -- coming and going -------------------------------------------------------------------------------------
@@ -185,7 +201,9 @@ class Hub:
                 )
             if self._thread is None:
                 self._start()
-            self._lives.add(live)
+            with self._counting:
+                self._lives.add(live)
+                self._patience[live.patience_s] += 1
         with self._lock:
             group = self._groups.get(live.table)
             if group is None:
@@ -236,6 +254,12 @@ class Hub:
             self._thread = None
             return True
 
+    def _leave(self, live: Live) -> None:
+        with self._counting:
+            if live in self._lives:
+                self._lives.discard(live)
+                self._patience -= Counter((live.patience_s,))
+
     @property
     def count(self) -> int:
         """How many subscriptions there are."""
@@ -257,7 +281,7 @@ class Hub:
             group.remove(live)
         live.closed = True
         live.then = None
-        self._lives.discard(live)
+        self._leave(live)
         if isinstance(live, EventsLive) and live.durable is not None and self._connected.get(live.durable[:2]) is live:
             del self._connected[live.durable[:2]]
         if isinstance(live, EventsLive) and not live.busy:
@@ -268,6 +292,9 @@ class Hub:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        # With its first array for NumPy pyarrow imports pandas, where that is installed: half a second, which would be
+        # the first tick's, and three times that the pause after it.
+        pa.array([0]).to_numpy(zero_copy_only=False)
         failure: KiviError | None = None
         while not self._stopping:
             began = time.monotonic()
@@ -288,10 +315,23 @@ class Hub:
                 return
             took = time.monotonic() - began
             self.tick_s += took
-            time.sleep(min(max(_TICK_S, _SHARE * took), _PAUSE_S_MAX))
+            self._pause(took)
+            self._resting = True
             self._store.moved.wait_until(self._has_work, self._until_next())
+            self._resting = False
         with self._lock:
             self._end_all(failure or Unavailable("the store is closing: subscribe again"))
+
+    def _pause(self, took: float) -> None:
+        """Longer where no subscriber would see it, but never so long that commits are lost for want of room."""
+        began, feed = time.monotonic(), self._store.pending.feed
+        while not (self._stopping or feed.fills):
+            with self._counting:  # again and again: somebody in a hurry may come
+                patient = min(_PATIENT_SHARE * took, min(self._patience, default=0.0) / 2)
+            left = began + min(max(_TICK_S, _SHARE * took, patient), _PAUSE_S_MAX) - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(left, _NAP_S))
 
     def _has_work(self) -> bool:
         moved = bool(self._groups) and self._store.watermark() > self.ts
@@ -311,7 +351,9 @@ class Hub:
             then, live.then = live.then, None
             if then is not None:
                 _call(then, live.failure)
-        self._lives.clear()
+        with self._counting:
+            self._lives.clear()
+            self._patience.clear()
         self._groups.clear()
         self._answer_ended()
 
@@ -335,7 +377,10 @@ class Hub:
             self._ripen(live, max(now, live.due) if live.dirty else live.beat)
 
     def _ripen(self, live: Live, at: float) -> None:
-        heapq.heappush(self._ripe, (at, next(self._numbers), live))
+        """To be looked at then. Of several moments only the first counts: later ones follow from it."""
+        if at < live.ripe:
+            live.ripe = at
+            heapq.heappush(self._ripe, (at, next(self._numbers), live))
 
     def _tick(self, at: Lease | None = None) -> None:
         """Every window to the newest snapshot, or that of a lease. Called with the lock."""
@@ -369,7 +414,10 @@ class Hub:
 
     def _tell(self, now: float) -> None:
         while self._ripe and self._ripe[0][0] <= now:
-            _, _, live = heapq.heappop(self._ripe)
+            at, _, live = heapq.heappop(self._ripe)
+            if at != live.ripe:  # an earlier moment took its place
+                continue
+            live.ripe = math.inf
             if live.then is None or live.closed:
                 continue
             if live.failure is not None:
@@ -478,7 +526,7 @@ class Hub:
                 self._ripen(live, now)
             else:
                 self._answer(live, said, now)
-        self._store.moved.nudge()
+        self._wake()
 
     def _page(self, live: EventsLive) -> Update | None:
         """None: it may have caught up, or begins again."""

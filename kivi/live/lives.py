@@ -5,6 +5,7 @@ All of it belongs to the hub: nothing here is touched without its lock, but ``as
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,11 +41,15 @@ class Live:
         self.schema: TableSchema
         self.interval_s = terms.interval_s
         self.heartbeat_s = terms.heartbeat_s
+        self.patience_s = min(terms.interval_s, terms.heartbeat_s)
+        """What it does not hear for so long it does not miss."""
         self.then: Then | None = None
         self.due = 0.0
         """Not to be told anything before this moment of the monotonic clock."""
         self.beat = 0.0
         """To be told at this moment that it is alive, if nothing else."""
+        self.ripe = math.inf
+        """The moment at which the hub looks at it next."""
         self.failure: KiviError | None = None
         self.closed = False
         self.missed: set[bytes] = set()

@@ -67,6 +67,11 @@ class Feed:
                 self._lost = max(self._lost, max(one.cts for one in self._entries))
                 self._entries, self._nbytes = [], 0
 
+    @property
+    def fills(self) -> bool:
+        """Whether half of the room is taken: whoever follows had better take what there is."""
+        return self._nbytes > self._max_bytes // 2
+
     def take(self, upto: int) -> tuple[list[Committed], int]:
         """The commits at or below ``upto``, in no order, each once; and the newest CTS that was lost, 0 if none was.
 
