@@ -7,7 +7,9 @@ windows, what it does not select any more is taken out of those that hold it (``
 
 from __future__ import annotations
 
+import functools
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -18,13 +20,13 @@ from kivi.arrow.columns import stored_rows
 from kivi.changes import COMMIT_TS
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.expr import Expr
+from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
-from kivi.live.matching import BatchColumns, Matcher, RowColumns
+from kivi.live.matching import BatchColumns, Limit, Matcher
 from kivi.live.reading import event_key, floor_of, read_window, types_of
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
-from kivi.projection import Projection
 from kivi.scan import key_range
 from kivi.schema import TableSchema
 from kivi.subscriptions import Query, Row
@@ -36,7 +38,6 @@ __all__ = ["Group", "group_of"]
 
 _EVERYTHING: Final = Cover([(None, None)])
 
-_ROWS: Final = 1_024
 _EVENTS: Final = 65_536
 _MISSED_COMMITS: Final = 1_000
 """A subscription that joins a stream which is faster than its own reading reads the rest while the hub waits."""
@@ -163,6 +164,7 @@ class RowGroup(Group):
 
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
+        self._types = types_of(schema)
         self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
         self._cover: Cover | None = None
         """Of its subscriptions' keys; None: to be made."""
@@ -218,23 +220,12 @@ class RowGroup(Group):
 
     def _update(self, keys: list[bytes], lease: Lease, only: RowsLive | None = None) -> set[Live]:
         """Reads these rows and brings the windows up to date: all of them, or one that joins."""
-        projection = Projection.of(self.schema, None)
         touched: set[Live] = set()
-        for begin in range(0, len(keys), _ROWS):
-            portion = keys[begin : begin + _ROWS]
-            kept: list[bytes] = []
-            rows: list[Row] = []
-            versions = self.store.reader.get(lease, self.schema, portion)
-            for key, version in zip(portion, versions, strict=True):
-                if version is not None:
-                    try:
-                        row = projection.row(key, version)
-                    except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
-                        return touched | (self._fail_or_read(lease, only))
-                    assert row is not None
-                    kept.append(key)
-                    rows.append(row)
-            touched |= self._put(portion, kept, rows, only)
+        try:
+            for found in changed_rows(self.store, lease, self.schema, keys):
+                touched |= self._put(found, only)
+        except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
+            return touched | self._fail_or_read(lease, only)
         for live in list(touched):
             if isinstance(live, RowsLive) and live.window.short:
                 self._read_again(live, lease)
@@ -246,7 +237,7 @@ class RowGroup(Group):
             return {only}
         return set(self._read_all(lease))
 
-    def _put(self, keys: list[bytes], kept: list[bytes], rows: list[Row], only: RowsLive | None) -> set[Live]:
+    def _put(self, found: Changed, only: RowsLive | None) -> set[Live]:
         matcher = self.matcher
         if only is not None:
             matcher = Matcher(types_of(self.schema))
@@ -254,8 +245,10 @@ class RowGroup(Group):
         selected: dict[bytes, set[Live]] = {}
         touched: set[Live] = set()
         failed: dict[Live, KiviError] = {}
-        for i, live in matcher.hits(RowColumns(rows)):
-            key = kept[i]
+        hits = list(matcher.hits(found.columns, functools.partial(self._limit_of, found.keys)))
+        rows = found.rows(sorted({i for i, _ in hits}))
+        for i, live in hits:
+            key = found.keys[i]
             bounds = self._ranges.get(live)
             if bounds is not None and not _within(key, *bounds):
                 continue
@@ -275,7 +268,7 @@ class RowGroup(Group):
                 self._forget(key, live)
             while live.window.dropped:
                 self._forget(live.window.dropped.pop(), live)
-        for key in keys:
+        for key in found.asked:
             for live in tuple(self._holders.get(key, ())):
                 if live not in selected.get(key, ()) and (only is None or live is only):
                     live.window.remove(key)
@@ -284,6 +277,20 @@ class RowGroup(Group):
         for live, reason in failed.items():
             self._failed(live, reason)
         return touched
+
+    def _limit_of(self, keys: Sequence[bytes], live: Live) -> Limit | None:
+        """Beyond the last row of a window nothing is known, and nothing of interest: to be put there is to be left out,
+        and a held row that is not put is taken out. The last only comes nearer while rows are put."""
+        assert isinstance(live, RowsLive)
+        last = live.window.last
+        if last is None:
+            return None
+        if not live.query.order:
+            return Limit(None, False, bisect_right(keys, last[-1]) - 1)
+        (name, down), first = live.query.order[0], last[0]
+        if len(first) == 1 or self._types[name].name in ("string", "bytes"):
+            return None
+        return Limit(name, down, -first[1] if down else first[1])
 
     def join(self, live: Live, lease: Lease) -> None:
         assert isinstance(live, RowsLive)

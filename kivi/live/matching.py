@@ -13,7 +13,7 @@ Nulls match no comparison, as in ``kivi.expr``.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from kivi.arrow.predicates import filter_batch
 from kivi.expr import Expr, matches, names
 from kivi.types import INT64_MAX, INT64_MIN, ColumnType
 
-__all__ = ["BatchColumns", "Columns", "Matcher", "RowColumns"]
+__all__ = ["BatchColumns", "Columns", "Limit", "Matcher", "RowColumns"]
 
 _PAIRS: Final = 1 << 18
 """Of rows with queries, that are compared at a time: 2 MB a column."""
@@ -131,6 +131,15 @@ class BatchColumns(Columns):
 
 
 # -- the queries -------------------------------------------------------------------------------------------
+
+
+class Limit(NamedTuple):
+    """Of a column the largest value that matters to a query, or with ``down`` the least; nulls do not matter then.
+    Without a name it is about the rows' positions."""
+
+    name: str | None
+    down: bool
+    bound: Any
 
 
 class _Ranges(NamedTuple):
@@ -266,10 +275,17 @@ class _Shape(Generic[Q]):
         elif self._by is not None:
             self._buckets = _buckets(*self._bounds[self._by])
 
-    def pairs(self, columns: Columns, types: Mapping[str, ColumnType]) -> Iterator[tuple[Array, Array, list[Q]]]:
+    def pairs(
+        self, columns: Columns, types: Mapping[str, ColumnType], limit_of: Callable[[Q], Limit | None] | None
+    ) -> Iterator[tuple[Array, Array, list[Q]]]:
         """(rows, queries, which queries the numbers are): the hits, in blocks."""
         if self.changed:
             self._arrange(types)
+        limits = _Limits.of(self._listed, columns, types, limit_of)
+        if self._by is None and limits is not None:
+            for hits in limits.hits():
+                yield *hits, self._listed
+            return
         values = {name: columns.numbers(name, types[name]) for name in self._numbers}
         codes = {name: columns.codes(name, words) for name, words in self._words.items()}
         for rows, queries in self._candidates(columns.rows, values, codes):
@@ -282,9 +298,11 @@ class _Shape(Generic[Q]):
                     keep &= known[rows]
             for name, array in codes.items():
                 keep &= array[rows] == self._words[name].of[queries]
-            hits = rows[keep], queries[keep]
-            if len(hits[0]):
-                yield *hits, self._listed
+            rows, queries = rows[keep], queries[keep]
+            if limits is not None:
+                rows, queries = limits.kept(rows, queries)
+            if len(rows):
+                yield rows, queries, self._listed
 
     def _candidates(
         self, rows: int, values: Mapping[str, tuple[Array, Array | None]], codes: Mapping[str, Array]
@@ -326,6 +344,86 @@ def _left(low: Array, high: Array) -> float:
     return float(wide.mean()) + 1 / len(np.unique(low)) if len(low) else 1.0
 
 
+class _Limits:
+    """What is beyond the rows that a query shows does not concern it: most rows, of one that shows the largest ten.
+
+    Where a query has no predicate its rows are found by bisection, too: in the order of the limited column.
+    """
+
+    def __init__(self, columns: Columns, types: Mapping[str, ColumnType]) -> None:
+        self._columns, self._types = columns, types
+        self._orders: dict[tuple[str | None, bool], tuple[list[int], list[Any]]] = {}
+        self._free: list[int] = []
+
+    @staticmethod
+    def of(
+        listed: Sequence[Q],
+        columns: Columns,
+        types: Mapping[str, ColumnType],
+        limit_of: Callable[[Q], Limit | None] | None,
+    ) -> _Limits | None:
+        if limit_of is None:
+            return None
+        made = _Limits(columns, types)
+        for i, query in enumerate(listed):
+            limit = limit_of(query)
+            if limit is None:
+                made._free.append(i)
+            else:
+                queries, bounds = made._orders.setdefault((limit.name, limit.down), ([], []))
+                queries.append(i)
+                bounds.append(limit.bound)
+        return made if made._orders else None
+
+    def _values(self, name: str | None) -> tuple[Array, Array | None]:
+        if name is None:
+            return np.arange(self._columns.rows), None
+        values, known = self._columns.numbers(name, self._types[name])
+        return (values.astype(np.int64) if values.dtype == np.bool_ else values), known
+
+    def _bounds(self, values: Array, bounds: list[Any]) -> Array:
+        if values.dtype == np.float64:
+            return np.array(bounds, np.float64)
+        return np.array([min(max(int(bound), INT64_MIN), INT64_MAX) for bound in bounds], np.int64)
+
+    def kept(self, rows: Array, queries: Array) -> tuple[Array, Array]:
+        """Without the pairs of rows that do not matter to the query."""
+        keep = np.ones(len(rows), np.bool_)
+        for (name, down), (limited, listed) in self._orders.items():
+            values, known = self._values(name)
+            bounds = self._bounds(values, listed)
+            at = np.full(int(max(queries.max(initial=0), max(limited))) + 1, -1)
+            at[limited] = np.arange(len(limited))
+            which = at[queries]
+            concerned = which >= 0
+            held, most = values[rows[concerned]], bounds[which[concerned]]
+            passes = held >= most if down else held <= most
+            if known is not None:
+                passes &= known[rows[concerned]]
+            keep[concerned] &= passes
+        return rows[keep], queries[keep]
+
+    def hits(self) -> Iterator[tuple[Array, Array]]:
+        """Of queries without a predicate."""
+        for (name, down), (limited, listed) in self._orders.items():
+            values, known = self._values(name)
+            bounds = self._bounds(values, listed)
+            there = np.arange(len(values)) if known is None else np.flatnonzero(known)
+            there = there[values[there] == values[there]]  # without NaN
+            order = there[np.argsort(values[there], kind="stable")]
+            ranked = values[order]
+            for query, bound in zip(limited, bounds, strict=True):
+                if down:
+                    rows = order[np.searchsorted(ranked, bound, "left") :]
+                else:
+                    rows = order[: np.searchsorted(ranked, bound, "right")]
+                if len(rows):
+                    yield np.sort(rows), np.full(len(rows), query)
+        rows = np.arange(self._columns.rows)
+        for query in self._free:
+            yield rows, np.full(len(rows), query)
+
+
 class Matcher(Generic[Q]):
     """Queries by their predicates. Not thread safe."""
 
@@ -363,12 +461,15 @@ class Matcher(Generic[Q]):
             if not shape.queries:
                 del self._shapes[kind]
 
-    def hits(self, columns: Columns) -> Iterator[tuple[int, Q]]:
-        """(row, query) for each query that selects a row; of one query in the order of the rows."""
+    def hits(self, columns: Columns, limit_of: Callable[[Q], Limit | None] | None = None) -> Iterator[tuple[int, Q]]:
+        """(row, query) for each query that selects a row; of one query in the order of the rows.
+
+        Rows beyond ``limit_of(query)`` are left out, as far as that costs less than to find them.
+        """
         if not columns.rows:
             return
         for shape in self._shapes.values():
-            for rows, queries, listed in shape.pairs(columns, self._types):
+            for rows, queries, listed in shape.pairs(columns, self._types, limit_of):
                 yield from zip(rows.tolist(), map(listed.__getitem__, queries.tolist()), strict=True)
         for query, where in self._others.items():
             yield from ((row, query) for row in columns.select(where, self._types).tolist())

@@ -364,6 +364,36 @@ def test_a_node_of_a_hierarchy_covers_what_is_below(db: Database) -> None:
         live.close()
 
 
+def test_many_rows_change_at_once(db: Database) -> None:
+    """So many that they are scanned for: the largest, those of a range, and one that leaves them, at each state."""
+    queries: list[tuple[dict[str, Any], Callable[[dict[str, Any]], bool]]] = [
+        ({"order_by": ["-total"], "limit": 7}, lambda row: True),
+        ({"order_by": ["slowest"], "limit": 5, "offset": 3}, lambda row: True),
+        ({"limit": 9, "offset": 2}, lambda row: True),
+        ({"where": kivi.col("total") >= 30_000}, lambda row: row["total"] >= 30_000),
+        ({"start": (2_000,), "end": (2_050,)}, lambda row: 2_000 <= row["endpoint"] < 2_050),
+    ]
+    rng = random.Random(6)
+
+    def append(count: int) -> None:
+        chosen = rng.sample(range(4_000), count)
+        db.append("calls", [{"endpoint": e, "service": "x", "ts": 0, "us": rng.randrange(20_000)} for e in chosen])
+
+    append(3_000)
+    lives = []
+    for wanted, keep in queries:
+        live = db.subscribe("calls_5m", interval_ms=0, heartbeat_ms=10, **wanted)
+        lives.append((live, Judge(db, "calls_5m", keep, **wanted)))
+    for i in range(6):
+        append((3_000, 600, 10, 2_000, 4_000, 700)[i])
+        if i == 2:
+            db.consolidate()
+        for live, judge in lives:
+            until_quiet(live, db.watermark(), judge)
+    for live, _ in lives:
+        live.close()
+
+
 def test_what_cannot_be_subscribed_to(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotFound):
         db.subscribe("nothing")
