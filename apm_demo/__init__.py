@@ -14,7 +14,7 @@
 * ``tables``: what is declared in kivi. ``rule``: when an invocation is an anomaly, one pure function.
 * ``detector``: the same rule for what anybody appends, as it happens.
 * ``jobs``, with ``live_job`` and ``trace_job``: what Spark runs.
-* ``dashboard`` and ``static``: the web page.
+* ``dashboard`` and ``static``: the web page; ``views``: what it shows; ``pushing``: how that is kept up.
 * ``proof``: recounts the files and compares, at one snapshot.
 * ``reconcile`` (``make reconcile``), with ``recompute``: the same in Spark, as a job that a person can schedule.
 

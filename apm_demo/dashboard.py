@@ -1,25 +1,26 @@
 """The dashboard's server: reads kivi through ``kivi.aio`` and nothing else, and serves one page with its own files.
 
-``GET /api/view`` is what the page shows: everything on it is read from **one** snapshot, whose timestamp comes along,
-so that a total, its parts and the anomalies among them agree however fast events arrive. Arguments:
+``GET /api/live`` is a stream of server-sent events: the state of a view, then how it changes, as the store's commits
+come (``apm_demo.pushing``). ``GET /api/view`` is one state as JSON: that of now, or with ``as_of`` of then. Both answer
+the same question (``apm_demo.views``):
 
-    width                                  5s, 5m or 1h
+    range                                  1m, 5m, 1h, 6h or 24h, up to the newest slot
     customer, application, server          how far the drill-down has gone; each needs the one before
     endpoint_id                            the end of the path; needs a server
+    as_of                                  a moment, in microseconds since 1970
 
-Integers are exact: sums and counts go out as they are in the store, and the page divides.
+A state is of **one** snapshot, whose timestamp comes along, so that a total, its parts and the anomalies among them
+agree however fast events arrive. ``GET /api/status`` counts who looks, and the subscriptions held for them.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime as dt
 import socket
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
@@ -30,22 +31,24 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 import kivi
 import kivi.aio
 from apm_demo.children import end_with_parent
-from apm_demo.tables import LEVELS, LLM_WIDTHS, PATHS, WIDTHS, aggregate, micros, moment
+from apm_demo.pushing import Views, said
+from apm_demo.tables import PATHS, moment
+from apm_demo.views import RANGES, Question, read
 
 __all__ = ["application", "main"]
 
 _STATIC: Final = Path(str(files("apm_demo").joinpath("static")))
-_SLOTS: Final = 60  # the latest slots a chart shows
-_ANOMALIES: Final = 40  # the latest that are listed
 _HEADERS: Final = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'self'",  # the page needs nothing from anywhere else
     "X-Content-Type-Options": "nosniff",
 }
+_AS_OF_MAX: Final = 4_102_444_800_000_000  # the year 2100
 
 
 class _Bad(Exception):
@@ -59,188 +62,129 @@ def application(endpoint: str) -> Starlette:
     async def connected(app: Starlette) -> AsyncIterator[None]:
         async with await kivi.aio.connect(endpoint, timeout=5) as db:
             app.state.db = db
+            app.state.views = Views(db)
             yield
 
     routes = [
         Route("/", _page),
-        Route("/api/view", _answer(_view)),
-        Route("/api/endpoints", _answer(_endpoints)),
-        Route("/api/anomalies", _answer(_anomalies)),
-        Route("/api/llm", _answer(_llm)),
+        Route("/api/live", _live),
+        Route("/api/view", _view),
+        Route("/api/status", _status),
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
-    return Starlette(routes=routes, lifespan=connected)
+    app = Starlette(routes=routes, lifespan=connected)
+    app.state.ending = asyncio.Event()
+    return app
 
 
 async def _page(request: Request) -> Response:
     return FileResponse(_STATIC / "index.html", headers=_HEADERS)
 
 
-def _answer(
-    read: Callable[[kivi.aio.Snapshot, Request], Awaitable[dict[str, Any]]],
-) -> Callable[[Request], Awaitable[Response]]:
-    """A JSON endpoint: one snapshot, and errors the page can show."""
-
-    async def respond(request: Request) -> Response:
-        began = time.perf_counter()
-        try:
-            async with request.app.state.db.snapshot() as snapshot:
-                body = await read(snapshot, request)
-                body["snapshot_ts"] = await snapshot.started()
-        except _Bad as bad:
-            return JSONResponse({"error": str(bad)}, 400, headers=_HEADERS)
-        except kivi.KiviError as error:
-            text = error.message or type(error).__name__
-            return JSONResponse({"error": f"kivi does not answer: {text}"}, 503, headers=_HEADERS)
-        body["read_at_us"] = time.time_ns() // 1_000
-        body["read_ms"] = round((time.perf_counter() - began) * 1_000, 1)
-        return JSONResponse(body, headers=_HEADERS)
-
-    return respond
+async def _view(request: Request) -> Response:
+    try:
+        question, as_of = _question(request), _as_of(request)
+        async with request.app.state.db.snapshot(as_of=as_of) as snapshot:
+            await _check(snapshot, question)
+            body: dict[str, Any] = dict(await read(snapshot, question))
+            body["snapshot_ts"] = snapshot.ts
+    except _Bad as bad:
+        return _refused(400, str(bad))
+    except kivi.KiviError as error:
+        return _refused(503 if isinstance(error, kivi.errors.Unavailable) else 409, said(error))
+    return JSONResponse(body, headers=_HEADERS)
 
 
-# -- what is read -------------------------------------------------------------------------------------
+async def _live(request: Request) -> Response:
+    try:
+        return _Stream(_question(request))
+    except _Bad as bad:
+        return _refused(400, str(bad))
 
 
-def _path(request: Request) -> tuple[str, ...]:
-    given = [request.query_params.get(name) for name in PATHS]
+async def _status(request: Request) -> Response:
+    return JSONResponse(request.app.state.views.counts(), headers=_HEADERS)
+
+
+def _refused(code: int, text: str) -> Response:
+    return JSONResponse({"error": text}, code, headers=_HEADERS)
+
+
+# -- what is asked --------------------------------------------------------------------------------------
+
+
+def _question(request: Request) -> Question:
+    asked = request.query_params
+    given = [asked.get(name) for name in PATHS]
     path = tuple(value for value in given if value)
     if tuple(given[: len(path)]) != path:
         raise _Bad("the path goes from customer to application to server, and leaves none out")
-    return path
+    chosen = asked.get("range", Question().range)
+    if chosen not in RANGES:
+        raise _Bad(f"range is one of {', '.join(RANGES)}")
+    endpoint = asked.get("endpoint_id")
+    if endpoint is None:
+        return Question(path, None, chosen)
+    if len(path) < len(PATHS) or not (endpoint.isdecimal() and endpoint.isascii()) or int(endpoint) >= 2**63:
+        raise _Bad("endpoint_id is one of the endpoints of the server that the path names")
+    return Question(path, int(endpoint), chosen)
 
 
-def _width(request: Request) -> str:
-    width = request.query_params.get("width", "5s")
-    if width not in WIDTHS:
-        raise _Bad(f"width is one of {', '.join(WIDTHS)}")
-    return width
-
-
-async def _view(snapshot: kivi.aio.Snapshot, request: Request) -> dict[str, Any]:
-    """All panels. Reads that do not need each other travel together."""
-    path, width = _path(request), _width(request)
-    endpoints = {row["endpoint_id"]: row async for row in snapshot.scan("endpoints")}
-    below = [e for e, row in endpoints.items() if tuple(row[name] for name in PATHS[: len(path)]) == path]
-    chosen = request.query_params.get("endpoint_id")
-    if chosen is not None:
-        if not chosen.isdecimal() or len(path) < len(PATHS) or int(chosen) not in below:
+async def _check(snapshot: kivi.aio.Snapshot, question: Question) -> None:
+    """Raises _Bad for an endpoint that is somewhere else."""
+    if question.endpoint_id is not None:
+        row = await snapshot.get("endpoints", (question.endpoint_id,))
+        if row is None or tuple(row[name] for name in PATHS) != question.path:
             raise _Bad("endpoint_id is one of the endpoints of the server that the path names")
-        below = [int(chosen)]
-    first = await _first_slot(snapshot, width)
-    series, anomalies, per_endpoint, llm, batches = await asyncio.gather(
-        _series(snapshot, path, below, width, first),
-        _latest_anomalies(snapshot, below),
-        _anomaly_counts(snapshot, first),
-        _llm(snapshot, request),
-        _batches(snapshot),
-    )
-    level = PATHS[len(path)] if len(path) < len(PATHS) else "endpoint"
-    children = []
-    for name, slots in series.items():
-        ids = _ids_below(name, level, path, endpoints)
-        label = f"{endpoints[int(name)]['name']}" if level == "endpoint" and int(name) in endpoints else name
-        children.append(
-            {"key": name, "label": label, "anomalies": sum(per_endpoint.get(e, 0) for e in ids), "slots": slots}
-        )
-    return {
-        "path": list(path),
-        "endpoint": {"id": int(chosen), "name": endpoints[int(chosen)]["name"]} if chosen is not None else None,
-        "level": level,
-        "width": width,
-        "width_us": WIDTHS[width],
-        "children": children,
-        "anomalies": [{**row, "endpoint": endpoints.get(row["endpoint_id"], {}).get("name", "")} for row in anomalies],
-        "anomalies_total": sum(per_endpoint.get(e, 0) for e in below),
-        "llm": llm,
-        "batches": batches,
-    }
 
 
-def _ids_below(name: str, level: str, path: tuple[str, ...], endpoints: dict[int, dict[str, Any]]) -> list[int]:
-    """The endpoints that belong to one child of the path."""
-    if level == "endpoint":
-        return [int(name)]
-    wanted = (*path, name)
-    return [e for e, row in endpoints.items() if tuple(row[p] for p in PATHS[: len(wanted)]) == wanted]
+def _as_of(request: Request) -> Any:
+    asked = request.query_params.get("as_of")
+    if asked is None:
+        return None
+    if not (asked.isdecimal() and asked.isascii()) or int(asked) > _AS_OF_MAX:
+        raise _Bad("as_of is a moment, in microseconds since 1970")
+    return moment(int(asked))
 
 
-async def _first_slot(snapshot: kivi.aio.Snapshot, width: str) -> dt.datetime:
-    """The oldest slot that is shown: _SLOTS slots end with the newest of any customer. The epoch if there is none."""
-    slots = [row["slot"] async for row in snapshot.scan(aggregate("customer", width), columns=["slot"])]
-    return moment(micros(max(slots)) - (_SLOTS - 1) * WIDTHS[width] if slots else 0)
+# -- a stream ------------------------------------------------------------------------------------------
 
 
-async def _series(
-    snapshot: kivi.aio.Snapshot, path: tuple[str, ...], endpoints: list[int], width: str, first: dt.datetime
-) -> dict[str, list[list[int]]]:
-    """Child of the path -> [[slot, sum, count, slowest], ...], oldest first."""
-    at_endpoint = len(path) == len(PATHS)
-    table = aggregate("endpoint" if at_endpoint else PATHS[len(path)], width)
-    name = "endpoint_id" if at_endpoint else PATHS[len(path)]
-    where = kivi.col("slot") >= first
-    if at_endpoint:
-        where = where & kivi.col("endpoint_id").isin(endpoints)
-    series: dict[str, list[list[int]]] = {}
-    async for row in snapshot.scan(table, prefix=() if at_endpoint else path, where=where):
-        point = [micros(row["slot"]), row["sum_resp_time"], row["invocations"], row["slowest"]]
-        series.setdefault(str(row[name]), []).append(point)
-    return series
+class _Stream(Response):
+    """Server-sent events of a view, until the browser is gone or the server ends.
+
+    ``send`` waits while the browser does not read (64 KiB and the system's buffers), and meanwhile nothing is made
+    for it: see ``apm_demo.pushing``.
+    """
+
+    def __init__(self, question: Question) -> None:
+        super().__init__(headers={**_HEADERS, "X-Accel-Buffering": "no"}, media_type="text/event-stream")
+        del self.headers["content-length"]  # of nothing, which is what a Response has so far
+        self._question = question
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        state = scope["app"].state
+        sending = asyncio.create_task(self._send(state.views, send))
+        others = [asyncio.create_task(_gone(receive)), asyncio.create_task(state.ending.wait())]
+        try:
+            await asyncio.wait({sending, *others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, *others):
+                task.cancel()
+            with suppress(asyncio.CancelledError, OSError):
+                await sending
+
+    async def _send(self, views: Views, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        with views.looking(self._question) as view:
+            await send({"type": "http.response.body", "body": b"retry: 700\n\n", "more_body": True})
+            async for text in view.messages():
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
 
-async def _latest_anomalies(snapshot: kivi.aio.Snapshot, endpoints: list[int]) -> list[dict[str, Any]]:
-    if not endpoints:
-        return []
-    where = kivi.col("endpoint_id").isin(endpoints)
-    rows = (
-        [row async for row in snapshot.scan("anomalies", where=where, reverse=True, limit=_ANOMALIES)]
-        if endpoints
-        else []
-    )
-    rows.sort(key=lambda row: row["ts"], reverse=True)
-    return [
-        {
-            **{name: row[name] for name in (*LEVELS["server"], "endpoint_id", "resp_time_us", "batch_id")},
-            "ts_us": micros(row["ts"]),
-            "previous_sum_us": row["previous_sum_us"],
-            "previous_count": row["previous_count"],
-        }
-        for row in rows
-    ]
-
-
-async def _anomaly_counts(snapshot: kivi.aio.Snapshot, first: dt.datetime) -> dict[int, int]:
-    """Endpoint -> how many since ``first``."""
-    counts: dict[int, int] = {}
-    async for row in snapshot.scan("anomalies_per_endpoint", where=kivi.col("slot") >= first):
-        counts[row["endpoint_id"]] = counts.get(row["endpoint_id"], 0) + row["anomalies"]
-    return counts
-
-
-async def _batches(snapshot: kivi.aio.Snapshot) -> dict[str, int] | None:
-    async for row in snapshot.scan("batches", reverse=True, limit=1):
-        return {"last": row["batch_id"], "events": row["events"], "anomalies": row["anomalies"]}
-    return None
-
-
-async def _endpoints(snapshot: kivi.aio.Snapshot, request: Request) -> dict[str, Any]:
-    return {"endpoints": [row async for row in snapshot.scan("endpoints")]}
-
-
-async def _anomalies(snapshot: kivi.aio.Snapshot, request: Request) -> dict[str, Any]:
-    ids = [row["endpoint_id"] async for row in snapshot.scan("endpoints")]
-    return {"anomalies": await _latest_anomalies(snapshot, ids)}
-
-
-async def _llm(snapshot: kivi.aio.Snapshot, request: Request) -> dict[str, Any]:
-    """The trace's own panel: its widths have no 5 s, since it is from another time and another place."""
-    width = request.query_params.get("width", "5m")
-    width = width if width in LLM_WIDTHS else "5m"
-    fields = ("requests", "context_tokens", "generated_tokens", "context_tokens_max", "generated_tokens_max")
-    services: dict[str, list[list[int]]] = {}
-    async for row in snapshot.scan(aggregate("llm", width)):
-        services.setdefault(row["service"], []).append([micros(row["slot"]), *(row[field] for field in fields)])
-    return {"width": width, "width_us": LLM_WIDTHS[width], "fields": ["slot", *fields], "services": services}
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 # -- the process --------------------------------------------------------------------------------------
@@ -254,6 +198,10 @@ class _Announced(uvicorn.Server):
         if self.started:
             assert sockets
             print(f"ready http://127.0.0.1:{sockets[0].getsockname()[1]}/", flush=True)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.config.app.state.ending.set()  # type: ignore[union-attr]  # streams would never end by themselves
+        await super().shutdown(sockets)
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ import kivi
 
 __all__ = [
     "DETECTOR",
+    "HISTORY",
     "LEVELS",
     "LLM_WIDTHS",
     "PATHS",
@@ -42,6 +43,9 @@ __all__ = [
 # because this demonstration lasts less than a minute, and both its charts and its rule need slots that pass.
 WIDTHS: Final = {"5s": 5_000_000, "5m": 300_000_000, "1h": 3_600_000_000}
 LLM_WIDTHS: Final = {"5m": 300_000_000, "1h": 3_600_000_000}
+
+# How far back the dashboard can show its tables as they were. Events keep their own history.
+HISTORY: Final = "1h"
 
 # Level -> the columns that name one thing of that level. An endpoint's id says where it belongs.
 LEVELS: Final = {
@@ -102,6 +106,7 @@ def create(db: Any) -> list[str]:
                     "slowest": kivi.max("resp_time_us"),
                 },
                 derived={"avg_resp_time": "sum_resp_time / invocations"},
+                history=HISTORY,
             )
     db.create_event_table(
         "anomalies",
@@ -113,14 +118,19 @@ def create(db: Any) -> list[str]:
         source="anomalies",
         group_by=["endpoint_id", kivi.time_slot("ts", "5s", name="slot")],
         measures={"anomalies": kivi.count(), "slowest": kivi.max("resp_time_us")},
+        history=HISTORY,
     )
     db.create_table(
         "endpoints",
         key={"endpoint_id": "int64"},
         columns={"customer": "string", "application": "string", "server": "string", "name": "string"},
+        history=HISTORY,
     )
     db.create_table(
-        "batches", key={"batch_id": "int64"}, columns={"files": "string", "events": "int64", "anomalies": "int64"}
+        "batches",
+        key={"batch_id": "int64"},
+        columns={"files": "string", "events": "int64", "anomalies": "int64"},
+        history=HISTORY,
     )
     db.create_event_table(
         "llm_requests",
@@ -143,6 +153,7 @@ def create(db: Any) -> list[str]:
                 "avg_context_tokens": "context_tokens / requests",
                 "avg_generated_tokens": "generated_tokens / requests",
             },
+            history=HISTORY,
         )
     names: list[str] = db.tables()
     return names

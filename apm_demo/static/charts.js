@@ -101,9 +101,10 @@ const charts = (() => {
     tip.className = "tip";
     tip.hidden = true;
     box.append(tip);
-    svg.addEventListener("pointermove", (event) => {
+    const show = (clientX) => {
+      box.pointed = clientX;
       const area = svg.getBoundingClientRect();
-      const at = ((event.clientX - area.left) / area.width) * w;
+      const at = ((clientX - area.left) / area.width) * w;
       const slot = slots.reduce((best, s) => (Math.abs(x(s) - at) < Math.abs(x(best) - at) ? s : best));
       cross.setAttribute("x1", x(slot));
       cross.setAttribute("x2", x(slot));
@@ -126,8 +127,12 @@ const charts = (() => {
       tip.hidden = false;
       const room = x(slot) + 14 + tip.offsetWidth < w;
       tip.style.left = `${room ? x(slot) + 12 : Math.max(0, x(slot) - 12 - tip.offsetWidth)}px`;
-    });
+    };
+    if (box.pointed !== undefined) show(box.pointed); // drawn anew under the pointer
+    svg.addEventListener("pointermove", (event) => show(event.clientX));
     svg.addEventListener("pointerleave", () => {
+      if (!svg.isConnected) return;
+      box.pointed = undefined;
       tip.hidden = true;
       cross.setAttribute("visibility", "hidden");
     });

@@ -1,9 +1,16 @@
-// Reads /api/view again and again and shows it. Every number on the page is of one snapshot.
+// Shows a view: live, as it is pushed, or of the past, as it was. Every number on the page is of one snapshot.
 "use strict";
 
-const REFRESH_MS = 1000;
 const LEVELS = ["customer", "application", "server", "endpoint_id"];
-const state = { path: [], endpoint: null, width: "5s", paused: false, view: null, asked: 0 };
+const RANGES = ["1m", "5m", "1h", "6h", "24h"];
+const WIDTHS = { "5s": "5 s", "5m": "5 min", "1h": "1 h" };
+const asked = { path: [], endpoint: null, range: "5m", asOf: null };
+let live = null; // the stream; null while the past is shown, or the page is hidden
+let view = null; // the state that is shown
+let answers = ""; // the question that it answers
+let about = null; // {ts, age_ms, problem}, heard at `heard`
+let heard = 0;
+let moved = false; // a person went elsewhere: the focus goes along
 const $ = (id) => document.getElementById(id);
 
 const whole = new Intl.NumberFormat("en");
@@ -13,6 +20,10 @@ const ms = (us) => {
   return value >= 100 ? whole.format(Math.round(value)) : value.toFixed(value >= 10 ? 1 : 2);
 };
 const color = (n) => `var(--s${n % 8})`;
+const sentence = (text) => (text.startsWith("kivi ") ? text : text[0].toUpperCase() + text.slice(1));
+const put = (node, text) => {
+  if (node.textContent !== text) node.textContent = text;
+};
 
 // A row or an item of text; cells that are nodes are taken as they are.
 function element(name, attributes, ...children) {
@@ -36,175 +47,305 @@ function fill(node, children) {
 
 function fromAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
-  state.path = [];
+  asked.path = [];
   for (const level of LEVELS.slice(0, 3)) {
     if (!query.get(level)) break;
-    state.path.push(query.get(level));
+    asked.path.push(query.get(level));
   }
-  state.endpoint = state.path.length === 3 ? query.get("endpoint_id") : null;
-  state.width = ["5s", "5m", "1h"].includes(query.get("width")) ? query.get("width") : "5s";
-  for (const input of document.querySelectorAll("#width input")) input.checked = input.value === state.width;
+  asked.endpoint = asked.path.length === 3 ? query.get("endpoint_id") : null;
+  asked.range = RANGES.includes(query.get("range")) ? query.get("range") : "5m";
+  asked.asOf = /^\d{1,16}$/.test(query.get("as_of") ?? "") ? query.get("as_of") : null;
+  for (const input of document.querySelectorAll("#range input")) input.checked = input.value === asked.range;
 }
 
 function query() {
-  const found = new URLSearchParams({ width: state.width });
-  state.path.forEach((value, n) => found.set(LEVELS[n], value));
-  if (state.endpoint !== null) found.set("endpoint_id", state.endpoint);
+  const found = new URLSearchParams({ range: asked.range });
+  asked.path.forEach((value, n) => found.set(LEVELS[n], value));
+  if (asked.endpoint !== null) found.set("endpoint_id", asked.endpoint);
+  if (asked.asOf !== null) found.set("as_of", asked.asOf);
   return found;
 }
 
-function go(path, endpoint = null) {
-  state.path = path;
-  state.endpoint = endpoint;
+function go(change) {
+  Object.assign(asked, change);
   location.hash = query().toString();
 }
 
-// -- reading ---------------------------------------------------------------------------------------------
+// -- what comes ------------------------------------------------------------------------------------------
 
-async function refresh() {
-  const mine = ++state.asked;
+let asking = 0; // of the past: an answer to an older question is not shown
+
+function look() {
+  const before = live;
+  clearTimeout(asking);
+  asking = 0;
+  $("main").setAttribute("aria-busy", "true");
+  showPath();
+  $("past").hidden = asked.asOf === null;
+  document.body.classList.toggle("past", asked.asOf !== null);
+  if (asked.asOf === null) {
+    live = new Live(query(), told, lost);
+  } else {
+    live = null;
+    put($("past-when"), `${stamp(Number(asked.asOf))} UTC.`);
+    $("moment").value = new Date(Number(asked.asOf) / 1000).toISOString().slice(0, 19);
+    past();
+  }
+  before?.close(); // after the new one is asked for: what both need is not given up in between
+}
+
+// Nothing new is to be had: what is shown stays, marked as old, unless it answers another question.
+function keep() {
+  const own = view !== null && answers === query().toString();
+  $("main").classList.toggle("stale", own);
+  document.body.classList.toggle("blank", !own);
+  if (!own) about = null;
+  showAge();
+  return own;
+}
+
+function arrived() {
+  $("error").hidden = true;
+  $("main").classList.remove("stale");
+  document.body.classList.remove("blank");
+}
+
+function told(state, changed, now) {
+  about = now;
+  heard = performance.now();
+  const fresh = !changed || state !== view;
+  view = state;
+  answers = query().toString();
+  later(fresh ? null : changed);
+  if (now.problem) {
+    lost(now.problem);
+  } else {
+    status("live", "live");
+    arrived();
+  }
+  if (fresh) $("main").setAttribute("aria-busy", "false");
+}
+
+function lost(text) {
+  status("bad", "reconnecting");
+  put($("error"), `${sentence(text)}. ${keep() ? "What is shown is of the snapshot named above. " : ""}Trying again.`);
+  $("error").hidden = false;
+}
+
+async function past() {
+  const mine = (asking = setTimeout(() => {}, 0));
+  let answer = null, body = { error: "the dashboard's server cannot be reached" };
   try {
-    const answer = await fetch(`/api/view?${query()}`, { signal: AbortSignal.timeout(8000) });
-    const view = await answer.json();
-    if (mine !== state.asked) return; // another question was asked meanwhile
-    if (!answer.ok) throw new Error(view.error || `the dashboard answered ${answer.status}`);
-    state.view = view;
-    show(view);
-    light("live", state.paused ? "paused" : "live");
-    $("error").hidden = true;
-    $("main").classList.remove("stale");
-  } catch (error) {
-    if (mine !== state.asked) return;
-    light("bad", "no new numbers");
-    const text = error instanceof TypeError ? "the dashboard's server cannot be reached" : error.message;
-    $("error").textContent = `${text}. ${state.view ? "What is shown is from the snapshot named above." : ""} Trying again.`;
+    answer = await fetch(`/api/view?${query()}`, { signal: AbortSignal.timeout(15000) });
+    body = await answer.json();
+  } catch { /* said below */ }
+  if (mine !== asking) return;
+  if (!answer?.ok) {
+    const again = !answer || answer.status === 503;
+    status("bad", again ? "reconnecting" : "not shown");
+    $("error").textContent = `${sentence(body.error)}. ${again ? "Trying again." : "Choose another moment, or go back to live."}`;
     $("error").hidden = false;
-    $("main").classList.toggle("stale", state.view !== null);
+    keep();
+    if (again) asking = setTimeout(past, 2000);
+    return;
   }
+  about = { ts: body.snapshot_ts, age_ms: null, problem: "" };
+  view = body;
+  answers = query().toString();
+  status("past", "the past");
+  arrived();
+  $("main").setAttribute("aria-busy", "false");
+  later(null);
 }
 
-function light(kind, text) {
+function status(kind, text) {
   $("light").className = `light ${kind}`;
-  if ($("status-text").textContent !== text) $("status-text").textContent = text;
+  put($("status-text"), text); // a screen reader hears this, and only when it changes
 }
 
-async function forever() {
-  for (;;) {
-    if (!state.paused && !document.hidden) await refresh();
-    await new Promise((done) => setTimeout(done, REFRESH_MS));
+// How old the state is: it was known to be the newest `age_ms` before it was heard of.
+function showAge() {
+  if (!about) {
+    put($("snapshot"), "–");
+    return put($("age"), "");
+  }
+  put($("snapshot"), whole.format(about.ts));
+  if (about.age_ms === null) return put($("age"), "");
+  const seconds = (about.age_ms + performance.now() - heard) / 1000;
+  put($("age"), `, ${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s old`);
+}
+
+// -- showing: once in a frame, whatever came meanwhile ------------------------------------------------------
+
+let pending; // undefined: nothing; null: all; else {section: Set of names}
+
+function later(changed) {
+  if (pending === undefined) requestAnimationFrame(show);
+  if (changed === null || pending === null) {
+    pending = null;
+  } else {
+    pending ??= {};
+    for (const [section, names] of Object.entries(changed)) pending[section] = pending[section]?.union?.(names) ?? new Set([...(pending[section] ?? []), ...names]);
   }
 }
 
-// -- showing ----------------------------------------------------------------------------------------------
-
-function show(view) {
-  $("snapshot").textContent = whole.format(view.snapshot_ts);
-  $("read-at").textContent = `, read at ${charts.clock(view.read_at_us)} UTC in ${view.read_ms} ms`;
-  showPath(view);
-  showTiles(view);
-  showCharts(view);
-  showChildren(view);
-  showAnomalies(view);
-  showServices(view.llm);
-  $("batch").hidden = view.batches === null;
-  if (view.batches !== null) {
-    $("batch-id").textContent = whole.format(view.batches.last);
-    $("batch-events").textContent = whole.format(view.batches.events);
-    $("batch-anomalies").textContent = whole.format(view.batches.anomalies);
-  }
+function show() {
+  const changed = pending, all = changed === null;
+  pending = undefined;
+  showAge();
+  if (all || changed.head) showHead();
+  if (all || changed.totals) showTotals();
+  if (all || changed.series || changed.head || changed.children) showCharts();
+  if (all || changed.children) showChildren(all ? null : changed.children);
+  if (all || changed.anomalies) showAnomalies();
+  if (all || changed.llm) showServices(view.llm);
+  if (all || changed.batch) showBatch(view.batch);
 }
 
-function showPath(view) {
-  const steps = [["all customers", [], null], ...view.path.map((name, n) => [name, view.path.slice(0, n + 1), null])];
-  if (view.endpoint) steps.push([view.endpoint.name, view.path, view.endpoint.id]);
-  fill($("path"), steps.map(([name, path], n) =>
+// Where a person wants to be, also while that is not shown yet, or cannot be.
+function showPath() {
+  const { path, endpoint } = asked;
+  const steps = [["all customers", []], ...path.map((name, n) => [name, path.slice(0, n + 1)])];
+  if (endpoint !== null) steps.push([(view?.head.endpoint?.id === Number(endpoint) && view.head.endpoint.name) || endpoint]);
+  fill($("path"), steps.map(([name, to], n) =>
     n === steps.length - 1
-      ? element("li", {}, element("span", { "aria-current": "page" }, name))
-      : element("li", {}, element("button", { type: "button", "data-key": `step-${n}`, onclick: () => go(path) }, name))));
+      ? element("li", {}, element("span", { "aria-current": "page", tabindex: "-1", "data-key": "here" }, name))
+      : element("li", {}, element("button", { type: "button", "data-key": `step-${n}`, onclick: () => step(to) }, name))));
+  document.title = `${steps.at(-1)[0]} · kivi · application performance`;
+  if (moved) document.querySelector("[aria-current]").focus({ preventScroll: true });
+  moved = false;
 }
 
-function totals(slots) {
-  let sum = 0, count = 0, slowest = 0;
-  for (const [, s, c, max] of slots) {
-    sum += s;
-    count += c;
-    slowest = Math.max(slowest, max);
-  }
-  return { sum, count, slowest };
+function showHead() {
+  const { level, width } = view.head;
+  showPath();
+  put($("level"), level);
+  put($("level-head"), level);
+  for (const node of document.querySelectorAll(".width")) put(node, WIDTHS[width]);
+}
+
+function step(path, endpoint = null) {
+  moved = true;
+  go({ path, endpoint });
 }
 
 const unit = (text, name) => [text, " ", element("small", {}, name)];
 
-function showTiles(view) {
-  const { sum, count, slowest } = totals(view.children.flatMap((child) => child.slots));
-  $("total-count").textContent = whole.format(count);
+function showTotals() {
+  const { count, sum, slowest, anomalies } = view.totals;
+  put($("total-count"), whole.format(count));
   $("total-avg").replaceChildren(...(count ? unit(ms(sum / count), "ms") : ["–"]));
   $("total-max").replaceChildren(...(count ? unit(ms(slowest), "ms") : ["–"]));
-  $("total-anomalies").textContent = whole.format(view.anomalies_total);
-  $("total-anomalies").parentElement.classList.toggle("some", view.anomalies_total > 0);
+  put($("total-anomalies"), whole.format(anomalies));
+  $("total-anomalies").parentElement.classList.toggle("some", anomalies > 0);
 }
 
-const named = (child, view) => (view.level === "endpoint" ? `${child.label} (${child.key})` : child.label);
+const LINES = 8; // more children than these are drawn as one
 
-function showCharts(view) {
-  const series = (value) => view.children.map((child, n) => ({
-    name: named(child, view), color: color(n), points: new Map(child.slots.map((slot) => [slot[0], value(slot)])),
+// The children that have lines of their own, in the order of their colours; none: their sum is one line.
+function lines() {
+  const keys = Object.keys(view.children);
+  return keys.length <= LINES ? keys.sort(names.compare) : [];
+}
+
+const named = (key) => (view.head.level === "endpoint" ? `${view.children[key][0]} (${key})` : key);
+
+function showCharts() {
+  const found = new Map(); // name -> [[slot, sum, count], ...]
+  for (const [key, [sum, count]] of Object.entries(view.series)) {
+    const cut = key.indexOf("|"), name = key.slice(cut + 1);
+    if (!found.has(name)) found.set(name, []);
+    found.get(name).push([Number(key.slice(0, cut)), sum, count]);
+  }
+  for (const slots of found.values()) slots.sort((a, b) => a[0] - b[0]);
+  const { level, width, width_us: widthUs } = view.head;
+  const keys = lines();
+  const all = `all ${whole.format(Object.keys(view.children).length)} ${level}s`;
+  const drawn = keys.length ? keys.map((key) => [named(key), found.get(key) ?? []]) : [[all, found.get("") ?? []]];
+  const series = (value) => drawn.map(([name, slots], n) => ({
+    name, color: color(n), points: new Map(slots.map((slot) => [slot[0], value(slot)])),
   }));
-  const by = `by ${view.level}, in slots of ${view.width}`;
+  const by = `${keys.length ? `by ${level}` : `of ${all}`}, in slots of ${WIDTHS[width]}`;
   charts.draw($("chart-avg"), {
-    series: series(([, sum, count]) => sum / count / 1000), widthUs: view.width_us, kind: "line",
+    series: series(([, sum, count]) => sum / count / 1000), widthUs, kind: "line",
     label: `Average response time in milliseconds ${by}; the numbers are in the table below`, format: (v) => `${ms(v * 1000)} ms`,
   });
   charts.draw($("chart-count"), {
-    series: series(([, , count]) => count), widthUs: view.width_us, kind: "bars",
+    series: series(([, , count]) => count), widthUs, kind: "bars",
     label: `Invocations ${by}; the numbers are in the table below`, format: whole.format,
   });
-  fill($("legend"), view.children.map((child, n) => {
-    const key = element("i", { class: "key", "aria-hidden": "true" });
-    key.style.color = color(n);
-    return element("li", {}, key, named(child, view));
-  }));
-  const services = Object.entries(view.llm.services);
-  const tokens = (column) => services.map(([name, rows], n) => ({
-    name, color: color(n), points: new Map(rows.map((row) => [row[0], row[column]])),
-  }));
-  for (const [id, column, what] of [["chart-context", 2, "Context"], ["chart-generated", 3, "Generated"]]) {
-    charts.draw($(id), {
-      series: tokens(column), widthUs: view.llm.width_us, kind: "bars",
-      label: `${what} tokens by service, in slots of ${view.llm.width}; the totals are in the table below`, format: whole.format,
-    });
+  const legend = found.size ? drawn.map(([name]) => name) : [];
+  if (legend.join("|") === $("legend").dataset.shown) return;
+  $("legend").dataset.shown = legend.join("|");
+  fill($("legend"), legend.map((name, n) => element("li", {}, key(n), name)));
+}
+
+function key(n) {
+  const node = element("i", { class: "key", "aria-hidden": "true" });
+  node.style.color = color(n);
+  return node;
+}
+
+const table = new LiveTable($("children"), {
+  columns: [(e) => e[0], (e) => e[1], (e) => e[2] / e[1], (e) => e[3], (e) => e[4]], // label, count, sum, slowest, anomalies
+  cells: (e) => [whole.format(e[1]), ms(e[2] / e[1]), ms(e[3]), whole.format(e[4])],
+  hot: (e) => e[4] > 0,
+  name: (child, e) => {
+    const { level, path, endpoint } = view.head;
+    const down = level === "endpoint" ? () => step(path, child) : () => step([...path, child]);
+    const label = endpoint
+      ? element("span", {}, e[0])
+      : element("button", { type: "button", "data-key": child, onclick: down }, e[0]);
+    return level === "endpoint" ? [label, element("span", { class: "of" }, child)] : [label];
+  },
+});
+
+function showChildren(changed) {
+  const children = view.children;
+  const place = JSON.stringify([view.head.path, view.head.endpoint]);
+  if (table.place !== place) table.clear(); // of the same place the rows stay, and the focus with them
+  table.place = place;
+  for (const child of changed ?? new Set([...table.rows.keys(), ...Object.keys(children)])) {
+    if (child in children) table.set(child, children[child]);
+    else table.remove(child);
+  }
+  table.arrange();
+  const count = Object.keys(children).length;
+  put($("children-count"), count > LINES ? `${whole.format(count)} of them` : "");
+  $("children-empty").hidden = count > 0;
+  $("children").hidden = count === 0;
+  showMore();
+  const own = lines();
+  if (table.lines === own.join("|") && changed !== null) return;
+  table.lines = own.join("|");
+  for (const [child, { row }] of table.rows) {
+    row.querySelector(".key")?.remove();
+    if (own.includes(child)) row.cells[0].prepend(key(own.indexOf(child)));
   }
 }
 
-function showChildren(view) {
-  $("level").textContent = view.level;
-  $("level-head").textContent = view.level;
-  $("children-empty").hidden = view.children.length > 0;
-  fill($("children").tBodies[0], view.children.map((child, n) => {
-    const { sum, count, slowest } = totals(child.slots);
-    const key = element("i", { class: "key", "aria-hidden": "true" });
-    key.style.color = color(n);
-    const down = view.level === "endpoint" ? () => go(view.path, child.key) : () => go([...view.path, child.key]);
-    const name = view.endpoint
-      ? element("span", {}, child.label)
-      : element("button", { type: "button", "data-key": child.key, onclick: down }, child.label);
-    const of = view.level === "endpoint" ? [element("span", { class: "of" }, child.key)] : [];
-    return element("tr", { "data-child": child.key },
-      element("td", {}, key, name, ...of),
-      element("td", { class: "n" }, whole.format(count)),
-      element("td", { class: "n" }, ms(sum / count)),
-      element("td", { class: "n" }, ms(slowest)),
-      element("td", { class: child.anomalies ? "n hot" : "n" }, whole.format(child.anomalies)));
-  }));
+function showMore() {
+  $("more").hidden = table.hidden === 0;
+  put($("more"), `Show all ${whole.format(table.rows.size)}`);
 }
 
-function showAnomalies(view) {
-  $("anomalies-empty").hidden = view.anomalies.length > 0;
-  fill($("anomalies").tBodies[0], view.anomalies.map((row) => {
+function showBatch(batch) {
+  $("batch").hidden = batch.batch_id === undefined;
+  if ($("batch").hidden) return;
+  put($("batch-id"), whole.format(batch.batch_id));
+  put($("batch-events"), whole.format(batch.events));
+  put($("batch-anomalies"), whole.format(batch.anomalies));
+}
+
+function showAnomalies() {
+  const latest = view.anomalies.latest;
+  $("anomalies-empty").hidden = latest.length > 0;
+  $("anomalies").hidden = latest.length === 0;
+  fill($("anomalies").tBodies[0], latest.map((row) => {
     const before = row.previous_sum_us / row.previous_count;
     const where = element("button", {
-      type: "button", "data-key": `${row.ts_us}-${row.endpoint_id}`, title: `${row.customer} › ${row.application} › ${row.server}`,
-      onclick: () => go([row.customer, row.application, row.server], String(row.endpoint_id)),
+      type: "button", "data-key": `${row.ts_us}-${row.endpoint_id}-${row.resp_time_us}`, title: `${row.customer} › ${row.application} › ${row.server}`,
+      onclick: () => step([row.customer, row.application, row.server], String(row.endpoint_id)),
     }, row.endpoint || String(row.endpoint_id));
     return element("tr", {},
       element("td", {}, charts.clock(row.ts_us)),
@@ -215,18 +356,29 @@ function showAnomalies(view) {
   }));
 }
 
+function showTokens(llm) {
+  const services = Object.entries(llm.services);
+  $("tokens").hidden = services.length === 0;
+  for (const [id, column, what] of [["chart-context", 2, "Context"], ["chart-generated", 3, "Generated"]]) {
+    charts.draw($(id), {
+      series: services.map(([name, rows], n) => ({ name, color: color(n), points: new Map(rows.map((row) => [row[0], row[column]])) })),
+      widthUs: llm.width_us, kind: "bars",
+      label: `${what} tokens by service, in slots of ${WIDTHS[llm.width]}; the totals are in the table below`, format: whole.format,
+    });
+  }
+}
+
 function showServices(llm) {
-  $("llm-width").textContent = { "5m": "5 min", "1h": "1 h" }[llm.width];
+  showTokens(llm);
+  put($("llm-width"), WIDTHS[llm.width]);
   const services = Object.entries(llm.services);
   $("services-empty").hidden = services.length > 0;
   $("services").hidden = services.length === 0;
   fill($("services").tBodies[0], services.map(([name, rows], n) => {
     const sum = (column) => rows.reduce((total, row) => total + row[column], 0);
     const [requests, context, generated] = [sum(1), sum(2), sum(3)];
-    const key = element("i", { class: "key", "aria-hidden": "true" });
-    key.style.color = color(n);
     return element("tr", { "data-service": name },
-      element("td", {}, key, name),
+      element("td", {}, key(n), name),
       ...[requests, context, generated].map((value) => element("td", { class: "n" }, whole.format(value))),
       element("td", { class: "n" }, tenths.format(context / requests)),
       element("td", { class: "n" }, tenths.format(generated / requests)),
@@ -236,21 +388,38 @@ function showServices(llm) {
 
 // -- what a person does -------------------------------------------------------------------------------------
 
-$("width").addEventListener("change", (event) => {
-  state.width = event.target.value;
-  location.hash = query().toString();
+const stamp = (us) => new Date(us / 1000).toISOString().slice(0, 19).replace("T", " ");
+
+$("range").addEventListener("change", (event) => go({ range: event.target.value }));
+$("as-of").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const at = Date.parse(`${$("moment").value}Z`);
+  if (!Number.isNaN(at)) go({ asOf: String(at * 1000) });
 });
-$("pause").addEventListener("click", () => {
-  state.paused = !state.paused;
-  $("pause").setAttribute("aria-pressed", String(state.paused));
-  $("pause").textContent = state.paused ? "Go on" : "Pause";
-  if (state.paused) light("wait", "paused");
-  else refresh();
+$("more").addEventListener("click", () => {
+  table.all();
+  showMore();
+  $("children").parentElement.focus(); // the button is gone
+});
+$("to-live").addEventListener("click", () => {
+  moved = true; // the button goes away
+  go({ asOf: null });
 });
 addEventListener("hashchange", () => {
   fromAddress();
-  refresh();
+  look();
 });
-addEventListener("resize", () => state.view && showCharts(state.view));
+document.addEventListener("visibilitychange", () => { // a page that nobody sees holds no stream
+  if (asked.asOf !== null) return;
+  if (document.hidden) {
+    live?.close();
+    live = null;
+  } else if (live === null) {
+    look();
+  }
+});
+addEventListener("resize", () => view && later(null));
+setInterval(showAge, 500);
+$("moment").value = new Date(Date.now() - 60_000).toISOString().slice(0, 19);
 fromAddress();
-forever();
+look();

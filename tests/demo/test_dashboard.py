@@ -6,95 +6,23 @@ The events are given, not measured: here it is about whether the page shows what
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import functools
+import http.client
 import json
-import tempfile
+import socket
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import kivi
 from apm_demo import service, trace
-from apm_demo.children import Child
-from apm_demo.tables import WIDTHS, create
-from tests.conftest import require
-from tests.serverproc import ServerProcess
-
-START_US = 1_709_315_700_000_000  # 2024-03-01 17:55:00
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-)
-
-
-def place(e: service.Endpoint) -> dict[str, Any]:
-    return {"customer": e.customer, "application": e.application, "server": e.server, "endpoint_id": e.endpoint_id}
-
-
-def events() -> list[dict[str, Any]]:
-    """Every endpoint, 30 slots of 5 s, one call more for each slot that has passed."""
-    return [
-        {**place(e), "ts": START_US + slot * WIDTHS["5s"] + call, "resp_time_us": 1_000 * e.endpoint_id + slot}
-        for e in service.ENDPOINTS
-        for slot in range(30)
-        for call in range(slot + 1)
-    ]
-
-
-class Stand:
-    """A server with tables, its client, and a dashboard."""
-
-    def __init__(self, server: ServerProcess, db: Any, dashboard: Child, address: str) -> None:
-        self.server, self.db, self.dashboard, self.address = server, db, dashboard, address
-
-    def fill(self) -> None:
-        with self.db.transaction() as tx:
-            for e in service.ENDPOINTS:
-                where = {name: value for name, value in place(e).items() if name != "endpoint_id"}
-                tx.insert("endpoints", (e.endpoint_id,), **where, name=e.name)
-            tx.append("invocations", events())
-            slow = {**place(service.ENDPOINTS[4]), "ts": START_US + 7, "resp_time_us": 121_000}
-            tx.append("anomalies", [{**slow, "previous_sum_us": 30_000, "previous_count": 2, "batch_id": 3}])
-            tx.put("batches", (3,), files="part-3.jsonl", events=12_345, anomalies=1)
-        columns = ("service", "ts", "context_tokens", "generated_tokens")
-        requests = [{**r._asdict(), "ts": r.ts_us} for r in trace.requests()]
-        self.db.append("llm_requests", [{name: r[name] for name in columns} for r in requests])
-
-    def get(self, path: str) -> dict[str, Any]:
-        with urllib.request.urlopen(self.address.rstrip("/") + path, timeout=20) as answer:
-            found: dict[str, Any] = json.load(answer)
-            return found
-
-    def refusal(self, path: str) -> tuple[int, str]:
-        try:
-            self.get(path)
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, json.load(error)["error"]
-        raise AssertionError(f"{path} was answered")
-
-
-@contextlib.contextmanager
-def standing(folder: Path) -> Iterator[Stand]:
-    with ServerProcess(folder / "store") as server, kivi.connect(server.endpoint) as db:
-        create(db)
-        dashboard = Child("dashboard", folder / "log", "apm_demo.dashboard", "--endpoint", server.endpoint)
-        try:
-            yield Stand(server, db, dashboard, dashboard.wait_for("ready", 60))
-        finally:
-            dashboard.stop(5)
+from apm_demo.tables import WIDTHS, micros
+from apm_demo.views import RANGES
+from tests.demo.dashboards import START_US, Stand, cells, events, place, recount, shown, standing, sums, until
 
 
 @pytest.fixture
@@ -105,62 +33,69 @@ def stand(tmp_path: Path) -> Iterator[Stand]:
 
 
 @pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
-    """One for all tests that only read."""
-    with standing(tmp_path_factory.mktemp("filled")) as made:
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """One for all tests that add events, and leave its processes alone."""
+    with standing(tmp_path_factory.mktemp("busy")) as made:
         made.fill()
         yield made
 
 
-def sums(view: dict[str, Any]) -> dict[str, tuple[int, int]]:
-    return {c["key"]: (sum(s[1] for s in c["slots"]), sum(s[2] for s in c["slots"])) for c in view["children"]}
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
+    """One for all tests that only read."""
+    with standing(tmp_path_factory.mktemp("filled")) as made:
+        made.fill(with_trace=True)
+        yield made
 
 
-def recount(column: str, where: Callable[[dict[str, Any]], bool] = lambda event: True) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for event in filter(where, events()):
-        total, count = found.get(str(event[column]), (0, 0))
-        found[str(event[column])] = (total + event["resp_time_us"], count + 1)
-    return found
+@pytest.mark.parametrize("name", RANGES)
+def test_every_level_and_range_agrees_with_the_events(filled: Stand, name: str) -> None:
+    chosen = RANGES[name]
+    last = START_US + 29 * WIDTHS["5s"]
+    first = last - last % chosen.width_us - (chosen.slots - 1) * chosen.width_us
 
+    def expected(column: str, where: Callable[[dict[str, Any]], bool] = lambda e: True) -> dict[str, tuple[int, int]]:
+        return recount(column, lambda e: e["ts"] >= first and where(e))
 
-def test_every_level_and_width_agrees_with_the_events(filled: Stand) -> None:
-    for width in WIDTHS:
-        assert sums(filled.get(f"/api/view?width={width}")) == recount("customer")
-        view = filled.get(f"/api/view?width={width}&customer=acme")
-        assert sums(view) == recount("application", lambda e: e["customer"] == "acme")
-        view = filled.get(f"/api/view?width={width}&customer=acme&application=shop")
-        assert sums(view) == recount("server", lambda e: e["application"] == "shop")
-        path = f"/api/view?width={width}&customer=acme&application=search&server=search-1"
-        assert sums(filled.get(path)) == recount("endpoint_id", lambda e: e["server"] == "search-1")
-        assert sums(filled.get(f"{path}&endpoint_id=255")) == recount("endpoint_id", lambda e: e["endpoint_id"] == 255)
+    assert sums(filled.get(f"/api/view?range={name}")) == expected("customer")
+    view = filled.get(f"/api/view?range={name}&customer=acme")
+    assert sums(view) == expected("application", lambda e: e["customer"] == "acme")
+    view = filled.get(f"/api/view?range={name}&customer=acme&application=shop")
+    assert sums(view) == expected("server", lambda e: e["application"] == "shop")
+    path = f"/api/view?range={name}&customer=acme&application=search&server=search-1"
+    assert sums(filled.get(path)) == expected("endpoint_id", lambda e: e["server"] == "search-1")
+    assert sums(filled.get(f"{path}&endpoint_id=255")) == expected("endpoint_id", lambda e: e["endpoint_id"] == 255)
 
 
 def test_a_view_is_of_one_snapshot_and_names_it(filled: Stand) -> None:
     view = filled.get("/api/view")
     assert view["snapshot_ts"] == filled.db.watermark()
-    assert view["anomalies_total"] == 1
-    (anomaly,) = view["anomalies"]
+    assert view["totals"]["anomalies"] == 1
+    (anomaly,) = view["anomalies"]["latest"]
     assert (anomaly["endpoint_id"], anomaly["resp_time_us"], anomaly["previous_sum_us"]) == (255, 121_000, 30_000)
 
 
 def test_the_traces_panel(filled: Stand) -> None:
-    for width, width_us in {"5m": 300_000_000, "1h": 3_600_000_000}.items():
-        found = filled.get(f"/api/llm?width={width}")["services"]
+    for name, width_us in {"5m": 300_000_000, "24h": 3_600_000_000}.items():
+        found = filled.get(f"/api/view?range={name}")["llm"]["services"]
         expected = trace.recount(trace.requests(), width_us)
         assert {(name, r[0]): trace.Row(*r[1:]) for name, rows in found.items() for r in rows} == expected
 
 
 def test_an_empty_store_is_not_an_error(stand: Stand) -> None:
     view = stand.get("/api/view")
-    assert (view["children"], view["anomalies"], view["llm"]["services"], view["batches"]) == ([], [], {}, None)
+    assert (view["children"], view["anomalies"], view["series"], view["batch"]) == ({}, {"latest": []}, {}, {})
+    assert view["llm"]["services"] == {}
 
 
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/api/view?width=7s", "width is one of"),
+        ("/api/view?range=7s", "range is one of"),
         ("/api/view?application=shop", "leaves none out"),
+        ("/api/live?range=7s", "range is one of"),
+        ("/api/live?server=shop-1", "leaves none out"),
+        ("/api/view?as_of=yesterday", "as_of is a moment"),
         ("/api/view?customer=acme&endpoint_id=251", "endpoint_id is one of"),
         ("/api/view?customer=acme&application=shop&server=shop-1&endpoint_id=255", "endpoint_id is one of"),
         ("/api/view?customer=acme&application=shop&server=shop-1&endpoint_id=x", "endpoint_id is one of"),
@@ -188,44 +123,123 @@ def test_a_server_that_is_away_is_said_and_come_back_from(stand: Stand) -> None:
     raise AssertionError("the dashboard did not come back")
 
 
-# -- in a browser -------------------------------------------------------------------------------------
+def calls(stand: Stand, level: str = "customer", **place: Any) -> int:
+    """How many the store has."""
+    with stand.db.snapshot() as snapshot:
+        rows = snapshot.scan(f"{level}_1h")
+        return sum(row["invocations"] for row in rows if all(row[name] == value for name, value in place.items()))
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    chromium, driver_path = require("chromium"), require("chromedriver")
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
-        options = webdriver.ChromeOptions()
-        options.binary_location = chromium
-        for flag in (*FLAGS, f"--user-data-dir={profile}", "--window-size=1280,1400"):
-            options.add_argument(flag)
-        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        driver = webdriver.Chrome(options=options, service=Service(driver_path))
-        try:
-            yield driver
-        finally:
-            driver.quit()
+# -- streams ------------------------------------------------------------------------------------------
 
 
-def shown(browser: Any, selector: str) -> str:
-    return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)).strip()
+class Stream:
+    """A browser's stream: what it is told, and the state that it would show."""
+
+    def __init__(self, stand: Stand, path: str) -> None:
+        self._connection = http.client.HTTPConnection(stand.address.split("/")[2], timeout=20)
+        self._connection.request("GET", path)
+        self._answer = self._connection.getresponse()
+        self.state: dict[str, dict[str, Any]] = {}
+        self.ts = 0
+
+    def next(self) -> str:
+        """The kind of the next message; the state is what it says."""
+        lines = []
+        while line := self._answer.readline().decode().rstrip("\n"):
+            lines.append(line)
+        if not lines[0].startswith("event: "):
+            return self.next()
+        kind = lines[0].removeprefix("event: ")
+        about, data = (json.loads(line.removeprefix("data: ")) for line in lines[1:])
+        if kind == "state":
+            self.state = data
+        elif kind == "change":
+            for section, values in data["set"].items():
+                self.state[section].update(values)
+            for section, names in data["gone"].items():
+                for name in names:
+                    del self.state[section][name]
+        self.ts = about["ts"]
+        return kind
+
+    def until(self, ts: int) -> None:
+        while self.ts < ts:
+            self.next()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._answer.close()
 
 
-def until(browser: Any, condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
+def counts(stand: Stand) -> tuple[int, ...]:
+    found = stand.get("/api/status")
+    return found["browsers"], found["views"], found["subscriptions"]
+
+
+def test_changes_lead_to_the_states_that_are_read(stand: Stand) -> None:
+    """Through an empty store, its events, and a window that slides on: each state is what a snapshot says."""
+    ways = ["customer=acme", "customer=acme&application=shop&server=shop-1&endpoint_id=251"]
+    with stand.db.transaction() as tx:
+        for e in service.ENDPOINTS:
+            where = {name: value for name, value in place(e).items() if name != "endpoint_id"}
+            tx.insert("endpoints", (e.endpoint_id,), **where, name=e.name)
+    streams = {f"range=1m&{way}": Stream(stand, f"/api/live?range=1m&{way}") for way in ways}
+    for slots in ([], [0], [1, 2], [30], [29, 31], [60, 61]):
+        made = [
+            {**place(e), "ts": START_US + slot * WIDTHS["5s"], "resp_time_us": 100 + e.endpoint_id + slot}
+            for e in service.ENDPOINTS
+            for slot in slots
+        ]
+        if made:
+            stand.db.append("invocations", made)
+        for question, stream in streams.items():
+            stream.until(stand.db.watermark())
+            read = stand.get(f"/api/view?{question}")
+            assert read.pop("snapshot_ts") == stream.ts
+            assert stream.state == read
+    for stream in streams.values():
+        stream.close()
+
+
+def test_browsers_share_what_they_look_at(filled: Stand) -> None:
+    until_left(filled)
+    first, second = (Stream(filled, "/api/live?range=5m&customer=acme") for _ in range(2))
+    other = Stream(filled, "/api/live?range=5m&customer=globex")
+    for stream in (first, second, other):
+        stream.until(filled.db.watermark())
+    assert first.state == second.state
+    browsers, views, subscriptions = counts(filled)
+    assert (browsers, views) == (3, 2)
+    assert subscriptions == 7 + 2  # its own rows and anomalies; names, slots, counts, trace and batches are the same
+    for stream in (first, second, other):
+        stream.close()
+    until_left(filled)
+
+
+def until_left(stand: Stand) -> None:
+    deadline = time.monotonic() + 10
+    while counts(stand) != (0, 0, 0):
+        assert time.monotonic() < deadline, "subscriptions are held for nobody"
         time.sleep(0.05)
-    raise AssertionError(f"the page does not show it: {shown(browser, 'body')}")
 
 
-def cells(browser: Any, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0] + ' td')].map(cell => cell.innerText.trim())"
-    return list(browser.execute_script(script, selector))
+def test_a_browser_that_does_not_read_holds_nobody_up(busy: Stand) -> None:
+    stand, before = busy, calls(busy)
+    host, _, port = stand.address.split("/")[2].partition(":")
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
+        slow.connect((host, int(port)))
+        slow.sendall(b"GET /api/live?range=5m HTTP/1.1\r\nHost: x\r\n\r\n")
+        reading = Stream(stand, "/api/live?range=5m")
+        for _ in range(5):
+            stand.db.append("invocations", [{**place(service.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}])
+            reading.until(stand.db.watermark())
+        assert reading.state["totals"]["count"] == before + 5
+        reading.close()
+
+
+# -- in a browser -------------------------------------------------------------------------------------
 
 
 @pytest.mark.browser
@@ -236,7 +250,7 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
     assert browser.find_element("id", "children-empty").is_displayed()
     assert browser.find_element("id", "anomalies-empty").is_displayed()
 
-    stand.fill()  # the page sees it without being loaded again
+    stand.fill(with_trace=True)  # the page sees it without being loaded again
     until(browser, lambda: shown(browser, "#snapshot") == f"{stand.db.watermark():,}")
     assert shown(browser, "#total-count") == f"{len(events()):,}"
     with stand.db.snapshot() as snapshot:
@@ -258,29 +272,106 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
 
 
-@pytest.mark.browser
-def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(filled: Stand, browser: Any) -> None:
+def press(browser: Any, key: str, held: str | None = None) -> None:
+    """To whatever has the focus, as a person would."""
     from selenium.webdriver.common.action_chains import ActionChains
+
+    chain = ActionChains(browser)
+    if held is None:
+        chain.send_keys(key).perform()
+    else:
+        chain.key_down(held).send_keys(key).key_up(held).perform()
+
+
+def focused(browser: Any) -> str:
+    return str(browser.execute_script("return document.activeElement.dataset.key ?? document.activeElement.id"))
+
+
+@pytest.mark.browser
+def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(busy: Stand, browser: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
-    browser.get(filled.address)
+    stand, at_first, of_endpoint = busy, calls(busy), calls(busy, "endpoint", endpoint_id=255)
+    browser.get(stand.address)
+    until(browser, lambda: shown(browser, "#total-count") == f"{at_first:,}")
+    browser.execute_script("window.loaded = performance.getEntriesByType('resource').length")
+    more = 0
     for key in ("acme", "search", "search-1", "255"):
         selector = f"#children button[data-key='{key}']"
         until(browser, functools.partial(shown, browser, selector))
         browser.execute_script("document.querySelector(arguments[0]).focus()", selector)
-        time.sleep(1.2)  # a refresh of the page does not take the focus away
-        assert browser.execute_script("return document.activeElement.dataset.key") == key
-        ActionChains(browser).send_keys(Keys.ENTER).perform()  # to whatever has the focus, as a person would
-    expected = recount("endpoint_id", lambda e: e["endpoint_id"] == 255)["255"]
+        before = shown(browser, "#total-count")
+        stand.db.append("invocations", [{**place(service.ENDPOINTS[4]), "ts": START_US, "resp_time_us": 1}])
+        more += 1
+        until(browser, functools.partial(lambda before: shown(browser, "#total-count") != before, before))
+        assert focused(browser) == key  # an update does not take the focus away
+        press(browser, Keys.ENTER)
     until(browser, lambda: shown(browser, "[aria-current]") == "GET /find")
-    assert shown(browser, "#total-count") == f"{expected[1]:,}"
+    until(browser, lambda: shown(browser, "#total-count") == f"{of_endpoint + more:,}")
     assert "endpoint_id=255" in browser.current_url
+    # Four views were asked for, as streams; nothing else was.
+    assert browser.execute_script("return performance.getEntriesByType('resource').length - loaded") <= more
+    assert focused(browser) == "here"
+    press(browser, Keys.TAB, Keys.SHIFT)
+    assert focused(browser) == "step-3"
+    press(browser, Keys.ENTER)
+    until(browser, lambda: shown(browser, "[aria-current]") == "search-1" and cells(browser, "#children tr")[1:])
     browser.execute_script("""document.querySelector("#path button[data-key='step-0']").click()""")
-    until(browser, lambda: shown(browser, "#total-count") == f"{len(events()):,}")
+    until(browser, lambda: shown(browser, "#total-count") == f"{at_first + more:,}")
+    browser.back()
+    until(browser, lambda: shown(browser, "[aria-current]") == "search-1")
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [400, 1280])
+def test_columns_are_sorted_by_their_headers(filled: Stand, browser: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    browser.get(f"{filled.address}#range=5m&customer=acme&application=search&server=search-1")
+    until(browser, lambda: cells(browser, "#children tbody tr"))
+    listed = "return [...document.querySelectorAll('#children tbody tr')].map((row) => row.dataset.child)"
+    assert browser.execute_script(listed) == ["255", "256"]
+    browser.execute_script("document.querySelectorAll('#children th button')[3].focus()")
+    for sort, expected in (("descending", ["256", "255"]), ("ascending", ["255", "256"])):
+        press(browser, Keys.ENTER)
+        assert browser.execute_script(listed) == expected
+        assert browser.find_elements("css selector", "#children th")[3].get_attribute("aria-sort") == sort
+        assert len(browser.find_elements("css selector", "#children th[aria-sort]")) == 1
+
+
+@pytest.mark.browser
+def test_the_past_is_marked_and_stays_as_it_was(busy: Stand, browser: Any) -> None:
+    stand, all_then, acme_then = busy, calls(busy), calls(busy, customer="acme")
+    then = stand.db.watermark()
+    time.sleep(0.01)
+    moment_us = micros(dt.datetime.now(dt.UTC))
+    time.sleep(0.01)
+    more = [{**place(service.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}]
+    stand.db.append("invocations", more)
+    browser.get(f"{stand.address}#range=5m&as_of={moment_us}")
+    until(browser, lambda: shown(browser, "#status-text") == "the past")
+    assert shown(browser, "#snapshot") == f"{then:,}"
+    assert shown(browser, "#total-count") == f"{all_then:,}"
+    assert "it does not change" in shown(browser, "#past")
+    stand.db.append("invocations", more)
+    browser.execute_script("document.querySelector('#children button[data-key=acme]').click()")  # also further down
+    until(browser, lambda: shown(browser, "#total-count") == f"{acme_then:,}")
+    assert f"as_of={moment_us}" in browser.current_url
+    browser.find_element("id", "to-live").click()
+    until(browser, lambda: shown(browser, "#total-count") == f"{acme_then + 2:,}")
+    assert shown(browser, "#status-text") == "live"
+    assert not browser.find_element("id", "past").is_displayed()
+
+    # A moment before all, through the form: nothing of another moment stays on the page under its name.
+    browser.execute_script("document.getElementById('moment').value = '2001-02-03T04:05:06'")
+    browser.find_element("css selector", "#as-of button").click()
+    until(browser, lambda: "ask for a later moment" in shown(browser, "#error"))
+    assert shown(browser, "#past-when") == "2001-02-03 04:05:06 UTC."
+    assert not browser.find_element("id", "total-count").is_displayed()
+    assert shown(browser, "#snapshot") == "\N{EN DASH}"
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [320, 1280])
 def test_nothing_sticks_out(filled: Stand, browser: Any, width: int) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -290,13 +381,19 @@ def test_nothing_sticks_out(filled: Stand, browser: Any, width: int) -> None:
 
 
 @pytest.mark.browser
-def test_the_page_says_that_its_numbers_are_old(stand: Stand, browser: Any) -> None:
+def test_the_page_says_that_its_numbers_are_old_and_comes_back(stand: Stand, browser: Any) -> None:
     stand.fill()
     browser.get(stand.address)
     until(browser, lambda: shown(browser, "#total-count") == f"{len(events()):,}")
     stand.server.kill()
     until(browser, lambda: "kivi does not answer" in shown(browser, "#error"))
-    assert shown(browser, "#status-text") == "no new numbers"
+    assert shown(browser, "#status-text") == "reconnecting"
     assert shown(browser, "#total-count") == f"{len(events()):,}"
+    stand.server.start()
+    stand.db.append("invocations", [{**place(service.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}])
+    until(browser, lambda: shown(browser, "#total-count") == f"{len(events()) + 1:,}")
+    until(browser, lambda: shown(browser, "#status-text") == "live")
+    assert not browser.find_element("id", "error").is_displayed()
     stand.dashboard.kill()
     until(browser, lambda: "cannot be reached" in shown(browser, "#error"))
+    assert shown(browser, "#status-text") == "reconnecting"

@@ -1,0 +1,124 @@
+"""What tests of the dashboard share: a server with tables, its client and a dashboard; given events; a page's texts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kivi
+from apm_demo import service, trace
+from apm_demo.children import Child
+from apm_demo.tables import WIDTHS, create
+from tests.serverproc import ServerProcess
+
+START_US = 1_709_315_700_000_000  # 2024-03-01 17:55:00
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+)
+
+
+def place(e: service.Endpoint) -> dict[str, Any]:
+    return {"customer": e.customer, "application": e.application, "server": e.server, "endpoint_id": e.endpoint_id}
+
+
+def events() -> list[dict[str, Any]]:
+    """Every endpoint, 30 slots of 5 s, one call more for each slot that has passed."""
+    return [
+        {**place(e), "ts": START_US + slot * WIDTHS["5s"] + call, "resp_time_us": 1_000 * e.endpoint_id + slot}
+        for e in service.ENDPOINTS
+        for slot in range(30)
+        for call in range(slot + 1)
+    ]
+
+
+class Stand:
+    """A server with tables, its client, and a dashboard."""
+
+    def __init__(self, server: ServerProcess, db: Any, dashboard: Child, address: str) -> None:
+        self.server, self.db, self.dashboard, self.address = server, db, dashboard, address
+
+    def fill(self, *, with_trace: bool = False) -> None:
+        with self.db.transaction() as tx:
+            for e in service.ENDPOINTS:
+                where = {name: value for name, value in place(e).items() if name != "endpoint_id"}
+                tx.insert("endpoints", (e.endpoint_id,), **where, name=e.name)
+            tx.append("invocations", events())
+            slow = {**place(service.ENDPOINTS[4]), "ts": START_US + 7, "resp_time_us": 121_000}
+            tx.append("anomalies", [{**slow, "previous_sum_us": 30_000, "previous_count": 2, "batch_id": 3}])
+            tx.put("batches", (3,), files="part-3.jsonl", events=12_345, anomalies=1)
+        if with_trace:
+            self.fill_trace()
+
+    def fill_trace(self) -> None:
+        columns = ("service", "ts", "context_tokens", "generated_tokens")
+        requests = [{**r._asdict(), "ts": r.ts_us} for r in trace.requests()]
+        self.db.append("llm_requests", [{name: r[name] for name in columns} for r in requests])
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.address.rstrip("/") + path, timeout=20) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def refusal(self, path: str) -> tuple[int, str]:
+        try:
+            self.get(path)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, json.load(error)["error"]
+        raise AssertionError(f"{path} was answered")
+
+
+@contextlib.contextmanager
+def standing(folder: Path) -> Iterator[Stand]:
+    with ServerProcess(folder / "store") as server, kivi.connect(server.endpoint) as db:
+        create(db)
+        dashboard = Child("dashboard", folder / "log", "apm_demo.dashboard", "--endpoint", server.endpoint)
+        try:
+            yield Stand(server, db, dashboard, dashboard.wait_for("ready", 60))
+        finally:
+            dashboard.stop(5)
+
+
+def sums(view: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Child -> (sum of response times, invocations)."""
+    return {key: (c[2], c[1]) for key, c in view["children"].items()}
+
+
+def recount(column: str, where: Callable[[dict[str, Any]], bool] = lambda event: True) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for event in filter(where, events()):
+        total, count = found.get(str(event[column]), (0, 0))
+        found[str(event[column])] = (total + event["resp_time_us"], count + 1)
+    return found
+
+
+def shown(browser: Any, selector: str) -> str:
+    return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)).strip()
+
+
+def until(browser: Any, condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if found := condition():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"the page does not show it: {shown(browser, 'body')}")
+
+
+def cells(browser: Any, selector: str) -> list[str]:
+    script = "return [...document.querySelectorAll(arguments[0] + ' td')].map(cell => cell.innerText.trim())"
+    return list(browser.execute_script(script, selector))
