@@ -107,6 +107,8 @@ class Live(Subscription):
         while not self._closed.is_set():
             try:
                 self._open()
+                if self._closed.is_set():  # meanwhile: nobody else cancels this one
+                    self._call.cancel()
                 return True
             except KiviError as error:
                 self._call = None
@@ -130,6 +132,8 @@ class Live(Subscription):
         with contextlib.suppress(queue.Empty):  # a reader that waits for room goes on, and finds that it is over
             while True:
                 self._said.get_nowait()
+        with contextlib.suppress(queue.Full):  # for a thread that waits
+            self._said.put_nowait(None)
 
 
 def _nothing(_: Any) -> None:

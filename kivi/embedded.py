@@ -208,7 +208,11 @@ class _Live(Subscription):
         if isinstance(said, KiviError):
             self.close()
             raise said
-        return None if said is None else told(self._schema, said)
+        try:
+            return None if said is None else told(self._schema, said)
+        except KiviError:  # a value that callers cannot be shown
+            self.close()
+            raise
 
     def _acknowledge(self, ts: int, skip: int) -> None:
         assert self._wanted.name is not None

@@ -56,16 +56,22 @@ class Follower:
         self._renew_s = min(wanted.ttl_us / 4e6, 3_600.0)
         self.heard_at = time.monotonic()
 
+    def is_news(self, update: Update) -> bool:
+        """Whether callers are given it; else it says only that all is well."""
+        begins = not self.begun and not self.of_events
+        return bool(update.changes) or update.reset or update.ended or begins
+
     def hear(self, update: Update) -> Update | None:
         """An update with rows as callers see them; None if it says only that all is well."""
+        news = self.is_news(update)
         self.heard_at = time.monotonic()
         self.ts, self.skip, self.ended = update.ts, update.skip, update.ended
         if not self.of_events:
             if update.reset:
                 self.rows = []
             self.rows = applied(self.rows, update.changes, value=_row)
-        first, self.begun = not self.begun, True
-        return update if update.changes or update.reset or update.ended or (first and not self.of_events) else None
+        self.begun = True
+        return update if news else None
 
     def asks(self) -> None:
         """The caller asks for the next update: it has what it was given."""
@@ -127,11 +133,11 @@ class Subscription(ABC):
         while not self._follower.ended:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             said = self._next(left)
+            if said is not None and (update := self._follower.hear(said)) is not None:
+                return update
             self._tell(self._follower.to_tell())
             if said is None:
                 return None
-            if (update := self._follower.hear(said)) is not None:
-                return update
         return None
 
     def acknowledge(self) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from kivi.errors import InvalidArgument
-from kivi.expr import Expr, Scan, names
+from kivi.expr import Expr, Scan
 from kivi.schema import TableSchema
 
 __all__ = ["Change", "Durable", "Kind", "Query", "Stored", "Terms", "Update", "applied", "differences"]
@@ -179,9 +179,8 @@ class Query:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns that decide: those shown, ordered by, and asked about."""
-        asked = names(self.where) if self.where is not None else ()
-        return tuple(dict.fromkeys((*self.columns, *(name for name, _ in self.order), *sorted(asked))))
+        """The columns that are shown and ordered by. Of those asked about a sum may have outgrown its column."""
+        return tuple(dict.fromkeys((*self.columns, *(name for name, _ in self.order))))
 
     def sort_key(self) -> Callable[[Row, bytes], tuple[Any, ...]]:
         """(row, key) -> what orders it among the others; no two are equal."""

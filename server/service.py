@@ -190,16 +190,22 @@ class Service:
     async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
         try:
             grant, _ = self.access("Subscribe", context, request.spec.table)
-            live = await self.reading(live_queries.subscribe, self.sessions.hub, self.translator, request)
+            hub = self.sessions.hub
+            opening = asyncio.ensure_future(self.reading(live_queries.subscribe, hub, self.translator, request))
+            try:
+                live = await asyncio.shield(opening)
+            except asyncio.CancelledError:  # the client has gone, and its subscription is still being made
+                opening.add_done_callback(lambda made: None if made.exception() else hub.close(made.result()))
+                raise
             try:
                 await context.send_initial_metadata((methods.ACCEPTED,))
-                async for message in live_queries.messages(self.sessions.hub, live, self._answers):
+                async for message in live_queries.messages(hub, live, self._answers):
                     if (now := self.tokens.now(grant)) is None:
                         raise Unauthenticated("the token of this subscription was withdrawn")
                     now.require(_NEEDS["Subscribe"], "Subscribe", request.spec.table)
                     await _write(context, message)
             finally:
-                self.sessions.hub.close(live)
+                hub.close(live)
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -342,11 +348,13 @@ class Service:
         try:
             grant, _ = self.access("DropSubscription", context)
             durable = self.sessions.hub.durable
+            table = None
             if grant.tables:
                 for one in await self.reading(durable.listed, request.user):
                     if one.name == request.name:
-                        grant.require(_NEEDS["DropSubscription"], "DropSubscription", one.table)
-            await self.reading(durable.drop, request.user, request.name)
+                        table = one.table
+                        grant.require(_NEEDS["DropSubscription"], "DropSubscription", table)
+            await self.reading(functools.partial(durable.drop, request.user, request.name, table=table))
             return pb.DropSubscriptionResponse()
         except Exception as error:
             await status.abort(context, error)

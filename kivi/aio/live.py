@@ -64,11 +64,13 @@ class Subscription:
             await self._tell(self._follower.to_tell())
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._next())
-        done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
-        if not done:
+        reading = self._reading
+        done, _ = await asyncio.wait({reading}, timeout=timeout_s)
+        if not done or reading.cancelled():  # by close
             return None
-        reading, self._reading = self._reading, None
-        return reading.result()
+        self._reading = None
+        said = reading.result()
+        return None if said is None or self._closed else self._known().hear(said)
 
     async def acknowledge(self) -> None:
         """What was given so far is delivered, durably. Raises InvalidArgument for one without a name."""
@@ -84,6 +86,7 @@ class Subscription:
             self._known().tell(position)
 
     async def _next(self) -> Update | None:
+        """What the caller is given next, who may come for it later: until then nothing of it counts as delivered."""
         while not self._closed:
             if self._call is None:
                 await self._again()
@@ -102,9 +105,11 @@ class Subscription:
                     await self.close()
                     raise problem from None
                 continue
+            if said is not None:
+                if follower.is_news(said):
+                    return said
+                follower.hear(said)
             await self._tell(follower.to_tell())
-            if said is not None and (update := follower.hear(said)) is not None:
-                return update
         return None
 
     async def _over(self) -> None:

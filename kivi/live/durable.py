@@ -13,7 +13,8 @@ disk, and no commit looks at them.
 * With ``unseen`` an event is left out if another durable subscription of the same user, on the same table, selects it
   and has been handed it: which is so if it was committed in what that one has behind it. No event is remembered by
   itself. Both are decided under the hub's lock, so of two that are connected exactly one is handed an event that both
-  select. (An event that is handed out and lost with its connection comes again by the one that was handed it.) Of a
+  select. An event that is handed out and lost with its connection comes again by the one that was handed it, and then
+  whether or not another was handed it since; which events those are is forgotten if the server dies as well. Of a
   commit that was handed out in part, the others still get all: a commit counts as seen when it was handed out whole.
 * An expired one is as good as none. Its row is deleted when somebody subscribes later (``sweep``).
 """
@@ -91,6 +92,15 @@ class DurableSubscriptions:
             txn.put(SUBSCRIPTIONS, (user, name), moved)
 
         self._run(work)
+
+    def position(self, user: str, name: str) -> int:
+        """Up to which commit all is delivered; 0 if there is none of that name."""
+        lease = self._store.begin()
+        try:
+            row = self._store.get(lease, SUBSCRIPTIONS, [(user, name)])[0]
+        finally:
+            self._store.release(lease)
+        return 0 if row is None else row["ts"]
 
     def drop(self, user: str, name: str, *, table: str | None = None) -> None:
         """Forgets it. Raises NotFound."""

@@ -34,7 +34,7 @@ from kivi.subscriptions import Query, Row
 if TYPE_CHECKING:
     from kivi.store import Store
 
-__all__ = ["Group", "group_of"]
+__all__ = ["Group", "group_of", "made_again"]
 
 _EVERYTHING: Final = Cover([(None, None)])
 
@@ -53,6 +53,10 @@ def _selecting(schema: TableSchema, query: Query) -> Expr | None:
     for term in terms:
         where = term if where is None else where & term
     return where
+
+
+def made_again(schema: TableSchema) -> NotFound:
+    return NotFound(f"table {schema.name!r} was dropped and made again: subscribe again", table=schema.name)
 
 
 class Group:
@@ -105,7 +109,7 @@ class Group:
         try:
             schema = self.store.table(self.schema.name, lease)
             if schema.origin != self.schema.origin:
-                raise NotFound(f"table {schema.name!r} was dropped and made again: subscribe again", table=schema.name)
+                raise made_again(schema)
         except KiviError as error:
             return self.fail_all(error)
         if schema is not self.schema and schema != self.schema:
@@ -298,12 +302,16 @@ class RowGroup(Group):
             self._ranges[live] = key_range(self.schema, live.query.scan)
         missed, live.missed = live.missed, set()
         self._hold(live)
-        if live.reread:
-            self._read_again(live, lease)
-        elif missed:
-            self._update(sorted(missed), lease, live)
-        if live.failure is None:
-            self.add(live)
+        try:
+            if live.reread:
+                self._read_again(live, lease)
+            elif missed:
+                self._update(sorted(missed), lease, live)
+            if live.failure is None:
+                self.add(live)
+        finally:
+            if live not in self.lives:
+                self._let_go(live)
 
 
 def _within(key: bytes, low: bytes | None, high: bytes | None) -> bool:
@@ -330,6 +338,8 @@ class EventGroup(Group):
         floor = floor_of(self.store, self.schema, lease.ts)
         if again or floor != self._floor:
             self._floor = floor
+            for live in self.joining:
+                live.reread = True
             touched += self._read_all(lease)
             for live in self.lives:
                 if again and isinstance(live, EventsLive):

@@ -12,10 +12,10 @@ ended it. What they have not asked for is not made.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 import logging
-import math
 import threading
 import time
 from collections import Counter, deque
@@ -28,10 +28,19 @@ import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
 from kivi.changes import COMMIT_TS, Changes
-from kivi.errors import InvalidArgument, KiviError, ResourceExhausted, SnapshotTooOld, StoreInUse, Unavailable
+from kivi.errors import (
+    InvalidArgument,
+    KiviError,
+    NotFound,
+    OutOfRange,
+    ResourceExhausted,
+    SnapshotTooOld,
+    StoreInUse,
+    Unavailable,
+)
 from kivi.expr import matches
 from kivi.live.durable import DurableSubscriptions
-from kivi.live.groups import Group, group_of
+from kivi.live.groups import Group, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.mvcc.leases import Lease
@@ -53,6 +62,7 @@ _NAP_S: Final = 0.02
 _START_S: Final = 10.0
 _MISSED_MAX: Final = 50_000
 _PAGE_ROWS: Final = 5_000
+_RIPE_SPARE: Final = 1_024
 _log = logging.getLogger("kivi.live")
 
 
@@ -81,6 +91,7 @@ class Hub:
         """Of the subscriptions, in seconds: what the least is decides."""
         self.durable = DurableSubscriptions(store)
         self._connected: dict[tuple[str, str], EventsLive] = {}
+        self._unfinished: dict[tuple[str, str], tuple[int, int]] = {}
         self.ticks = self.told = 0
         self.tick_s = 0.0
 
@@ -129,7 +140,7 @@ class Hub:
             schema = self._store.table(live.table, lease)
             live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
             live.reset = False
-        except SnapshotTooOld:
+        except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
             live.told = []
         finally:
             self._store.release(lease)
@@ -158,11 +169,27 @@ class Hub:
         """From now on it is this connection's."""
         with self._lock:
             before = self._connected.get(durable[:2])
+            if before is not None:
+                self._disconnected(before)
             self._connected[durable[:2]] = live
+            live.again = self._unfinished.pop(durable[:2], live.again)
             if before is not None and not before.closed:
                 before.failure = StoreInUse(f"subscription {durable.name!r} was taken over by another connection")
-                self._groups[before.table].remove(before)
+                if before.table in self._groups:
+                    self._groups[before.table].remove(before)
                 self._ripen(before, 0.0)
+
+    def _disconnected(self, live: EventsLive) -> None:
+        """What it was handed and has not acknowledged it gets again, for others passed over that."""
+        durable = live.durable
+        assert durable is not None
+        del self._connected[durable[:2]]
+        if live.unseen and live.given:
+            acknowledged = 0
+            with contextlib.suppress(KiviError):
+                acknowledged = self.durable.position(durable.user, durable.name)
+            if acknowledged < live.given:
+                self._unfinished[durable[:2]] = acknowledged, live.given
 
     def ask(self, live: Live, then: Then) -> None:
         """``then`` is called once, when there is something to tell. Ask again after that."""
@@ -189,7 +216,7 @@ class Hub:
     def _enter(self, live: Live) -> Group:
         """Its group, which notes for it what changes from now on."""
         self._store.check_open()
-        schema = self._store.table(live.table)
+        self._store.table(live.table)
         with self._starting:
             if self._stopping:
                 raise Unavailable("the store is closed")
@@ -204,12 +231,21 @@ class Hub:
             with self._counting:
                 self._lives.add(live)
                 self._patience[live.patience_s] += 1
-        with self._lock:
-            group = self._groups.get(live.table)
-            if group is None:
-                group = self._groups[live.table] = group_of(self._store, schema)
-            group.joining.add(live)
-            return group
+        try:
+            with self._lock:
+                schema = self._store.table(live.table)
+                group = self._groups.get(live.table)
+                if group is not None and group.schema.origin != schema.origin:  # no tick has noticed yet
+                    for ended in group.fail_all(made_again(schema)):
+                        self._ripen(ended, ended.due)
+                    group = None
+                if group is None:
+                    group = self._groups[live.table] = group_of(self._store, schema)
+                group.joining.add(live)
+                return group
+        except BaseException:
+            self._leave(live)
+            raise
 
     def _join(self, group: Group, live: Live) -> None:
         with self._lock:
@@ -283,7 +319,7 @@ class Hub:
         live.then = None
         self._leave(live)
         if isinstance(live, EventsLive) and live.durable is not None and self._connected.get(live.durable[:2]) is live:
-            del self._connected[live.durable[:2]]
+            self._disconnected(live)
         if isinstance(live, EventsLive) and not live.busy:
             live.release(self._store.release)
         if group is not None and not group.lives and not group.joining:
@@ -319,7 +355,7 @@ class Hub:
             self._resting = True
             self._store.moved.wait_until(self._has_work, self._until_next())
             self._resting = False
-        with self._lock:
+        with self._starting, self._lock:
             self._end_all(failure or Unavailable("the store is closing: subscribe again"))
 
     def _pause(self, took: float) -> None:
@@ -351,6 +387,8 @@ class Hub:
             then, live.then = live.then, None
             if then is not None:
                 _call(then, live.failure)
+            if isinstance(live, EventsLive) and not live.busy:
+                live.release(self._store.release)
         with self._counting:
             self._lives.clear()
             self._patience.clear()
@@ -358,9 +396,11 @@ class Hub:
         self._answer_ended()
 
     def _answer_ended(self) -> None:
-        while self._asked:
+        for _ in range(len(self._asked)):
             live, then = self._asked.popleft()
-            if live.failure is not None and not live.closed:
+            if live.failure is None:  # of the thread that has begun since
+                self._asked.append((live, then))
+            elif not live.closed:
                 _call(then, live.failure)
 
     def _take_calls(self) -> None:
@@ -374,13 +414,19 @@ class Hub:
                 continue
             live.then = then
             live.beat = now + live.heartbeat_s
-            self._ripen(live, max(now, live.due) if live.dirty else live.beat)
+            at = min(max(now, live.due), live.beat) if live.dirty else live.beat
+            self._ripen(live, min(at, self._end_at(live, now)) if isinstance(live, EventsLive) else at)
 
     def _ripen(self, live: Live, at: float) -> None:
-        """To be looked at then. Of several moments only the first counts: later ones follow from it."""
-        if at < live.ripe:
-            live.ripe = at
-            heapq.heappush(self._ripe, (at, next(self._numbers), live))
+        """It is to be looked at then, if not before."""
+        if live.ripe_at is not None and live.ripe_at <= at:
+            return
+        live.ripe_at = at
+        heapq.heappush(self._ripe, (at, next(self._numbers), live))
+        if len(self._ripe) > 2 * len(self._lives) + _RIPE_SPARE:  # most are about what was told or closed since
+            ripe = ((one.ripe_at, next(self._numbers), one) for one in tuple(self._lives))
+            self._ripe = [(at, number, one) for at, number, one in ripe if at is not None]
+            heapq.heapify(self._ripe)
 
     def _tick(self, at: Lease | None = None) -> None:
         """Every window to the newest snapshot, or that of a lease. Called with the lock."""
@@ -392,13 +438,12 @@ class Hub:
             self._lost = max(self._lost, lost)
             again = self._lost > self.ts
             touched: list[Live] = []
-            if commits or again:
-                commits.sort(key=lambda commit: commit.cts)
-                for group in list(self._groups.values()):
-                    try:
-                        touched += group.advance(lease, commits, again)
-                    except KiviError as error:
-                        touched += group.fail_all(error)
+            commits.sort(key=lambda commit: commit.cts)
+            for group in list(self._groups.values()):  # also without a commit: a retention floor has a timestamp too
+                try:
+                    touched += group.advance(lease, commits, again)
+                except KiviError as error:
+                    touched += group.fail_all(error)
             self.ts = lease.ts
             if self._lost <= self.ts:
                 self._lost = 0
@@ -413,32 +458,41 @@ class Hub:
     # -- telling --------------------------------------------------------------------------------------------------
 
     def _tell(self, now: float) -> None:
+        ripe: list[Live] = []
         while self._ripe and self._ripe[0][0] <= now:
             at, _, live = heapq.heappop(self._ripe)
-            if at != live.ripe:  # an earlier moment took its place
-                continue
-            live.ripe = math.inf
+            if at == live.ripe_at:
+                live.ripe_at = None
+                ripe.append(live)
+        for live in ripe:  # each once: what it then waits for may be the next tick
             if live.then is None or live.closed:
                 continue
             if live.failure is not None:
                 self._answer(live, live.failure, now)
             elif isinstance(live, EventsLive):
                 self._tell_events(live, now)
-            elif live.dirty and now >= live.due:
-                update = live.take(self.ts)
-                if update.changes or update.reset or now >= live.beat:
-                    self._answer(live, update, now)
-                else:
-                    self._ripen(live, live.beat)
-            elif now >= live.beat:
-                self._answer(live, Update(self.ts), now)
+            elif isinstance(live, RowsLive):
+                self._tell_rows(live, now)
+
+    def _tell_rows(self, live: RowsLive, now: float) -> None:
+        if live.dirty and now < live.due:  # it is not told yet, and has the state of before
+            if now >= live.beat:
+                self._answer(live, Update(live.ts), now)
             else:
-                self._ripen(live, live.due if live.dirty else live.beat)
+                self._ripen(live, min(live.due, live.beat))
+            return
+        update = live.take(self.ts)
+        if update.changes or update.reset or now >= live.beat:
+            self._answer(live, update, now)
+        else:
+            self._ripen(live, live.beat)
 
     def _answer(self, live: Live, said: Update | KiviError, now: float) -> None:
         if isinstance(live, EventsLive) and isinstance(said, Update):
             if live.unseen and said.changes:
                 said = replace(said, changes=self._unseen(live, said.changes))
+            if live.unseen and said.changes:
+                live.given = max(change.row[COMMIT_TS] for change in said.changes if change.row is not None)
             said = live.shown(said)
             live.handed = said.ts
         then, live.then = live.then, None
@@ -452,6 +506,12 @@ class Hub:
         if live.busy:
             return
         self._find_end(live)
+        if now < live.due:
+            if now >= live.beat:
+                self._answer(live, Update(live.ts, skip=live.skip), now)
+            else:
+                self._ripen(live, min(live.due, live.beat))
+            return
         if live.behind:
             live.busy = True
             assert self._readers is not None
@@ -477,7 +537,7 @@ class Hub:
             row = change.row
             assert row is not None
             cts = row[COMMIT_TS]
-            if not any(
+            if live.again[0] < cts <= live.again[1] or not any(
                 since < cts <= handed and (where is None or matches(where, row)) for where, since, handed in others
             ):
                 kept.append(change)
@@ -515,7 +575,7 @@ class Hub:
             said = Unavailable("reading failed by a fault of this program: subscribe again")
         with self._lock:
             live.busy = False
-            if live.closed:
+            if live.closed or live not in self._lives:
                 live.release(self._store.release)
                 return
             if isinstance(said, KiviError):
@@ -555,7 +615,7 @@ class Hub:
             return None
         reset, live.reset = live.reset, False
         last = rows[-1][COMMIT_TS]
-        if rows[0][COMMIT_TS] < last:
+        if rows[0][COMMIT_TS] < last or not live.skip:
             live.skip = 0
             live.ts = max(live.ts, last - 1)
         live.skip += sum(row[COMMIT_TS] == last for row in rows)

@@ -5,7 +5,6 @@ All of it belongs to the hub: nothing here is touched without its lock, but ``as
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -48,8 +47,8 @@ class Live:
         """Not to be told anything before this moment of the monotonic clock."""
         self.beat = 0.0
         """To be told at this moment that it is alive, if nothing else."""
-        self.ripe = math.inf
-        """The moment at which the hub looks at it next."""
+        self.ripe_at: float | None = None
+        """The hub looks at it then."""
         self.failure: KiviError | None = None
         self.closed = False
         self.missed: set[bytes] = set()
@@ -78,6 +77,8 @@ class RowsLive(Live):
         self.read_ts = 0
         """The snapshot that the window was first read at."""
         self.told: list[Keyed] = []
+        self.ts = terms.since or 0
+        """The snapshot that ``told`` is the state of."""
         self.reset = True
         """It has been told nothing that holds."""
 
@@ -86,6 +87,7 @@ class RowsLive(Live):
         return self.failure is not None or self.reset or self.window.changed
 
     def take(self, ts: int) -> Update:
+        self.ts = ts
         if not (self.window.changed or self.reset):
             return Update(ts)
         state = self.window.state()
@@ -110,6 +112,10 @@ class EventsLive(Live):
         self.schema, self.query = schema, query
         self.generation = schema.id
         self.ts = self.handed = since
+        self.given = 0
+        """With ``unseen``, the newest commit of which it was handed an event."""
+        self.again = (0, 0)
+        """Commits after the first and up to the second were handed to the connection before this one, for nothing."""
         self.skip = skip
         self.until_us = terms.until_us
         self.durable = terms.durable
@@ -118,7 +124,7 @@ class EventsLive(Live):
         self.columns = schema.output_names if self.unseen else query.columns
         self.end_ts: int | None = None
         self.behind = True
-        self.partial = since == 0
+        self.partial = since == skip == 0
         self.reset = False
         self.reading: Any = None
         """The tail that it is reading: (lease, batches)."""

@@ -62,7 +62,7 @@ class Window:
         self._held[key] = rank, shown
         insort(self._order, rank)
         self.changed = True
-        if self._query.shown is None:
+        if self._query.shown is None or self._query.shown > ROWS_MAX:
             if len(self._order) > ROWS_MAX:
                 raise too_many(self._query)
         elif len(self._order) > self._query.shown + 2 * self.slack:

@@ -146,17 +146,17 @@ def test_of_two_that_are_connected_one_gets_it(db: Any) -> None:
     queries = {"slow": kivi.col("us") >= 500, "x": kivi.col("service") == "x"}
     got: dict[str, list[int]] = {name: [] for name in queries}
     done = threading.Event()
+    last: list[int] = []
 
     def follow(name: str) -> None:
         rng = random.Random(name)
-        with db.subscribe("calls", name=name, user="u", where=queries[name], unseen=True, interval_ms=0) as live:
-            while True:
+        wanted = {"where": queries[name], "unseen": True, "interval_ms": 0, "heartbeat_ms": 50}
+        with db.subscribe("calls", name=name, user="u", **wanted) as live:
+            while not done.is_set() or live.ts < last[0]:
                 update = live.next(0.1)
                 if update is not None:
                     got[name] += [change.row["seq"] for change in update.changes]
                     time.sleep(rng.random() / 50)
-                elif done.is_set():
-                    return
 
     threads = [threading.Thread(target=follow, args=(name,)) for name in queries]
     for thread in threads:
@@ -165,6 +165,7 @@ def test_of_two_that_are_connected_one_gets_it(db: Any) -> None:
     for i in range(60):
         events += add(db, 10 * i, 10, rng)
         time.sleep(0.005)
+    last.append(db.watermark())
     done.set()
     for thread in threads:
         thread.join()

@@ -1,0 +1,111 @@
+"""Clients and their server at awkward moments: who stops waiting, closes, or goes; what the store is told, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kivi
+import kivi.aio
+from kivi import subscribing
+from kivi.errors import NotFound, Unavailable
+from tests.serverproc import ServerProcess
+
+T0 = 1_750_000_000_000_000
+COLUMNS = {"seq": "int64", "ts": "timestamp"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("moments") / "store") as server:
+        with server.connect() as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+            db.create_table("rows", key={"id": "int64"}, columns={"n": "int64", "text": "string"})
+        yield server
+
+
+def test_what_came_after_a_task_stopped_waiting_is_not_delivered(server: ServerProcess) -> None:
+    """It is given to whoever asks next, and not told to the store before."""
+
+    async def run() -> None:
+        async with await kivi.aio.connect(server.endpoint) as client:
+            async with client.subscribe("calls", name="task", interval_ms=0, heartbeat_ms=50) as live:
+                assert await live.next(0.3) is None
+                await client.append("calls", [{"seq": 1, "ts": T0}])
+                await asyncio.sleep(1.0)
+            async with client.subscribe("calls", name="task", interval_ms=0) as live:
+                update = await live.next(10.0)
+                assert update is not None
+                assert [change.row["seq"] for change in update.changes if change.row is not None] == [1]
+            live = client.subscribe("calls", since=0, where=kivi.col("seq") < 0, interval_ms=0)
+            waiting = asyncio.create_task(live.next())
+            await asyncio.sleep(0.3)
+            await live.close()
+            assert await asyncio.wait_for(waiting, 5.0) is None
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_waits_learns_that_it_is_closed(server: ServerProcess) -> None:
+    with server.connect() as db:
+        for _ in range(20):
+            live = db.subscribe("calls", where=kivi.col("seq") < 0, heartbeat_ms=3_600_000)
+            given: list[Any] = []
+            thread = threading.Thread(target=lambda: given.append(live.next()), daemon=True)  # noqa: B023
+            thread.start()
+            time.sleep(0.01)
+            live.close()
+            thread.join(5.0)
+            assert given == [None]
+
+
+def test_an_update_is_not_lost_with_an_acknowledgement(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has come is given, whatever becomes of the telling; that is said the next time."""
+    with kivi.open(None) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        monkeypatch.setattr(subscribing, "_TELL_S", 0.2)
+        live: Any = db.subscribe("calls", name="a", interval_ms=0, heartbeat_ms=20)
+        db.append("calls", [{"seq": 1, "ts": T0}])
+        while not (update := live.next(5.0)).changes:
+            pass
+        assert live.next(0.1) is None
+        take = live._next
+
+        def late(timeout_s: float | None) -> Any:
+            said = take(timeout_s)
+            time.sleep(0.3)
+            return said
+
+        db.unsubscribe("a")
+        monkeypatch.setattr(live, "_next", late)
+        live._follower.tell(live._follower._told)  # just now
+        db.append("calls", [{"seq": 2, "ts": T0}])
+        update = live.next(5.0)
+        while not update.changes:
+            update = live.next(5.0)
+        assert [change.row["seq"] for change in update.changes] == [2]
+        with pytest.raises(NotFound, match="no durable subscription"):
+            live.next(5.0)
+        live.close()
+
+
+def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess) -> None:
+    with server.connect() as db:
+        with db.transaction() as tx:
+            for i in range(20_000):
+                tx.put("rows", (i,), n=-i, text="x" * 20)
+        for _ in range(10):
+            with server.connect() as short:
+                short.describe("rows")
+                short._core.timeout_s = 0.05
+                with pytest.raises(Unavailable):
+                    short.subscribe("rows", order_by="n", limit=20_000)
+        deadline = time.monotonic() + 20
+        while db.stats()["subscriptions"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)

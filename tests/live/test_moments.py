@@ -1,0 +1,294 @@
+"""Subscriptions at awkward moments: commits that are held up, floors that move, tables that are made again."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.embedded import Database
+from kivi.errors import NotFound, OutOfRange, ResourceExhausted
+from kivi.live import hub as hubs
+from kivi.live import windows
+from kivi.settings import Settings
+from kivi.store import Store
+from tests.mvcc.holding import hold
+
+T0 = 1_750_000_000_000_000
+COLUMNS = {"seq": "int64", "ts": "timestamp"}
+
+
+@pytest.fixture
+def db() -> Iterator[Any]:
+    with Database(Store.open(settings=Settings.of({"background": False}))) as db:
+        db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+        db.create_table("rows", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "v": "int64"}, history="1h")
+        yield db
+
+
+def add(db: Any, *numbers: int) -> None:
+    db.append("calls", [{"seq": n, "ts": T0 + n} for n in numbers])
+
+
+def put(db: Any, key: int, **values: Any) -> None:
+    with db.transaction() as tx:
+        tx.put("rows", (key,), **values)
+
+
+def at(db: Any, ts: int) -> list[dict[str, Any]]:
+    with db.snapshot(as_of=ts) as snapshot:
+        return list(snapshot.scan("rows"))
+
+
+def numbers(live: Any, timeout_s: float = 0.3) -> list[int]:
+    found: list[int] = []
+    while (update := live.next(timeout_s)) is not None:
+        found += [change.row["seq"] for change in update.changes]
+    return found
+
+
+# -- the end, the interval, the heartbeat ------------------------------------------------------------------
+
+
+def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
+    """It waits for that commit, others do not wait for it, and it ends behind it."""
+    add(db, 0)
+    with db.subscribe("calls", interval_ms=0) as live:
+        assert numbers(live) == [0]  # and all that is needed for it is loaded
+    until, since = int(time.time() * 1e6) + 1_200_000, db.watermark()
+    with (
+        db.subscribe("calls", since=since, until_time=until, interval_ms=0, heartbeat_ms=60_000) as live,
+        db.subscribe("rows", interval_ms=0, heartbeat_ms=20) as other,
+    ):
+        other.next(5.0)
+        tx = db.transaction()
+        tx.append("calls", [{"seq": 1, "ts": T0}])
+        cts, _ = hold(db.store, tx)
+        assert time.time() * 1e6 < until
+        assert live.next(1.6) is None
+        assert other.next(0.1) is None
+        assert other.silent_s < 0.2
+        db.store.committer.finish_held(cts)
+        assert numbers(live, 5.0) == [1]
+        assert live.ended
+        put(db, 1, v=1)
+        assert other.next(5.0) is not None
+
+
+def test_a_commit_that_finishes_as_its_moment_is_over(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the hub's snapshot was taken, and before it looks which commits are within: that is the next tick's."""
+    add(db, 0)
+    find = db.hub._find_end
+    held: list[int] = []
+
+    def late(live: Any) -> None:
+        if held and time.time() * 1e6 >= live.until_us:
+            db.store.committer.finish_held(held.pop())
+        find(live)
+
+    monkeypatch.setattr(db.hub, "_find_end", late)
+    until, since = int(time.time() * 1e6) + 800_000, db.watermark()
+    with db.subscribe("calls", since=since, until_time=until, interval_ms=0, heartbeat_ms=60_000) as live:
+        tx = db.transaction()
+        tx.append("calls", [{"seq": 1, "ts": T0}])
+        held.append(hold(db.store, tx)[0])
+        assert time.time() * 1e6 < until
+        assert numbers(live, 5.0) == [1]
+        assert live.ended
+
+
+def test_a_long_heartbeat_does_not_put_off_the_end(db: Any) -> None:
+    until = int(time.time() * 1e6) + 700_000
+    with db.subscribe("calls", until_time=until, interval_ms=0, heartbeat_ms=3_600_000) as live:
+        assert live.next(0.1) is None
+        add(db, 1)
+        assert numbers(live, 5.0) == [1]
+        assert live.ended
+        assert time.time() * 1e6 < until + 2_000_000
+
+
+def test_a_heartbeat_between_updates_names_the_state_that_it_has(db: Any) -> None:
+    """``ts`` does not run ahead of ``rows`` while changes wait for the interval, and it is heard of all the same."""
+    with db.subscribe("rows", interval_ms=1_500, heartbeat_ms=20) as live:
+        live.next(5.0)
+        put(db, 1, v=0)
+        assert live.next(5.0) is not None
+        put(db, 1, v=1)
+        deadline, beats = time.monotonic() + 1.0, set()
+        while time.monotonic() < deadline:
+            if live.next(0.02) is not None:
+                break
+            beats.add(live._follower.heard_at)
+            assert live.rows == at(db, live.ts)
+        assert len(beats) > 5
+        assert live.next(5.0) is not None
+        assert live.rows == [{"id": 1, "n": 0, "v": 1}]
+
+
+def test_events_come_at_most_once_in_an_interval(db: Any) -> None:
+    with db.subscribe("calls", since=0, interval_ms=500, heartbeat_ms=20) as live:
+        began, sent, updates, found = time.monotonic(), 0, 0, 0
+        while found < 20:
+            if sent < 20:
+                add(db, sent)
+                sent += 1
+            update = live.next(0.05)
+            if update is not None:
+                updates += 1
+                found += len(update.changes)
+            assert live.silent_s < 0.2
+        assert updates <= (time.monotonic() - began) / 0.5 + 1
+
+
+def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the interval and the heartbeat, and however many come and go."""
+    monkeypatch.setattr(hubs, "_RIPE_SPARE", 8)
+    with db.subscribe("rows", interval_ms=3_600_000, heartbeat_ms=3_600_000) as live:
+        live.next(5.0)
+        put(db, 0, v=0)
+        assert live.next(5.0) is not None
+        for i in range(30):
+            put(db, 0, v=i)
+            live.next(0.01)
+        for i in range(30):
+            with db.subscribe("rows", interval_ms=0, heartbeat_ms=3_600_000) as short:
+                short.next(5.0)
+                short.next(0.02)
+            assert len(db.hub._ripe) <= 12, i
+
+
+# -- tables that are made again, and limits ---------------------------------------------------------------
+
+
+def test_a_table_made_again_is_another(db: Any) -> None:
+    """Those of the old one end; whoever comes then gets the new one, whether or not the others have looked."""
+    put(db, 1, v=1)
+    old = db.subscribe("rows", interval_ms=0)
+    old.next(5.0)
+    ts = old.ts
+    db.drop("rows")
+    db.create_table("rows", key={"id": "int64"}, columns={"w": "int64"})
+    with db.transaction() as tx:
+        tx.put("rows", (5,), w=5)
+    with db.subscribe("rows", interval_ms=0, since=ts) as live:  # what it had was of another table
+        update = live.next(5.0)
+        assert update is not None
+        assert update.reset
+        assert live.rows == [{"id": 5, "w": 5}]
+        with pytest.raises(NotFound):
+            old.next(5.0)
+        with db.transaction() as tx:
+            tx.put("rows", (6,), w=6)
+        assert live.next(5.0) is not None
+        assert len(live.rows) == 2
+
+
+def test_a_limit_does_not_lift_the_limit(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "ROWS_MAX", 30)
+    for i in range(40):
+        put(db, i, v=i)
+    with pytest.raises(ResourceExhausted, match="prefix or a predicate"):
+        db.subscribe("rows", limit=1_000)
+    with db.subscribe("rows", limit=30, order_by="v", interval_ms=0) as live:
+        assert len(live.next(5.0).changes) == 30
+
+
+def test_a_sum_beyond_its_column_ends_it(db: Any) -> None:
+    with db.subscribe("rows", interval_ms=0) as live:
+        live.next(5.0)
+        for _ in range(2):
+            with db.transaction() as tx:
+                tx.delta("rows", (1,), n=2**63 - 1)
+        with pytest.raises(OutOfRange):
+            while live.next(5.0) is not None:
+                pass
+        assert live.ended
+        assert live.next(0.1) is None
+
+
+def test_a_sum_beyond_its_column_that_is_only_asked_about(db: Any) -> None:
+    """As in a scan, that is no reason to refuse."""
+    for _ in range(2):
+        with db.transaction() as tx:
+            tx.delta("rows", (1,), n=2**63 - 1)
+    with db.subscribe("rows", where=kivi.col("n") > 5, columns=["id"], interval_ms=0) as live:
+        assert live.next(5.0) is not None
+        assert live.rows == [{"id": 1}]
+
+
+def test_one_that_fails_as_it_joins_leaves_nothing(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "ROWS_MAX", 3)
+    with db.subscribe("rows", where=kivi.col("v") == 100, interval_ms=0) as other:
+        other.next(5.0)
+        join = db.hub._join
+
+        def late(*args: Any) -> None:
+            for i in range(10):
+                put(db, i, v=i)
+            join(*args)
+
+        monkeypatch.setattr(db.hub, "_join", late)
+        with pytest.raises(ResourceExhausted):
+            db.subscribe("rows")
+        group = db.hub._groups["rows"]
+        assert not group._holders
+        assert not group._ranges
+
+
+def test_a_floor_that_moves_as_it_joins(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(db, 1, 2, 3)
+    join = db.hub._join
+
+    def late(*args: Any) -> None:
+        db.store.retention.set_floor(db.store.table("calls"), T0 + 3)
+        join(*args)
+
+    monkeypatch.setattr(db.hub, "_join", late)
+    with db.subscribe("calls", limit=5, interval_ms=0) as live:
+        live.next(5.0)
+        assert [row["seq"] for row in live.rows] == [3]
+
+
+def test_a_floor_that_moves_and_nothing_is_committed(db: Any) -> None:
+    add(db, 1, 2, 3)
+    with db.subscribe("calls", limit=5, interval_ms=0, heartbeat_ms=20) as live:
+        live.next(5.0)
+        cts = db.store.retention.set_floor(db.store.table("calls"), T0 + 2)
+        while live.ts < cts:
+            live.next(0.05)
+        assert [row["seq"] for row in live.rows] == [2, 3]
+
+
+# -- who is asked, who asks, who goes --------------------------------------------------------------------
+
+
+def test_an_ask_is_not_swallowed_by_one_that_had_ended(db: Any) -> None:
+    with db.subscribe("rows", interval_ms=0) as live:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        with db.hub._lock:
+            db.hub._asked.append((live._live, answers.put))
+            db.hub._answer_ended()  # which one whose thread had ended asks for, a moment too late
+        assert answers.get(timeout=5.0).reset
+
+
+def test_one_that_lost_its_connection_gets_what_it_was_handed_again(db: Any) -> None:
+    """Another of its user passed over these events because it was handed them; it did not get to work on them."""
+    first = db.subscribe("calls", name="a", user="u", unseen=True, interval_ms=0)
+    second = db.subscribe("calls", name="b", user="u", unseen=True, interval_ms=0)
+    add(db, 1, 2)
+    assert [c.row["seq"] for c in first.next(5.0).changes] == [1, 2]
+    assert numbers(second) == []
+    second.acknowledge()
+    first.close()  # without a word
+    with db.subscribe("calls", name="a", user="u", unseen=True, interval_ms=0) as again:
+        assert numbers(again) == [1, 2]
+    assert numbers(second) == []
+    add(db, 3)
+    assert numbers(second) == [3]
+    with db.subscribe("calls", name="a", user="u", unseen=True, interval_ms=0) as again:
+        assert numbers(again) == []
+    second.close()
