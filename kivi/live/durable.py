@@ -22,6 +22,7 @@ disk, and no commit looks at them.
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -39,6 +40,7 @@ __all__ = ["DurableSubscriptions", "Other"]
 
 _SWEEP_EVERY_S: Final = 600.0
 _SWEEP_ROWS: Final = 10_000
+_USERS_KNOWN: Final = 1_000
 
 
 class Other(NamedTuple):
@@ -56,6 +58,10 @@ class DurableSubscriptions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._swept_at = 0.0
+        # A user's rows are read again only after a change of them, all of which are made here.
+        self._changes = itertools.count(1)
+        self._changed: dict[str, int] = {}
+        self._known_of: dict[str, tuple[int, list[Stored]]] = {}
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
         """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query."""
@@ -75,7 +81,7 @@ class DurableSubscriptions:
             txn.put(SUBSCRIPTIONS, (wanted.user, wanted.name), row)
             return _stored(wanted.user, wanted.name, row)
 
-        stored: Stored = self._run(work)
+        stored: Stored = self._run(wanted.user, work)
         self._sweep()
         return stored
 
@@ -91,7 +97,7 @@ class DurableSubscriptions:
                 moved |= {"ts": ts, "skip": skip}
             txn.put(SUBSCRIPTIONS, (user, name), moved)
 
-        self._run(work)
+        self._run(user, work)
 
     def position(self, user: str, name: str) -> int:
         """Up to which commit all is delivered; 0 if there is none of that name."""
@@ -109,7 +115,7 @@ class DurableSubscriptions:
             self._known(txn, user, name, table)
             txn.delete(SUBSCRIPTIONS, (user, name))
 
-        self._run(work)
+        self._run(user, work)
 
     def listed(self, user: str) -> list[Stored]:
         """A user's, by name, without those that have expired."""
@@ -127,7 +133,18 @@ class DurableSubscriptions:
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
         """The user's others on this table."""
-        found = [stored for stored in self.listed(user) if stored.table_id == schema.origin and stored.name != name]
+        changed = self._changed.get(user, 0)
+        known = self._known_of.get(user)
+        if known is None or known[0] != changed:
+            if len(self._known_of) >= _USERS_KNOWN:
+                self._known_of.clear()
+            known = self._known_of[user] = changed, self.listed(user)
+        now = self._now_us()
+        found = [
+            stored
+            for stored in known[1]
+            if stored.table_id == schema.origin and stored.name != name and stored.expires_us > now
+        ]
         return [Other(stored.name, _selecting(schema, stored.query), stored.since, stored.ts) for stored in found]
 
     # -- rows ---------------------------------------------------------------------------------------------
@@ -146,7 +163,8 @@ class DurableSubscriptions:
             raise NotFound(f"there is no durable subscription {name!r}{whose}; it may have expired", table=table)
         return row
 
-    def _run(self, work: Callable[[Txn], Any]) -> Any:
+    def _run(self, user: str | None, work: Callable[[Txn], Any]) -> Any:
+        """A transaction, again after a conflict. ``user``: whose rows it changes."""
         while True:
             txn = self._store.transaction()
             try:
@@ -157,6 +175,8 @@ class DurableSubscriptions:
                 self._store.moved.wait_for(self._store.log.last, 1.0)
             finally:
                 self._store.rollback(txn)
+                if user is not None:
+                    self._changed[user] = next(self._changes)
 
     def _sweep(self) -> None:
         """Deletes rows that have expired, now and then."""
@@ -178,7 +198,7 @@ class DurableSubscriptions:
                     txn.delete(SUBSCRIPTIONS, (row["user"], row["name"]))
 
         if gone:
-            self._run(work)
+            self._run(None, work)
 
 
 def _stored(user: str, name: str, row: dict[str, Any]) -> Stored:
