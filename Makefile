@@ -17,14 +17,14 @@ help: ## Show this list
 venv: $(INSTALLED) ## Create .venv and install everything into it (the other tasks do so by themselves)
 	$(say) '$(VENV) is ready'
 
-# In four processes, by file: most of a test's time is waiting for another process (Spark, a browser, a server).
+# In three processes, by file: half of a test's time is waiting for another process (Spark, a browser, a server).
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
-	@$(BIN)/python -m pytest -q -n 4 --dist loadgroup --no-loadscope-reorder -m 'not story'
+	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not story'
 
 stories: $(INSTALLED) ## The long tests: Spark drivers that are killed, twins of a task, clusters, programs (CI runs them too)
 	$(say) 'stories'
-	@$(BIN)/python -m pytest -q -n 4 --dist load -m story
+	@$(BIN)/python -m pytest -q -n 3 --dist load -m story
 
 check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	$(say) 'check: formatting (make format mends it)'

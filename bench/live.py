@@ -9,6 +9,8 @@
   From there the queries are doubled, and then the writes, for as long as the 99th percentile is at most 20 ms and the
   writes keep their pace.
 * *The matcher alone*, in this process: the comparisons without commits, reading, and telling.
+* *Durable subscriptions*: a hundred thousand of them, stored and not connected, beside ten thousand events a second:
+  what they cost the events and the server's memory, and how soon one that returns has its first event.
 * *Commits beside subscribers*: the append stream of goal 1 and the transactions of goal 3, with a thousand subscribers
   that get one state a second, and without them, in turn. Wanted: at most a fifth less.
 
@@ -25,7 +27,7 @@ that are selected then, and got none twice and none that its query does not sele
 
 from __future__ import annotations
 
-from bench import beside, matching, notified
+from bench import beside, durable, matching, notified
 from bench.context import Context
 from bench.cores import pinned, shared_out
 from bench.sheet import Figures, Ratio, Sheet
@@ -45,6 +47,11 @@ def sheet() -> Sheet:
 
         ratios.append(Ratio(f"{kind}, {notified.BASE}: notification, p99 in ms", p99, at_most=notified.P99_MS_MAX))
         ratios.append(Ratio(f"{kind}: million matches a second, p99 within 20 ms", most, at_least=1.8))
+
+    def kept(figures: Figures) -> float:
+        return figures["kivi", f"{durable.EVENTS_S:,} events/s, {durable.STORED}"] / durable.EVENTS_S
+
+    ratios.append(Ratio(f"{durable.EVENTS_S:,} events/s, {durable.STORED}: of the pace", kept, at_least=0.98))
     for name in beside.CASES:
 
         def share(figures: Figures, name: str = name) -> float:
@@ -62,4 +69,5 @@ def take(context: Context, sheet: Sheet) -> None:
     with pinned(clients):
         for kind in notified.KINDS:
             notified.take(context, sheet, kind, server)
+    durable.take(context, sheet)
     beside.take(context, sheet)

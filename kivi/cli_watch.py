@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -24,7 +25,8 @@ _REDRAW_S = 1.0
 
 
 def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: Sequence[str], style: str) -> int:
-    """Until it ends, or is interrupted."""
+    """Until it ends, or is interrupted, or told to stop by SIGTERM. What was printed is acknowledged then."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     of_events = description["kind"] == "event" and not (wanted["order_by"] or wanted["limit"] is not None)
     drawn = style == "table" and not of_events and sys.stdout.isatty()
     lines = Lines(sys.stdout, names, "csv" if style == "table" else style, of_events)

@@ -45,11 +45,14 @@ def require(program: str) -> str:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In several processes a file's tests stay together, and those that use the one Spark session share a process."""
+    """In several processes a file's tests stay together, and those that share a Spark session are in two of them: each
+    has a Java process of its own, of half a gigabyte and some hundred threads."""
     if config.getoption("dist", "no") == "loadgroup":
         for item in items:
-            shared = "spark" in getattr(item, "fixturenames", ())
-            item.add_marker(pytest.mark.xdist_group("spark" if shared else item.nodeid.partition("::")[0]))
+            group = item.nodeid.partition("::")[0]
+            if "spark" in getattr(item, "fixturenames", ()):
+                group = "spark, tails" if "test_tail" in group else "spark"
+            item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(name="require")

@@ -431,7 +431,7 @@ def test_watch_prints_changes_as_they_come(cli: Cli) -> None:
                 tx.delta("watched", (2,), n=7)
             found = next(lines)
             assert (found["kind"], found["new"], found["row"]) == ("add", 0, {"id": 2, "n": 7})
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             assert process.wait(20) == 0
         with db.snapshot() as snapshot:
             (count,) = snapshot.summary("ev", {"n": kivi.count()}).values()
@@ -460,6 +460,6 @@ def test_watch_draws_a_state_on_a_terminal(cli: Cli) -> None:
                 ):
                     assert time.monotonic() < deadline, text
                     text += os.read(parent, 4096).decode()
-            process.send_signal(signal.SIGINT)
+            process.terminate()
             assert process.wait(20) == 0
         os.close(parent)

@@ -192,7 +192,7 @@ def test_staged_data_have_a_quota_which_a_commit_or_an_abort_frees(own, source) 
     server = own(stage_bytes=30_000)
     with kivi.connect(server.endpoint, timeout=30) as db:
         helpers.create(db, "t")
-        sink = Sink(db, server.endpoint, "t", source, timeout="1")
+        sink = Sink(db, server.endpoint, "t", source, timeout="4")
         messages: list[Staged] = []
         with pytest.raises(ResourceExhausted, match="staged and not committed"):
             while len(messages) < 100:
