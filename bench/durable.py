@@ -25,7 +25,7 @@ from bench.writing import Written, at_a_pace
 __all__ = ["EVENTS_S", "STORED", "take"]
 
 EVENTS_S: Final = 10_000
-STORED: Final = "100,000 durable subscriptions"
+STORED: Final = "durable subscriptions stored"
 _SUBSCRIPTIONS: Final = 100_000
 _SUBSCRIPTIONS_QUICK: Final = 1_000
 _USERS: Final = 1_000
@@ -94,7 +94,7 @@ async def _measure(context: Context, sheet: Sheet, server: Server, count: int) -
         sheet.record("kivi", "durable subscriptions made", count / (time.monotonic() - began), "1/s", count=count)
         await db.consolidate()
         grown = server.rss_bytes - before
-        sheet.record("kivi", f"memory with {STORED}, more than before", grown / 2**20, "MiB")
+        sheet.record("kivi", f"{STORED}: memory, more than before", grown / 2**20, "MiB")
         if (live := (await db.stats())["subscriptions"]) != 0:
             raise WrongTotals(f"{live} subscriptions are live, and nobody is connected")
         _record(sheet, f"{EVENTS_S:,} events/s, {STORED}", await events.append(seconds))
