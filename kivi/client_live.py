@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import threading
 import time
@@ -30,6 +29,33 @@ _AHEAD: Final = 2
 """Updates that wait for whoever iterates: the server makes the next one when there is room."""
 
 
+class _Ahead:
+    """What was read ahead of whoever iterates: a few updates, and then what ended them."""
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(_AHEAD)
+
+    def add(self, update: Update) -> None:
+        """Once there is room."""
+        self._room.acquire()
+        self._said.put(update)
+
+    def say(self, said: KiviError | None) -> None:
+        self._said.put(said)
+
+    def take(self, timeout_s: float | None) -> Update | KiviError | None:
+        """Raises queue.Empty."""
+        said = self._said.get(timeout=timeout_s)
+        if isinstance(said, Update):
+            self._room.release()
+        return said
+
+    def let_go(self, _: Any) -> None:
+        """The call is over: a reader that waits for room goes on, and finds that."""
+        self._room.release()
+
+
 class Live(Subscription):
     """A stream of updates, and the thread that reads it; another stream where that one breaks."""
 
@@ -39,7 +65,7 @@ class Live(Subscription):
         self._wanted = wanted
         self._closed = threading.Event()
         self._call: Any = None
-        self._said: queue.Queue[Update | KiviError | None] = queue.Queue(_AHEAD)
+        self._said = _Ahead()
         self._follower = Follower(wanted, schema)
         self._open()
 
@@ -48,14 +74,13 @@ class Live(Subscription):
         for attempt in (0, 1):
             schema = self._schema()
             message = subscriptions.request(schema, self._wanted, self._follower)
-            self._said = queue.Queue(_AHEAD)
+            self._said = _Ahead()
             self._call = self._transport.begin(Stream("Subscribe", message, None, _nothing))
+            self._call.add_done_callback(self._said.let_go)
             reader = subscriptions.Reader(schema, self._wanted, self._follower)
-            threading.Thread(
-                target=self._read, args=(self._call, reader, self._said), name="kivi-subscription", daemon=True
-            ).start()
+            self._transport.threads.start("kivi-subscription", self._read, self._call, reader, self._said)
             try:
-                first = self._said.get(timeout=self._core.timeout_s)
+                first = self._said.take(self._core.timeout_s)
             except queue.Empty:
                 self._call.cancel()
                 raise silent(self._core.endpoint, self._core.timeout_s) from None
@@ -67,21 +92,21 @@ class Live(Subscription):
     def _schema(self) -> TableSchema:
         return self._core.schemas.get(self._wanted.table) or self._transport.run(self._core.fetch(self._wanted.table))
 
-    def _read(self, call: Any, reader: subscriptions.Reader, said: queue.Queue[Update | KiviError | None]) -> None:
+    def _read(self, call: Any, reader: subscriptions.Reader, said: _Ahead) -> None:
         """None says that it was accepted."""
         ended: KiviError = Unavailable("the server ended the subscription")
         try:
             if methods.ACCEPTED in call.initial_metadata():
-                said.put(None)
+                said.say(None)
             for message in call:
                 update = reader.read(message)
                 if update is not None:
-                    said.put(update)
+                    said.add(update)
         except grpc.RpcError as error:
             ended = from_rpc_error(error)
         except KiviError as error:  # a value that callers cannot be shown
             ended = error
-        said.put(ended)
+        said.say(ended)
 
     def _next(self, timeout_s: float | None) -> Update | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -89,7 +114,7 @@ class Live(Subscription):
             if self._call is None and not self._again(deadline):
                 return None
             try:
-                said = self._said.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                said = self._said.take(None if deadline is None else max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 return None
             if isinstance(said, Update):
@@ -129,11 +154,7 @@ class Live(Subscription):
         self._follower.ended = True
         if self._call is not None:
             self._call.cancel()
-        with contextlib.suppress(queue.Empty):  # a reader that waits for room goes on, and finds that it is over
-            while True:
-                self._said.get_nowait()
-        with contextlib.suppress(queue.Full):  # for a thread that waits
-            self._said.put_nowait(None)
+        self._said.say(None)  # for a thread that waits
 
 
 def _nothing(_: Any) -> None:

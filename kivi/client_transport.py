@@ -40,6 +40,7 @@ from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
 from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
+from kivi.client_threads import Threads, close_at_exit
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -96,11 +97,12 @@ class _Session:
         self._releases = Releases()
         self._waiters: dict[int, _Waiter] = {}
         self._ids = itertools.count(1)
-        self._call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready)
-        threading.Thread(target=self._read, name="kivi-session", daemon=True).start()
+        self._call = transport.threads.watch(transport.calls.session(self._frames(), wait_for_ready=wait_for_ready))
+        transport.threads.start("kivi-session", self._read)
 
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
+        self._transport.threads.met()
         out, held = self._out, b""
         while first := [held] if held else self._first():
             if len(self._waiters) > max(_MANY, 2 * out.qsize()):  # answers are on their way: more will follow
@@ -247,6 +249,8 @@ class Transport(Link[_Session]):
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
         super().__init__(core, Calls(grpc, core.endpoint, access_token, tls))
         self._lock = threading.Lock()
+        self.threads = Threads()
+        close_at_exit(self)
 
     def connect(self) -> None:
         """The first session: fails at once if nothing listens there."""
@@ -271,7 +275,7 @@ class Transport(Link[_Session]):
     def begin(self, effect: Stream) -> Any:
         """A call whose messages somebody else reads. Raises Closed."""
         self.open()
-        return self.calls.start(effect)
+        return self.threads.watch(self.calls.start(effect))
 
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, Ask):
@@ -283,6 +287,7 @@ class Transport(Link[_Session]):
             call = self.calls.start(effect)
             if not isinstance(effect, Stream):
                 return call
+            self.threads.watch(call)
             try:
                 for message in call:
                     effect.on_message(message)
@@ -314,3 +319,4 @@ class Transport(Link[_Session]):
         if session is not None:
             session.close(Closed("this client is closed"))
         self.calls.channel.close()
+        self.threads.join()
