@@ -1,7 +1,7 @@
 """Reading plain requests: what clients send most, held to their tables' columns by plans that are made once.
 
-*Plain commits* are transactions of deltas (``kivi.mvcc.plain``), *plain gets* read rows of fixed width by key. Whatever
-is not just so is None here, and goes the general way, which accepts it or says what is wrong with it.
+*Plain commits* are transactions of deltas and puts (``kivi.mvcc.plain``), *plain gets* read rows of fixed width by key.
+Whatever is not just so is None here, and goes the general way, which accepts it or says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -17,49 +17,63 @@ from kivi.rows import RowLayout
 from kivi.schema import TableSchema
 from kivi.types import ColumnType
 
-__all__ = ["DeltaPlan", "GetPlan", "plans_of"]
+__all__ = ["GetPlan", "WritePlan", "plans_of"]
 
 _SIGN: Final = 1 << 63
 _NOTHING: Final[dict[int, Any]] = {}
-_KEY_CHARACTERS_MAX: Final = 256  # longer keys are measured on the general way
+_KEY_CHARACTERS_MAX: Final = 256  # longer keys are measured on the general way, and so is longer text
+_TEXT_CHARACTERS_MAX: Final = 1_024
 _KINDS: Final[dict[str, Any]] = {"int64": int, "timestamp": int, "decimal": int, "float64": float, "string": str}
 
 
-class DeltaPlan:
-    """What deltas of one row table may be. Values are in stored form."""
+class WritePlan:
+    """What deltas and puts of one row table may be. Values are in stored form."""
 
-    __slots__ = ("_columns", "guard", "id", "key", "origin")
+    __slots__ = ("_columns", "_text_max", "guard", "id", "key", "origin")
 
-    def __init__(self, schema: TableSchema) -> None:
+    def __init__(self, schema: TableSchema, text_max: int = _TEXT_CHARACTERS_MAX) -> None:
         self.id, self.origin = schema.id, schema.origin
         self.guard = schema_guard(schema.id)
-        self._columns: dict[str, tuple[int, ColumnType, Any]] = {
-            column.name: (i, column.type, _KINDS[column.type.name])
+        self._text_max = text_max
+        self._columns: dict[str, tuple[int, ColumnType, Any, bool]] = {
+            column.name: (i, column.type, _KINDS[column.type.name], column.operator is not None)
             for i, column in enumerate(schema.columns)
-            if column.operator is not None
+            if column.type.name in _KINDS
         }
         types = [column.type for column in schema.key]
         self.key: Callable[[Sequence[Any]], bytes | None] = _key_of(types)
 
     def deltas(self, names: Iterable[str], values: Sequence[Any]) -> RowOp | None:
         """One delta for each of some columns."""
+        found = self._cells(names, values, deltas=True)
+        return RowOp(Barrier.PATCH, _NOTHING, found) if found else None
+
+    def puts(self, names: Iterable[str], values: Sequence[Any]) -> RowOp | None:
+        """The new values of some columns."""
+        found = self._cells(names, values, deltas=False)
+        return RowOp(Barrier.PATCH, found, _NOTHING) if found else None
+
+    def _cells(self, names: Iterable[str], values: Sequence[Any], *, deltas: bool) -> dict[int, Any] | None:
         found: dict[int, Any] = {}
         value: Any
         for name, value in zip(names, values, strict=True):
             column = self._columns.get(name)
             if column is None:
                 return None
-            i, type_, kind = column
-            if kind is not type(value) or i in found:
+            i, type_, kind, has_operator = column
+            if kind is not type(value) or i in found or (deltas and not has_operator):
                 return None
             if kind is float:
                 if not math.isfinite(value):
                     return None
                 value += 0.0  # -0.0 + 0.0 is 0.0
+            elif kind is str:
+                if len(value) > self._text_max:
+                    return None
             elif type_.name == "decimal" and not type_.stored_min <= value <= type_.stored_max:
                 return None
             found[i] = value
-        return RowOp(Barrier.PATCH, _NOTHING, found) if found else None
+        return found
 
 
 class GetPlan:
@@ -99,9 +113,12 @@ def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:
     return encoded
 
 
-def plans_of(catalog: Catalog) -> tuple[int, dict[str, DeltaPlan] | None]:
+def plans_of(catalog: Catalog, max_value_bytes: int) -> tuple[int, dict[str, WritePlan] | None]:
     """The catalog's version as it is entered, and the plans by table name; None while a change is on its way."""
+    text_max = min(_TEXT_CHARACTERS_MAX, max_value_bytes // 4)
     view = catalog.entered
     if view.version != catalog.visible.version:
         return view.version, None
-    return view.version, {name: DeltaPlan(schema) for name, schema in view.by_name.items() if schema.kind == "row"}
+    return view.version, {
+        name: WritePlan(schema, text_max) for name, schema in view.by_name.items() if schema.kind == "row"
+    }

@@ -65,7 +65,7 @@ from kivi.mvcc.turns import Turns
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
 from kivi.overwrite import new_generations
-from kivi.plain import DeltaPlan, GetPlan, plans_of
+from kivi.plain import GetPlan, WritePlan, plans_of
 from kivi.retention import Retention, earliest_times, remembered
 from kivi.schema import TableSchema
 from kivi.settings import COMPUTING, Settings
@@ -74,7 +74,6 @@ from kivi.stages import LiveStage, Stages, sequences_of
 from kivi.txn import Staged, Txn, check_batch_token, check_events, prepare
 
 __all__ = [
-    "DeltaPlan",
     "GetPlan",
     "Lease",
     "Outcome",
@@ -85,6 +84,7 @@ __all__ = [
     "Store",
     "TokenState",
     "Txn",
+    "WritePlan",
 ]
 
 _log = logging.getLogger("kivi.store")
@@ -601,13 +601,13 @@ class Store:
     def catalog_version(self) -> int:
         return self.catalog.entered.version
 
-    def delta_plans(self) -> tuple[int, dict[str, DeltaPlan] | None]:
-        """The catalog's version, and by which deltas of its row tables are read for ``plain``; None for now: a change
-        of the catalog is on its way."""
-        return plans_of(self.catalog)
+    def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
+        """The catalog's version, and by which deltas and puts of its row tables are read for ``plain``; None for now: a
+        change of the catalog is on its way."""
+        return plans_of(self.catalog, self.settings.max_value_bytes)
 
-    def plain_rows(self, rows: list[tuple[DeltaPlan, bytes, RowOp]]) -> PlainRows | None:
-        """What a transaction of deltas does, for ``plain``; None if a row occurs twice."""
+    def plain_rows(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> PlainRows | None:
+        """What a transaction of deltas and puts does, for ``plain``; None if a row occurs twice."""
         ordered = [(plan.id, key, op) for plan, key, op in rows]
         guards = [plan.guard for plan, _, _ in rows]
         if len(rows) > 1:
@@ -621,7 +621,7 @@ class Store:
         return PlainRows(ordered, guards, sent)
 
     def plain(self, does: PlainRows, token: str, tag: Any) -> Plain:
-        """A transaction of deltas that begins now, for ``submit_plain``."""
+        """A transaction of deltas and puts that begins now, for ``submit_plain``."""
         return Plain(self.leases.blind(), does, token, tag)
 
     def submit_plain(
@@ -630,7 +630,7 @@ class Store:
         catalog_version: int,
         done: Callable[[list[Plain], CommitUnknown | None], None],
     ) -> list[Plain]:
-        """Commits transactions of deltas together; gives back those that have to go through ``commit``.
+        """Commits transactions of deltas and puts together; gives back those that have to go through ``commit``.
 
         ``catalog_version`` is that of the catalog by which they were made. ``done`` is called once, from the log's
         thread, unless all are given back: it must be quick. The leases of those that are entered end.

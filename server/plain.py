@@ -1,7 +1,7 @@
 """Reading plain commits out of a session's frames: see ``kivi.plain``.
 
-A request is plain if it is a Commit without a transaction, under a request token, whose operations are deltas, each of
-another row. Anything else is for the translator, which says what is wrong with it, if something is.
+A request is plain if it is a Commit without a transaction, under a request token, whose operations are deltas and puts,
+each of another row. Anything else is for the translator, which says what is wrong with it, if something is.
 
 Applications that count send the same operations again and again (this page, one more view). What operations are is
 remembered by their bytes: those of a commit that comes again are read, checked, encoded and digested once. 64 commits
@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from kivi.client_codec import from_values
-from kivi.store import DeltaPlan, Plain, PlainRows, Store
+from kivi.store import Plain, PlainRows, Store, WritePlan
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["PlainReader"]
@@ -25,6 +25,7 @@ _TOKEN_CHARACTERS_MAX: Final = 256
 _REMEMBERED_MAX: Final = 4_096
 _REMEMBERED_BYTES_MAX: Final = 512
 _DELTA: Final = session_pb2.Operation.KIND_DELTA
+_PLAIN: Final = frozenset({_DELTA, session_pb2.Operation.KIND_PUT})
 
 
 class PlainReader:
@@ -33,13 +34,13 @@ class PlainReader:
     def __init__(self, store: Store) -> None:
         self._store = store
         # The catalog's version, its plans, and what operations are by these, by the operations' bytes.
-        self._plans: tuple[int, Mapping[str, DeltaPlan] | None, dict[bytes, PlainRows]] = (*store.delta_plans(), {})
+        self._plans: tuple[int, Mapping[str, WritePlan] | None, dict[bytes, PlainRows]] = (*store.write_plans(), {})
 
     def version(self) -> int:
         """Of the catalog that requests are read by from now on."""
         version, plans, _ = self._plans
         if version != self._store.catalog_version or plans is None:
-            version, plans = self._store.delta_plans()
+            version, plans = self._store.write_plans()
             self._plans = version, plans, {}
         return version
 
@@ -58,7 +59,7 @@ class PlainReader:
         _, plans, remembered = self._plans
         if plans is None:
             return None
-        if any([operation.kind != _DELTA for operation in operations]):  # noqa: C419 (there is one)
+        if any([operation.kind not in _PLAIN for operation in operations]):  # noqa: C419 (there is one)
             return None
         name = b"".join([operation.SerializeToString() for operation in operations])
         does = remembered.get(name)
@@ -72,16 +73,16 @@ class PlainReader:
                 remembered[name] = does
         return self._store.plain(does, token, (request, received))
 
-    def _does(self, plans: Mapping[str, DeltaPlan], operations: Iterable[session_pb2.Operation]) -> PlainRows | None:
+    def _does(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> PlainRows | None:
         rows = []
         for operation in operations:
             plan = plans.get(operation.table)
             names, values = operation.columns, from_values(operation.values)
-            if operation.kind != _DELTA or plan is None or operation.table_id not in (0, plan.origin):
+            if plan is None or operation.table_id not in (0, plan.origin) or len(names) != len(values):
                 return None
             key = plan.key(from_values(operation.key))
-            deltas = plan.deltas(names, values) if len(names) == len(values) else None
-            if key is None or deltas is None:
+            cells = (plan.deltas if operation.kind == _DELTA else plan.puts)(names, values)
+            if key is None or cells is None:
                 return None
-            rows.append((plan, key, deltas))
+            rows.append((plan, key, cells))
         return self._store.plain_rows(rows)

@@ -242,9 +242,12 @@ class Session(Requests):
             self._woken = True
             if threading.get_ident() == self._loop_thread:
                 self._wake.set()
-                return
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._wake.set)
+            elif not self.store.log.afterwards(self._wake_loop):  # the answers of one sync share a message
+                self._wake_loop()
+
+    def _wake_loop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._wake.set)
 
     def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
         if request.id:
@@ -295,7 +298,11 @@ class Session(Requests):
                     self._fail(request, self.txns.get(request.txn), refused)
                     continue
             self._inbox.append((request, now))
-        self._pump()
+        if len(frame.requests) > 1:
+            with self.store.log.together():
+                self._pump()
+        else:
+            self._pump()
         self._bytes_handled += size
 
     def _pause(self) -> bool:
@@ -373,7 +380,7 @@ class Session(Requests):
         return True
 
     def _commit_plain(self, group: list[Plain], version: int) -> None:
-        """Transactions of deltas, together; those that are not as regular as they look, one by one."""
+        """Transactions of deltas and puts, together; those that are not as regular as they look, one by one."""
         try:
             if self.sessions.stopping:
                 raise stopping()

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TypeAlias
@@ -118,6 +119,17 @@ class CommitLog(ABC):
         written (the log goes on by itself when there is room), `InvalidArgument` for an empty group or
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
+
+    def together(self) -> AbstractContextManager[object]:
+        """A hint, for as long as it is entered: more will be appended at once, and one sync for all is better."""
+        return nullcontext()
+
+    def afterwards(self, fn: Callable[[], None]) -> bool:
+        """For a ``done``: has ``fn`` called when those that were synced together with it are done, too.
+
+        False, and nothing is called, if there are none, or the calling thread is not in a ``done``.
+        """
+        return False
 
     @abstractmethod
     def replay(self, after: int) -> Iterator[Record]:

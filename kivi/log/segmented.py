@@ -41,6 +41,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -80,6 +81,7 @@ _TAIL_BYTES = 4 << 20
 _IOV_MAX = 1024
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
+_GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 
 @dataclass(slots=True, eq=False)
@@ -136,6 +138,7 @@ class SegmentedLog(CommitLog):
         self._ready = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         self._queue: deque[_Group] = deque()
+        self._gathering = 0
         self._segments = state.segments
         self._active: Segment | None = None
         self._next = self._mark.current.start
@@ -154,6 +157,7 @@ class SegmentedLog(CommitLog):
         # Under the order lock:
         self._order = threading.Condition()
         self._completing = 0
+        self._completes = threading.local()
         self._truncating = threading.Lock()
         self.on_room = lambda error: None
         self._room = Room(
@@ -251,6 +255,21 @@ class SegmentedLog(CommitLog):
                 self._room.prepare()
         return ticket
 
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        with self._lock:
+            self._gathering += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._gathering -= 1
+                if self._queue and not self._gathering:
+                    self._ready.notify()
+
+    def _gathered(self) -> bool:
+        return not self._gathering or self._closing
+
     def _find_room(self, count: int, size: int) -> Segment:
         """The segment with space for the next group; under the lock, which waiting releases."""
         while True:
@@ -287,6 +306,8 @@ class SegmentedLog(CommitLog):
                 with self._lock:
                     while not self._queue and not self._closing:
                         self._ready.wait()
+                    if self._gathering:
+                        self._ready.wait_for(self._gathered, _GATHER_S)
                     groups: list[_Group] = []
                     size = 0
                     while self._queue and size < _FLIGHT_BYTES:
@@ -400,14 +421,32 @@ class SegmentedLog(CommitLog):
             self.sync_times.observe(sync_s)
             self._progress.notify_all()
         if not self._abandoned:
-            for group in groups:
-                try:
-                    group.done(None if failed is None else LogFailed(str(failed), **failed.details))
-                except Exception:
-                    logging.getLogger("kivi.log").exception("done() of the group at %d raised", group.first)
+            self._call_done(groups, failed)
         with self._order:
             self._completing += 1
             self._order.notify_all()
+
+    def _call_done(self, groups: list[_Group], failed: LogFailed | None) -> None:
+        afterwards: list[Callable[[], None]] | None
+        afterwards = self._completes.afterwards = [] if len(groups) > 1 else None
+        for group in groups:
+            try:
+                group.done(None if failed is None else LogFailed(str(failed), **failed.details))
+            except Exception:
+                logging.getLogger("kivi.log").exception("done() of the group at %d raised", group.first)
+        self._completes.afterwards = None
+        for fn in afterwards or ():
+            try:
+                fn()
+            except Exception:
+                logging.getLogger("kivi.log").exception("what was to follow done() raised")
+
+    def afterwards(self, fn: Callable[[], None]) -> bool:
+        afterwards: list[Callable[[], None]] | None = getattr(self._completes, "afterwards", None)
+        if afterwards is None:
+            return False
+        afterwards.append(fn)
+        return True
 
     def _fail(self, error: BaseException) -> None:
         """From now on the log is failed, for good. The first error is the one that is told."""

@@ -35,8 +35,9 @@ Base is not written for every commit. In between, the deltas of aggregates that 
 *combined* in memory (``combine``): those that every snapshot that is or can be opened sees together, or not at
 all, become one. They wait some seconds for their fold, so a row that a thousand commits touch is written once.
 
-**Plain commits.** Transactions of deltas alone need no verdict against each other, so those that arrive together are
-entered together (``plain``): one hold of the entry lock, one group of the log, one step of W.
+**Plain commits.** Transactions of deltas alone need no verdict against each other, nor do puts of different rows, so
+those that arrive together are entered together (``plain``): one hold of the entry lock, one group of the log, one step
+of W.
 
 **Leases.** An open snapshot is a lease with a time limit (``leases``). A reader never makes a writer wait: if its
 versions cost too much, the oldest lease is cut and its reader gets SNAPSHOT_TOO_OLD, never a guess.

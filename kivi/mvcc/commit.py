@@ -52,7 +52,7 @@ from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
-from kivi.mvcc.plain import Plain
+from kivi.mvcc.plain import Plain, Touched
 from kivi.mvcc.record import Abort, Commit, begin_at
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
@@ -402,7 +402,7 @@ class Committer:
     def submit_plain(
         self, group: list[Plain], catalog_version: int, done: Callable[[list[Plain], CommitUnknown | None], None]
     ) -> list[Plain]:
-        """Enters commits of deltas together; gives back those that have to go through ``submit``, in order.
+        """Enters commits of deltas and puts together; gives back those that have to go through ``submit``, in order.
 
         ``done`` is called once, from the log's thread, with those that were entered: committed at their ``cts``, or
         with an error that concerns all of them. It must be quick.
@@ -416,10 +416,10 @@ class Committer:
         with self._entry:
             if catalog_version != self._catalog_version() or self.hold is not None:
                 return group
-            facts, seen = self._facts, set[str]()
+            facts, seen, touched = self._facts, set[str](), Touched()
             known = self._tokens.known([plain.token for plain in group if plain.token], self.now_us())
             for plain in group:
-                if self._is_regular(plain, seen, known) and not facts.collides(plain):
+                if self._is_regular(plain, seen, known) and not facts.collides(plain) and touched.may_join(plain):
                     entered.append(plain)
                 else:
                     left.append(plain)
@@ -438,7 +438,7 @@ class Committer:
             for plain in entered:
                 plain.cts = cts
                 self._in_flight[cts] = plain
-                facts.note_deltas(plain, cts, ticket.time_us)
+                facts.note_patches(plain, cts, ticket.time_us)
                 if plain.token:
                     self._by_token[plain.token] = plain
                 cts += 1

@@ -132,7 +132,7 @@ class Pending:
             index[key] = copied
 
     def apply_plain(self, group: Sequence[Plain]) -> None:
-        """``apply`` for commits of deltas, whose CTS ascend."""
+        """``apply`` for plain commits, whose CTS ascend."""
         nbytes = operations = 0
         with self._mutex:
             for plain in group:

@@ -29,7 +29,7 @@ from typing import Final, NamedTuple, Protocol
 
 from kivi.delta.ops import Barrier, RowOp
 
-__all__ = ["EXISTENCE", "Collision", "Deltas", "Facts", "Footprint", "Guard"]
+__all__ = ["EXISTENCE", "Collision", "Facts", "Footprint", "Guard", "Patches"]
 
 EXISTENCE: Final = -1
 """The column of a guard on the row's existence."""
@@ -49,8 +49,8 @@ class Footprint(NamedTuple):
     guards: Iterable[Guard]
 
 
-class Deltas(Protocol):
-    """The same of a commit of deltas, whose guards are of its tables' schemas."""
+class Patches(Protocol):
+    """The same of a commit of deltas and puts, whose guards are of its tables' schemas."""
 
     @property
     def start_ts(self) -> int: ...
@@ -135,8 +135,8 @@ class Facts:
                 return Collision(table, key, *hit)
         return None
 
-    def collides(self, plain: Deltas) -> bool:
-        """Whether ``check`` would find a collision for a commit of deltas."""
+    def collides(self, plain: Patches) -> bool:
+        """Whether ``check`` would find a collision for a commit of deltas and puts."""
         start = plain.start_ts
         for table, key, op in plain.rows:
             facts = self._find((table, key))
@@ -148,19 +148,26 @@ class Facts:
                 return True
         return False
 
-    def note_deltas(self, plain: Deltas, cts: int, time_us: int) -> None:
-        """``note`` for a commit of deltas."""
+    def note_patches(self, plain: Patches, cts: int, time_us: int) -> None:
+        """``note`` for a commit of deltas and puts."""
         if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us:
             self._rotate(time_us)
         self._last = cts
         for table, key, op in plain.rows:
             facts = self._own((table, key))
             facts.write = cts
-            deltas = facts.deltas
-            if deltas is None:
-                deltas = facts.deltas = {}
-            for column in op.deltas:
-                deltas[column] = cts
+            if op.puts:
+                puts = facts.puts
+                if puts is None:
+                    puts = facts.puts = {}
+                for column in op.puts:
+                    puts[column] = cts
+            if op.deltas:
+                deltas = facts.deltas
+                if deltas is None:
+                    deltas = facts.deltas = {}
+                for column in op.deltas:
+                    deltas[column] = cts
         for table, key, column in plain.guards:
             facts = self._own((table, key))
             facts.guard_any = cts

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import kivi
 from kivi.delta.ops import Barrier, RowOp
@@ -27,11 +29,11 @@ def db() -> Iterator[Database]:
         yield database
 
 
-def plain(db: Database, key: int, token: str, **deltas: int) -> Plain:
-    _, plans = db.store.delta_plans()
+def plain(db: Database, key: int, token: str, *, puts: bool = False, **values: Any) -> Plain:
+    _, plans = db.store.write_plans()
     assert plans is not None
     plan = plans["t"]
-    raw, op = plan.key([key]), plan.deltas(list(deltas), list(deltas.values()))
+    raw, op = plan.key([key]), (plan.puts if puts else plan.deltas)(list(values), list(values.values()))
     assert raw is not None and op is not None
     does = db.store.plain_rows([(plan, raw, op)])
     assert does is not None
@@ -74,6 +76,7 @@ def test_records_and_digests_are_the_same_bytes_as_on_the_general_way():
     rows = [
         (300, b"\x80key", RowOp(Barrier.PATCH, {}, {0: 2**62, 1: -5})),
         (301, b"", RowOp(Barrier.PATCH, {}, {2: 0.5})),
+        (301, b"x", RowOp(Barrier.PATCH, {3: "text", 0: 7}, {})),
     ]
     lease = type("L", (), {"ts": 77})()
     found = Plain(lease, PlainRows(rows, []), "k1-1-abc", None)
@@ -142,6 +145,70 @@ def test_puts_conflict_with_plain_commits_in_both_orders(db):
     assert committed(db, [before])[1] == [before]
 
 
+def test_puts_are_entered_with_the_others_and_judged_like_any_put(db):
+    """Of one group, and against what came before and after: the table in ``kivi.mvcc.verdict``."""
+    first, again = plain(db, 1, "p1", puts=True, v="a", n=5), plain(db, 1, "p2", puts=True, v="b")
+    other, delta = plain(db, 2, "p3", puts=True, v="c"), plain(db, 1, "d1", n=1)
+    entered, left = committed(db, [first, again, other, delta])
+    assert (entered, left) == ([first, other], [again, delta])
+    assert row(db) == {"id": 1, "n": 5, "hi": None, "v": "a"}
+    with db.transaction() as tx:  # a transaction that began before a put conflicts with it, by column
+        assert tx.start_ts
+        entered, _ = committed(db, [plain(db, 1, "p4", puts=True, v="d")])
+        tx.put("t", (1,), n=9)
+    with pytest.raises(kivi.Conflict), db.transaction() as tx:
+        assert tx.start_ts
+        committed(db, [plain(db, 1, "p5", puts=True, n=1)])
+        tx.delta("t", (1,), n=1)
+    late = plain(db, 1, "p6", puts=True, n=3)
+    committed(db, [plain(db, 1, "d2", n=1)])
+    assert committed(db, [late]) == ([], [late])
+    assert row(db) == {"id": 1, "n": 2, "hi": None, "v": "d"}
+
+
+WRITES = st.lists(
+    st.tuples(st.integers(1, 3), st.booleans(), st.sets(st.sampled_from(["n", "hi"]), min_size=1), st.integers(-9, 9)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(groups=st.lists(WRITES, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=60)
+def test_of_those_that_are_entered_together_all_commute_and_the_rows_are_their_replay(groups):
+    with Database(Store.open(None, settings=Settings(background=False))) as db:
+        db.create_table(
+            "t", key={"id": "int64"}, columns={"n": kivi.sum("int64"), "hi": kivi.max("int64"), "v": "string"}
+        )
+        model: dict[int, dict[str, int | None]] = {}
+        for g, writes in enumerate(groups):
+            group = [
+                plain(db, key, f"{g} {i}", puts=puts, **dict.fromkeys(sorted(columns), value))
+                for i, (key, puts, columns, value) in enumerate(writes)
+            ]
+            entered, left = committed(db, group)
+            assert sorted([*entered, *left], key=group.index) == group
+            written: dict[tuple[int, str], set[bool]] = {}
+            for one in entered:
+                key, puts, columns, value = writes[group.index(one)]
+                cells = model.setdefault(key, {"n": 0, "hi": None})
+                for column in columns:
+                    kinds = written.setdefault((key, column), set())
+                    assert not kinds or (kinds == {False} and not puts)
+                    kinds.add(puts)
+                    held = cells[column]
+                    if puts or held is None:
+                        cells[column] = value
+                    else:
+                        cells[column] = held + value if column == "n" else max(held, value)
+            for one in left:  # somebody who came before it stands against it: it is not the first of its row
+                key = writes[group.index(one)][0]
+                assert any(writes[group.index(other)][0] == key for other in entered)
+        for key, cells in model.items():
+            found = row(db, key)
+            assert found is not None and {name: found[name] for name in cells} == cells
+
+
 def test_a_repeat_in_flight_waits_with_the_first(db):
     first, repeat = plain(db, 1, "same", n=1), plain(db, 1, "same", n=1)
     results: list[Any] = []
@@ -169,7 +236,7 @@ def test_what_a_plan_does_not_take_goes_the_general_way(db):
         key={"a": "string", "b": "int64"},
         columns={"f": kivi.sum("float64"), "d": kivi.sum("decimal(4,2)"), "n": kivi.sum("int64"), "v": "int64"},
     )
-    plans = db.store.delta_plans()[1]
+    plans = db.store.write_plans()[1]
     assert plans is not None
     plan = plans["all"]
     assert plan.key(["x", 1]) is not None
@@ -182,3 +249,20 @@ def test_what_a_plan_does_not_take_goes_the_general_way(db):
         (["f"], [float("nan")]), (["f"], [float("inf")]), (["d"], [10000]), (["n", "n"], [1, 1]),
     ):  # fmt: skip
         assert plan.deltas(names, values) is None
+    put = plan.puts(["v", "n", "d"], [7, 1, -9999])
+    assert put is not None and (list(put.puts.values()), put.deltas) == ([7, 1, -9999], {})
+    wrong: list[tuple[list[str], list[Any]]] = [
+        (["none"], [1]), (["a"], ["x"]), (["v"], [None]), (["v"], [True]), (["v"], ["x"]), ([], []), (["d"], [10000]),
+        (["f"], [float("inf")]), (["v", "v"], [1, 1]),
+    ]  # fmt: skip
+    for names, values in wrong:
+        assert plan.puts(names, values) is None
+
+
+def test_text_that_may_be_too_long_is_measured_on_the_general_way():
+    with Database(Store.open(None, settings=Settings(background=False, max_value_bytes=400))) as db:
+        db.create_table("t", key={"id": "int64"}, columns={"v": "string"})
+        plans = db.store.write_plans()[1]
+        assert plans is not None
+        assert plans["t"].puts(["v"], ["\N{SNOWMAN}" * 100]) is not None
+        assert plans["t"].puts(["v"], ["x" * 101]) is None
