@@ -75,7 +75,7 @@ class Group:
     def add(self, live: Live) -> None:
         """A subscription whose window is that of the hub's snapshot."""
         self.lives.add(live)
-        self.matcher.add(live, _selecting(self.schema, live.query))
+        self.matcher.add(live, _selecting(self.schema, live.query), limited=live.query.shown is not None)
         if isinstance(live, RowsLive):
             self._hold(live)
 

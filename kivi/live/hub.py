@@ -16,6 +16,7 @@ import contextlib
 import heapq
 import itertools
 import logging
+import random
 import threading
 import time
 from collections import Counter, deque
@@ -59,6 +60,9 @@ _PATIENT_SHARE: Final = 15.0
 """Likewise, as long as that is at most half of the least interval or heartbeat: nobody there is in a hurry."""
 _PAUSE_S_MAX: Final = 1.0
 _NAP_S: Final = 0.02
+_FIRST_BEAT: Final = 0.1
+_BEAT: Final = 0.9
+"""The least part of its heartbeat that a subscription waits for the first, and for each after that."""
 _START_S: Final = 10.0
 _MISSED_MAX: Final = 50_000
 _PAGE_ROWS: Final = 5_000
@@ -333,7 +337,7 @@ class Hub:
         pa.array([0]).to_numpy(zero_copy_only=False)
         failure: KiviError | None = None
         while not self._stopping:
-            began = time.monotonic()
+            began, worked = time.monotonic(), time.thread_time()
             try:
                 self._store.check_open()
                 with self._lock:
@@ -349,9 +353,8 @@ class Hub:
                 break
             if self._idle():
                 return
-            took = time.monotonic() - began
-            self.tick_s += took
-            self._pause(took)
+            self.tick_s += time.monotonic() - began
+            self._pause(time.thread_time() - worked)
             self._resting = True
             self._store.moved.wait_until(self._has_work, self._until_next())
             self._resting = False
@@ -413,9 +416,17 @@ class Hub:
             if live.closed:
                 continue
             live.then = then
-            live.beat = now + live.heartbeat_s
+            live.beat = now + self._patience_of(live)
             at = min(max(now, live.due), live.beat) if live.dirty else live.beat
             self._ripen(live, min(at, self._end_at(live, now)) if isinstance(live, EventsLive) else at)
+
+    def _patience_of(self, live: Live) -> float:
+        """Seconds to its next heartbeat: never all at the same time, for a message costs as much as a small commit."""
+        live.asked += 1
+        if live.asked <= 2:  # the first answer is mostly what there is, and comes at once
+            return live.heartbeat_s * random.uniform(_FIRST_BEAT, 1.0)
+        spread = live.heartbeat_s * random.uniform(_BEAT, 1.0)
+        return max(spread, live.interval_s) if live.interval_s <= live.heartbeat_s else spread
 
     def _ripen(self, live: Live, at: float) -> None:
         """It is to be looked at then, if not before."""

@@ -47,6 +47,8 @@ class Live:
         """Not to be told anything before this moment of the monotonic clock."""
         self.beat = 0.0
         """To be told at this moment that it is alive, if nothing else."""
+        self.asked = 0
+        """How often."""
         self.ripe_at: float | None = None
         """The hub looks at it then."""
         self.failure: KiviError | None = None

@@ -247,7 +247,10 @@ class _Shape(Generic[Q]):
     def __init__(self, texts: tuple[str, ...], numbers: tuple[str, ...]) -> None:
         self._texts, self._numbers = texts, numbers
         self.queries: dict[Q, _Ranges] = {}
+        self.limited: set[Q] = set()
+        """Those that may have a limit."""
         self._listed: list[Q] = []
+        self._limited: list[int] = []
         self._bounds: dict[str, tuple[Array, Array]] = {}
         self._words: dict[str, Words] = {}
         self._by: str | None = None
@@ -258,6 +261,7 @@ class _Shape(Generic[Q]):
     def _arrange(self, types: Mapping[str, ColumnType]) -> None:
         self.changed = False
         self._listed = list(self.queries)
+        self._limited = [i for i, query in enumerate(self._listed) if query in self.limited]
         wanted = list(self.queries.values())
         for name in self._numbers:
             dtype = np.float64 if types[name].name == "float64" else np.int64
@@ -281,9 +285,12 @@ class _Shape(Generic[Q]):
         """(rows, queries, which queries the numbers are): the hits, in blocks."""
         if self.changed:
             self._arrange(types)
-        limits = _Limits.of(self._listed, columns, types, limit_of)
+        limits = None
+        if limit_of is not None and self._limited:
+            found = ((i, limit_of(self._listed[i])) for i in self._limited)
+            limits = _Limits.of({i: limit for i, limit in found if limit is not None}, columns, types)
         if self._by is None and limits is not None:
-            for hits in limits.hits():
+            for hits in limits.hits(len(self._listed)):
                 yield *hits, self._listed
             return
         values = {name: columns.numbers(name, types[name]) for name in self._numbers}
@@ -353,27 +360,19 @@ class _Limits:
     def __init__(self, columns: Columns, types: Mapping[str, ColumnType]) -> None:
         self._columns, self._types = columns, types
         self._orders: dict[tuple[str | None, bool], tuple[list[int], list[Any]]] = {}
-        self._free: list[int] = []
+        self._limited: Mapping[int, Limit] = {}
 
     @staticmethod
-    def of(
-        listed: Sequence[Q],
-        columns: Columns,
-        types: Mapping[str, ColumnType],
-        limit_of: Callable[[Q], Limit | None] | None,
-    ) -> _Limits | None:
-        if limit_of is None:
+    def of(limited: Mapping[int, Limit], columns: Columns, types: Mapping[str, ColumnType]) -> _Limits | None:
+        if not limited:
             return None
         made = _Limits(columns, types)
-        for i, query in enumerate(listed):
-            limit = limit_of(query)
-            if limit is None:
-                made._free.append(i)
-            else:
-                queries, bounds = made._orders.setdefault((limit.name, limit.down), ([], []))
-                queries.append(i)
-                bounds.append(limit.bound)
-        return made if made._orders else None
+        made._limited = limited
+        for i, limit in limited.items():
+            queries, bounds = made._orders.setdefault((limit.name, limit.down), ([], []))
+            queries.append(i)
+            bounds.append(limit.bound)
+        return made
 
     def _values(self, name: str | None) -> tuple[Array, Array | None]:
         if name is None:
@@ -403,8 +402,8 @@ class _Limits:
             keep[concerned] &= passes
         return rows[keep], queries[keep]
 
-    def hits(self) -> Iterator[tuple[Array, Array]]:
-        """Of queries without a predicate."""
+    def hits(self, queries: int) -> Iterator[tuple[Array, Array]]:
+        """Of so many queries without a predicate."""
         for (name, down), (limited, listed) in self._orders.items():
             values, known = self._values(name)
             bounds = self._bounds(values, listed)
@@ -420,8 +419,9 @@ class _Limits:
                 if len(rows):
                     yield np.sort(rows), np.full(len(rows), query)
         rows = np.arange(self._columns.rows)
-        for query in self._free:
-            yield rows, np.full(len(rows), query)
+        for query in range(queries):
+            if query not in self._limited:
+                yield rows, np.full(len(rows), query)
 
 
 class Matcher(Generic[Q]):
@@ -436,7 +436,8 @@ class Matcher(Generic[Q]):
     def __len__(self) -> int:
         return len(self._shape_of) + len(self._others)
 
-    def add(self, query: Q, where: Expr | None) -> None:
+    def add(self, query: Q, where: Expr | None, *, limited: bool = True) -> None:
+        """``limited``: whether there may be a limit of it at some time."""
         ranges = _ranges(where, self._types)
         if ranges is None:
             assert where is not None
@@ -447,6 +448,8 @@ class Matcher(Generic[Q]):
         if shape is None:
             shape = self._shapes[kind] = _Shape(*kind)
         shape.queries[query] = ranges
+        if limited:
+            shape.limited.add(query)
         shape.changed = True
         self._shape_of[query] = kind
 
@@ -457,6 +460,7 @@ class Matcher(Generic[Q]):
         if kind is not None:
             shape = self._shapes[kind]
             del shape.queries[query]
+            shape.limited.discard(query)
             shape.changed = True
             if not shape.queries:
                 del self._shapes[kind]

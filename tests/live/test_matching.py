@@ -94,7 +94,7 @@ def test_rows_beyond_a_limit_are_left_out_and_no_others(
         limits.append(data.draw(st.sampled_from([None, Limit(name, data.draw(st.booleans()) and bool(name), bound)])))
     matcher: Matcher[int] = Matcher(TYPES)
     for i, where in enumerate(predicates):
-        matcher.add(i, where)
+        matcher.add(i, where, limited=limits[i] is not None or data.draw(st.booleans()))
 
     def within(at: int, limit: Limit | None) -> bool:
         if limit is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import time
 from collections.abc import Iterator
@@ -12,10 +13,12 @@ import pytest
 import kivi
 from kivi.embedded import Database
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted
+from kivi.expr import Scan
 from kivi.live import hub as hubs
 from kivi.live import windows
 from kivi.settings import Settings
 from kivi.store import Store
+from kivi.subscriptions import Query, Terms, Update
 from tests.mvcc.holding import hold
 
 T0 = 1_750_000_000_000_000
@@ -52,6 +55,31 @@ def numbers(live: Any, timeout_s: float = 0.3) -> list[int]:
 
 
 # -- the end, the interval, the heartbeat ------------------------------------------------------------------
+
+
+def test_heartbeats_of_many_are_spread_over_their_interval(db: Any) -> None:
+    """Those that began together are not told together, and none waits for longer than its interval."""
+    heard: dict[int, list[float]] = {i: [] for i in range(100)}
+    hub = db.hub
+    lives: list[Any] = []
+    query = Query.of(db.store.table("rows"), Scan(), (), None, 0)
+
+    def told(i: int, said: Any) -> None:
+        if isinstance(said, Update):
+            heard[i].append(time.monotonic())
+            hub.ask(lives[i], functools.partial(told, i))
+
+    for i in heard:
+        lives.append(hub.subscribe("rows", lambda _: query, Terms(False, 0.0, 1.0)))
+        hub.ask(lives[i], functools.partial(told, i))
+    until = time.monotonic() + 20
+    while min(map(len, heard.values())) < 3 and time.monotonic() < until:  # the first is the state
+        time.sleep(0.05)
+    first = sorted(at[1] for at in heard.values())
+    assert first[-1] - first[0] > 0.4
+    assert first[89] - first[10] > 0.3  # not all but a few
+    # The interval, and what a busy machine adds to it.
+    assert max(at[2] - at[1] for at in heard.values()) < 3
 
 
 def test_its_moment_is_over_while_a_commit_is_held_up(db: Any) -> None:
