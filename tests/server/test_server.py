@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -321,3 +322,22 @@ def test_a_transaction_outlives_its_lease_only_if_it_is_renewed(tmp_path, wrote)
             tx.delta("t", (1,), n=1)
         with db.snapshot() as snap:
             assert snap.get("t", (1,)) == {"id": 1, "n": 1 + wrote}
+
+
+def test_the_server_does_without_pandas(tmp_path):
+    """pyarrow would import it with its first array, in the midst of commits; Spark's tests have it installed."""
+    pytest.importorskip("pandas")
+    with ServerProcess(tmp_path / "data") as server, server.connect() as db:
+        db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "v": "int64"})
+        db.create_aggregate("by_v", "ev", ["v"], {"n": kivi.count()})
+        with db.subscribe("by_v") as live:
+            db.append("ev", [{"ts": i, "v": i % 7} for i in range(5_000)])
+            while not live.rows:
+                live.next(1)
+        db.consolidate()
+        with db.snapshot() as snap:
+            assert snap.to_arrow("ev").num_rows == 5_000
+            assert len(list(snap.scan("by_v"))) == 7
+        mapped = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "/pyarrow/" in mapped
+    assert "/pandas/" not in mapped
