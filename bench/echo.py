@@ -18,8 +18,9 @@ import grpc
 
 from bench.machine import ROOT
 from bench.together import in_tasks, in_threads, run
+from bench.writing import at_a_pace
 
-__all__ = ["alone", "served", "tasks_rate", "threads_rate"]
+__all__ = ["alone", "paced", "served", "tasks_rate", "threads_rate"]
 
 _METHOD: Final = "/bench.Echo/Echo"
 _PAYLOAD: Final = b"x" * 64
@@ -94,6 +95,22 @@ def tasks_rate(endpoint: str, tasks: int, seconds: float) -> float:
 
             done, took = await in_tasks([once] * tasks, seconds)
             return done / took
+
+    return run(measured())
+
+
+def paced(endpoint: str, rate: float, seconds: float) -> list[float]:
+    """Seconds of each call, of so many begun a second, whether those before them are answered or not."""
+
+    async def measured() -> list[float]:
+        async with grpc.aio.insecure_channel(endpoint) as channel:
+            call: Any = channel.unary_unary(_METHOD)
+
+            async def once(_: int) -> None:
+                assert await call(_PAYLOAD) == _PAYLOAD
+
+            await at_a_pace(once, rate, 1.0)
+            return (await at_a_pace(once, rate, seconds)).took_s
 
     return run(measured())
 

@@ -8,6 +8,8 @@
   on a core at 1,500 queries and 1,000 writes a second, and tells its subscribers within 15 to 20 ms in 99 of 100 cases.
   From there the queries are doubled, and then the writes, for as long as the 99th percentile is at most 20 ms and the
   writes keep their pace.
+* *An echo* at the same pace on the same core: a notification is a commit and two messages, and how late an empty call
+  is now and then says how late the machine makes both.
 * *The matcher alone*, in this process: the comparisons without commits, reading, and telling.
 * *Durable subscriptions*: a hundred thousand of them, stored and not connected, beside ten thousand events a second:
   what they cost the events and the server's memory, and how soon one that returns has its first event.
@@ -46,6 +48,14 @@ def sheet() -> Sheet:
             return figures["kivi", f"{kind}, most within 20 ms"] / 1e6
 
         ratios.append(Ratio(f"{kind}, {notified.BASE}: notification, p99 in ms", p99, at_most=notified.P99_MS_MAX))
+
+        def of_echo(figures: Figures, kind: str = kind) -> float:
+            return (
+                figures["kivi", f"{kind}, {notified.BASE}, p99"]
+                / figures["echo", f"{notified.WRITES_S:,} calls/s, p99"]
+            )
+
+        ratios.append(Ratio(f"{kind}, {notified.BASE}: notification, p99 / that of an echo", of_echo))
         ratios.append(Ratio(f"{kind}: million matches a second, p99 within 20 ms", most, at_least=1.8))
 
     def kept(figures: Figures) -> float:
@@ -67,6 +77,7 @@ def take(context: Context, sheet: Sheet) -> None:
     with pinned(server):
         matching.take(context, sheet)
     with pinned(clients):
+        notified.echoed(context, sheet, server)
         for kind in notified.KINDS:
             notified.take(context, sheet, kind, server)
     durable.take(context, sheet)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ import numpy as np
 
 import kivi
 import kivi.aio
-from bench import subscribers
+from bench import echo, subscribers
 from bench.context import Context
 from bench.cores import pinned
 from bench.data import START_US
@@ -23,7 +24,7 @@ from bench.together import run
 from bench.verify import WrongTotals
 from bench.writing import Written, at_a_pace
 
-__all__ = ["BASE", "KINDS", "P99_MS_MAX", "TABLE", "Case", "create", "take"]
+__all__ = ["BASE", "KINDS", "P99_MS_MAX", "TABLE", "WRITES_S", "Case", "create", "echoed", "take"]
 
 KINDS: Final = ("rows", "events")
 P99_MS_MAX: Final = 20.0
@@ -219,6 +220,16 @@ def take(context: Context, sheet: Sheet, kind: str, core: set[int]) -> None:
                 run(_ladder(context, sheet, kind, server, told))
         finally:
             server.kill()
+
+
+def echoed(context: Context, sheet: Sheet, core: set[int]) -> None:
+    """What an empty call takes at the same pace, on the same core: what of a latency is the machine's and gRPC's."""
+    with ExitStack() as stack:
+        with pinned(core):
+            endpoint = stack.enter_context(echo.served())
+        took = echo.paced(endpoint, WRITES_S, context.seconds)
+    for share in (50, 99):
+        sheet.record("echo", f"{WRITES_S:,} calls/s, p{share}", percentile(took, share) * 1e3, "ms")
 
 
 async def _ladder(context: Context, sheet: Sheet, kind: str, server: Server, told: subscribers.Subscribers) -> None:
