@@ -224,9 +224,16 @@ def test_a_full_disk_refuses_commits_and_service_resumes_by_itself(
             code, found = status(server, capsys)
             assert f"went on by itself: {len(writer.refused) + 1} commits and stages were refused" in found["disk"]
             assert "was full" in found["disk"] and "RocksDB" not in found.get("problems", "")
-            *full, space = [event for event in events(server) if event["event"] != "storage_works"]
-            assert {(event["event"], event["level"]) for event in full} == {("disk_full", "error")}
-            assert len(full) <= 2 and (space["event"], space["level"]) == ("disk_space", "warning")  # log, base
+            *said, space = events(server)
+            assert (space["event"], space["level"]) == ("disk_space", "warning")
+            short: set[str] = set()
+            for event in said:  # a part may find room for a moment, and lose it again
+                part = "base" if event["message"].startswith("base ") else "the commit log"
+                assert (event["event"], event["level"]) == (
+                    ("storage_works", "warning") if part in short else ("disk_full", "error")
+                )
+                short ^= {part}
+            assert len(short) == 1  # the last to work again
             assert space["refused"] == len(writer.refused) + 1 and space["seconds"] == pytest.approx(lasted, abs=0.2)
             assert db.backup(str(backups))["watermark"] == db.watermark()
         assert server.pid == pid
