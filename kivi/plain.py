@@ -31,7 +31,7 @@ class WritePlan:
 
     __slots__ = ("_columns", "_text_max", "guard", "id", "key", "origin")
 
-    def __init__(self, schema: TableSchema, text_max: int = _TEXT_CHARACTERS_MAX) -> None:
+    def __init__(self, schema: TableSchema, text_max: int) -> None:
         self.id, self.origin = schema.id, schema.origin
         self.guard = schema_guard(schema.id)
         self._text_max = text_max

@@ -55,7 +55,7 @@ __all__ = ["LIVES_MAX", "Hub"]
 LIVES_MAX: Final = 100_000
 _TICK_S: Final = 0.004
 _SHARE: Final = 3.0
-"""A pause is at least so many times as long as the tick before it."""
+"""A pause is at least so many times as long as the tick before it computed, without what it waited for others."""
 _PATIENT_SHARE: Final = 15.0
 """Likewise, as long as that is at most half of the least interval or heartbeat: nobody there is in a hurry."""
 _PAUSE_S_MAX: Final = 1.0

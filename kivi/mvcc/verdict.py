@@ -156,18 +156,7 @@ class Facts:
         for table, key, op in plain.rows:
             facts = self._own((table, key))
             facts.write = cts
-            if op.puts:
-                puts = facts.puts
-                if puts is None:
-                    puts = facts.puts = {}
-                for column in op.puts:
-                    puts[column] = cts
-            if op.deltas:
-                deltas = facts.deltas
-                if deltas is None:
-                    deltas = facts.deltas = {}
-                for column in op.deltas:
-                    deltas[column] = cts
+            _note_cells(facts, op, cts)
         for table, key, column in plain.guards:
             facts = self._own((table, key))
             facts.guard_any = cts
@@ -200,14 +189,7 @@ class Facts:
             if op.barrier is not Barrier.PATCH:
                 facts.restart = cts
             else:
-                if op.puts:
-                    facts.puts = {**(facts.puts or {}), **dict.fromkeys(op.puts, cts)}
-                if op.deltas:
-                    deltas = facts.deltas
-                    if deltas is None:
-                        deltas = facts.deltas = {}
-                    for column in op.deltas:
-                        deltas[column] = cts
+                _note_cells(facts, op, cts)
         for table, key, column in footprint.guards:
             facts = self._own((table, key))
             facts.guard_any = cts
@@ -236,6 +218,20 @@ class Facts:
             old = self._old.get(row)
             facts = self._young[row] = old.copy() if old else _RowFacts()
         return facts
+
+
+def _note_cells(facts: _RowFacts, op: RowOp, cts: int) -> None:
+    """The cells that a PATCH writes."""
+    if op.puts:
+        if facts.puts is None:
+            facts.puts = {}
+        for column in op.puts:
+            facts.puts[column] = cts
+    if op.deltas:
+        if facts.deltas is None:
+            facts.deltas = {}
+        for column in op.deltas:
+            facts.deltas[column] = cts
 
 
 def _write_collision(facts: _RowFacts, op: RowOp, start: int) -> tuple[int | None, int] | None:
