@@ -180,7 +180,7 @@ def _ranges(where: Expr | None, types: Mapping[str, ColumnType]) -> _Ranges | No
                 low = max(low, math.nextafter(value, math.inf))
             case "<":
                 high = min(high, math.nextafter(value, -math.inf))
-        if low > INT64_MAX or high < INT64_MIN:  # beyond every value
+        if exact and (low > INT64_MAX or high < INT64_MIN):  # beyond every value
             low, high = 1, 0
         found.numbers[name] = low, high
     return found
@@ -228,8 +228,8 @@ def _buckets(low: Array, high: Array) -> list[_Bucket]:
             out.append(_Bucket(queries[chosen], low[chosen], high[chosen], 0, open_end))
     closed = (low != least) & (high != most)
     queries, low, high = queries[closed], low[closed], high[closed]
-    widths = high.astype(np.uint64) - low.astype(np.uint64) if whole else high - low
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):  # a range may be wider than the largest float
+        widths = high.astype(np.uint64) - low.astype(np.uint64) if whole else high - low
         sizes = np.where(widths > 0, np.ceil(np.log2(widths.astype(np.float64))), -math.inf)
     for size in np.unique(sizes):
         chosen = sizes == size
@@ -347,7 +347,8 @@ def _left(low: Array, high: Array) -> float:
     if not len(finite):
         return 1.0
     spread = max(float(finite.max() - finite.min()), 1e-300)
-    wide = np.minimum(high.astype(np.float64) - low.astype(np.float64), spread) / spread
+    with np.errstate(over="ignore"):
+        wide = np.clip(high.astype(np.float64) - low.astype(np.float64), 0.0, spread) / spread
     return float(wide.mean()) + 1 / len(np.unique(low)) if len(low) else 1.0
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import given
 
 from kivi.arrow.coded import coded
@@ -149,3 +150,18 @@ def test_many_of_each_kind() -> None:
     found = list(matcher.hits(RowColumns(rows)))
     assert len(found) == len(wanted)
     assert set(found) == wanted
+
+
+@pytest.mark.parametrize("op", ["==", "<", "<=", ">", ">="])
+@pytest.mark.parametrize("bound", [-1e308, -1e19, 0.0, 1e19, 1e308])
+def test_floats_are_not_bound_by_the_integers(op: str, bound: float) -> None:
+    """A range of a float column may lie beyond every 64-bit integer, be wider than the largest float, or empty."""
+    rows = [dict.fromkeys(TYPES) | {"f": value} for value in (-1e308, -1e19, -1.0, 0.0, 1e19, 1e308)]
+    wide = Expr("and", args=(Expr(">=", "f", -1e308), Expr("<=", "f", 1e308)))
+    empty = Expr("and", args=(Expr(">=", "f", 1e308), Expr("<=", "f", -1e308)))
+    matcher: Matcher[int] = Matcher(TYPES)
+    predicates = [Expr(op, "f", bound), wide, empty, Expr("==", "f", 1e-300)]
+    for i, where in enumerate(predicates):
+        matcher.add(i, where)
+    wanted = sorted((at, i) for i, where in enumerate(predicates) for at, row in enumerate(rows) if matches(where, row))
+    assert sorted(matcher.hits(RowColumns(rows))) == wanted
