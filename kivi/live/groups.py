@@ -39,6 +39,7 @@ __all__ = ["Group", "group_of", "made_again"]
 _EVERYTHING: Final = Cover([(None, None)])
 
 _EVENTS: Final = 65_536
+_NOTED_MAX: Final = 100_000
 _MISSED_COMMITS: Final = 1_000
 """A subscription that joins a stream which is faster than its own reading reads the rest while the hub waits."""
 
@@ -68,6 +69,7 @@ class Group:
         self.lives: set[Live] = set()
         self.matcher: Matcher[Live] = Matcher(types_of(schema))
         self._holders: dict[bytes, set[RowsLive]] = {}
+        """Of each row that is in a window: whose."""
         self.joining: set[Live] = set()
 
     # -- who belongs to it ------------------------------------------------------------------------------
@@ -128,6 +130,15 @@ class Group:
             except KiviError as error:
                 self._failed(live, error)
 
+    @property
+    def can_note(self) -> bool:
+        """Whether ``note`` is enough for a while."""
+        return False
+
+    def note(self, commits: Iterable[Committed]) -> None:
+        """Commits that the next ``advance`` is not given."""
+        raise NotImplementedError
+
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
         raise NotImplementedError
 
@@ -172,6 +183,15 @@ class RowGroup(Group):
         self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
         self._cover: Cover | None = None
         """Of its subscriptions' keys; None: to be made."""
+        self._noted: set[bytes] = set()
+        """Rows to be read again."""
+
+    @property
+    def can_note(self) -> bool:
+        return len(self._noted) < _NOTED_MAX
+
+    def note(self, commits: Iterable[Committed]) -> None:
+        self._noted |= self._changed(commits)
 
     def add(self, live: Live) -> None:
         if live.query.scan.start is not None or live.query.scan.end is not None:
@@ -197,12 +217,13 @@ class RowGroup(Group):
         return self._cover
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
+        changed, self._noted = self._noted, set()
         if again:
             for live in self.joining:
                 live.missed.clear()
                 live.reread = True
             return self._read_all(lease)
-        changed = self._changed(commits)
+        changed |= self._changed(commits)
         if not changed:
             return []
         for live in self.joining:
@@ -246,38 +267,54 @@ class RowGroup(Group):
         if only is not None:
             matcher = Matcher(types_of(self.schema))
             matcher.add(only, _selecting(self.schema, only.query))
-        selected: dict[bytes, set[Live]] = {}
         touched: set[Live] = set()
         failed: dict[Live, KiviError] = {}
         hits = list(matcher.hits(found.columns, functools.partial(self._limit_of, found.keys)))
         rows = found.rows(sorted({i for i, _ in hits}))
+        keys, ranges, all_holders = found.keys, self._ranges, self._holders
+        held_by = [0] * len(keys)
+        odd: set[bytes] = set()  # rows that some query selects and its window does not hold
         for i, live in hits:
-            key = found.keys[i]
-            bounds = self._ranges.get(live)
-            if bounds is not None and not _within(key, *bounds):
-                continue
-            selected.setdefault(key, set()).add(live)
+            key = keys[i]
             assert isinstance(live, RowsLive)
+            if ranges and (bounds := ranges.get(live)) is not None and not _within(key, *bounds):
+                odd.add(key)
+                continue
             touched.add(live)
-            if live in failed:
+            held_by[i] += 1
+            window = live.window
+            if window.refresh(key, rows[i]) or live in failed:
                 continue
             try:
-                held = live.window.put(key, rows[i])
+                held = window.put(key, rows[i])
             except KiviError as error:
                 failed[live] = error
                 continue
             if held:
-                self._holders.setdefault(key, set()).add(live)
+                all_holders.setdefault(key, set()).add(live)
             else:
+                odd.add(key)
                 self._forget(key, live)
-            while live.window.dropped:
-                self._forget(live.window.dropped.pop(), live)
-        for key in found.asked:
-            for live in tuple(self._holders.get(key, ())):
-                if live not in selected.get(key, ()) and (only is None or live is only):
-                    live.window.remove(key)
-                    self._forget(key, live)
-                    touched.add(live)
+            while window.dropped:
+                odd.add(gone := window.dropped.pop())
+                self._forget(gone, live)
+        # Whoever holds a row that its query does not select any more lets it go. Mostly those who hold it are as many
+        # as those who select it, and the same.
+        left = set(found.asked).difference(keys) if len(keys) < len(found.asked) else set[bytes]()
+        for key, count in zip(keys, held_by, strict=True):
+            if len(all_holders.get(key, ())) != count or key in odd:
+                left.add(key)
+        if left:
+            selected: dict[bytes, set[Live]] = {}
+            for i, live in hits:
+                if keys[i] in left and ((bounds := ranges.get(live)) is None or _within(keys[i], *bounds)):
+                    selected.setdefault(keys[i], set()).add(live)
+            for key in left:
+                for live in all_holders.get(key, set()) - selected.get(key, set()):
+                    if only is None or live is only:
+                        live.window.remove(key)
+                        self._forget(key, live)
+                        touched.add(live)
         for live, reason in failed.items():
             self._failed(live, reason)
         return touched

@@ -92,11 +92,24 @@ class RowsLive(Live):
         self.ts = ts
         if not (self.window.changed or self.reset):
             return Update(ts)
-        state = self.window.state()
-        self.window.changed = False
-        update = Update(ts, differences(self.told, state), reset=self.reset)
-        self.told, self.reset = state, False
+        if self.reset or self.window.moved:
+            state = self.window.state()
+            update = Update(ts, differences(self.told, state), reset=self.reset)
+            self.told, self.reset = state, False
+        else:
+            update = Update(ts, self._changes())
+        self.window.changed = self.window.moved = False
         return update
+
+    def _changes(self) -> list[Change]:
+        """``differences`` where every row is where it was."""
+        told, current, changes = self.told, self.window.row, []
+        for i, (key, was) in enumerate(told):
+            row = current(key)
+            if row is not was and row != was:
+                changes.append(Change("change", i, i, row))
+                told[i] = key, row
+        return changes
 
 
 class EventsLive(Live):

@@ -26,7 +26,7 @@ _SLACK_MIN: Final = 16
 class Window:
     """Not thread safe. ``rows`` are in stored form, of the columns that are shown."""
 
-    __slots__ = ("_held", "_order", "_query", "_sort_key", "changed", "dropped", "slack", "whole")
+    __slots__ = ("_held", "_order", "_query", "_sort_key", "changed", "dropped", "moved", "slack", "whole")
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -35,7 +35,8 @@ class Window:
         self._order: list[tuple[Any, ...]] = []  # the sort keys; each ends with the row's key
         self.slack = max(_SLACK_MIN, (query.shown or 0) // 2)
         self.whole = True
-        self.changed = True
+        self.changed = self.moved = True
+        """Since whoever looks at them made them False: anything; rows have come, gone, or changed places."""
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
 
@@ -45,11 +46,29 @@ class Window:
     def held(self) -> Iterable[bytes]:
         return self._held.keys()
 
+    def refresh(self, key: bytes, row: Row) -> bool:
+        """``put`` if that cannot move it: it is held, and nothing of the row decides where. Else nothing, and False."""
+        if self._query.order:
+            return False
+        before = self._held.get(key)
+        if before is None:
+            return False
+        shown = self._shown(row)
+        if before[1] != shown:
+            self._held[key] = before[0], shown
+            self.changed = True
+        return True
+
+    def _shown(self, row: Row) -> Row:
+        """Rows are not changed: windows that show all of one share it."""
+        columns = self._query.columns
+        return row if len(row) == len(columns) else {name: row[name] for name in columns}
+
     def put(self, key: bytes, row: Row) -> bool:
         """The row matches and is like this now. Returns whether it is held."""
-        rank = self._sort_key(row, key)
-        shown = {name: row[name] for name in self._query.columns}
         before = self._held.get(key)
+        rank = self._sort_key(row, key)
+        shown = self._shown(row)
         if before is not None:
             if before[0] == rank:
                 if before[1] != shown:
@@ -61,7 +80,7 @@ class Window:
             return False
         self._held[key] = rank, shown
         insort(self._order, rank)
-        self.changed = True
+        self.changed = self.moved = True
         if self._query.shown is None or self._query.shown > ROWS_MAX:
             if len(self._order) > ROWS_MAX:
                 raise too_many(self._query)
@@ -83,7 +102,7 @@ class Window:
     def _take_out(self, key: bytes, rank: tuple[Any, ...]) -> None:
         del self._held[key]
         del self._order[bisect_left(self._order, rank)]
-        self.changed = True
+        self.changed = self.moved = True
 
     @property
     def last(self) -> tuple[Any, ...] | None:
@@ -94,6 +113,10 @@ class Window:
     def short(self) -> bool:
         """More is to be shown than is known."""
         return not self.whole and len(self._order) < (self._query.shown or 0)
+
+    def row(self, key: bytes) -> Row:
+        """As it is shown; of one that is held."""
+        return self._held[key][1]
 
     def state(self) -> list[Keyed]:
         """What is shown, in order."""

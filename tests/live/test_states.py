@@ -18,8 +18,8 @@ import pytest
 import kivi
 from kivi.embedded import Database
 from kivi.errors import Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
+from kivi.live import groups, windows
 from kivi.live import hub as hubs
-from kivi.live import windows
 from kivi.subscriptions import Update
 
 HOUR = "1h"
@@ -313,6 +313,37 @@ def test_more_commits_than_the_feed_holds(db: Database, monkeypatch: pytest.Monk
     """Nobody waits for a follower: what it loses it reads again, and the states are right all the same."""
     monkeypatch.setattr(db.store.pending.feed, "_max_bytes", 1_000)
     test_every_state_is_the_querys(db, "top")
+
+
+def test_rows_are_noted_while_nobody_may_be_told(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feed fills more than once in an interval; no row is forgotten for that."""
+    noted: list[int] = []
+    note = groups.RowGroup.note
+
+    def counted(self: groups.RowGroup, commits: Any) -> None:
+        noted.append(len(commits))
+        note(self, commits)
+
+    monkeypatch.setattr(db.store.pending.feed, "_max_bytes", 200_000)
+    monkeypatch.setattr(groups.RowGroup, "note", counted)
+    rng = random.Random(8)
+    judges = {name: Judge(db, table, keep, **wanted) for name, (table, wanted, keep) in QUERIES.items()}
+    lives = {
+        name: db.subscribe(table, interval_ms=400, heartbeat_ms=400, **wanted)
+        for name, (table, wanted, _) in QUERIES.items()
+    }
+    until = time.monotonic() + 3.0
+    while time.monotonic() < until:
+        for _ in range(20):
+            change(db, rng)
+        for name, live in lives.items():
+            if live.next(0.0) is not None:
+                assert live.rows == judges[name](live.ts)
+        time.sleep(0.005)
+    for name, live in lives.items():
+        until_quiet(live, db.watermark(), judges[name])
+        live.close()
+    assert sum(noted) > 0
 
 
 def test_windows_of_events(db: Database) -> None:
