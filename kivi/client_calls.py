@@ -18,7 +18,7 @@ from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
 from kivi.client_steps import Closed, ConnectionLost, Message, Stream, Timeout, Unary, Upload
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
-from kivi.wire.v1 import session_pb2
+from kivi.wire.v1 import service_pb2, session_pb2
 
 __all__ = [
     "FRAME_BYTES",
@@ -54,6 +54,11 @@ class Calls:
         """The session's stream, of encoded frames."""
         call = self.channel.stream_stream(methods.path("Session"))
         return call(*frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
+
+    def subscriptions(self, *requests: Any) -> Any:
+        """The stream of subscriptions, of encoded messages."""
+        call = self.channel.stream_stream(methods.path("Subscribe"))
+        return call(*requests, metadata=self._metadata, wait_for_ready=True)
 
     def start(self, effect: Unary | Stream | Upload) -> Any:
         call = self._made.get(effect.method)
@@ -161,7 +166,7 @@ class Releases:
         return session_pb2.Request(release=release)
 
 
-_TAG: Final = b"\x0a"  # of ``ClientFrame.requests``: field 1, length-delimited
+_TAG: Final = b"\x0a"  # of ``ClientFrame.requests`` and ``SubscribeRequest.begin``: field 1, length-delimited
 _BYTE: Final = tuple(bytes((i,)) for i in range(256))
 
 
@@ -181,8 +186,8 @@ def leaving(queued: Queued) -> bytes:
 Queued = bytes | list[Callable[[], session_pb2.Request]]
 
 
-def encoded(request: session_pb2.Request) -> bytes:
-    """A request as a frame of its own. Raises ResourceExhausted for one that no message can hold."""
+def encoded(request: session_pb2.Request | service_pb2.BeginSubscription) -> bytes:
+    """A request as a message of its own. Raises ResourceExhausted for one that no message can hold."""
     body = request.SerializeToString()
     size, head = len(body), _TAG
     while size > 0x7F:  # its length as a varint

@@ -5,19 +5,14 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
-from kivi import client_methods as methods
 from kivi import client_subscriptions as subscriptions
 from kivi.arguments import SubscribeArguments
 from kivi.client_calls import silent
 from kivi.client_core import Core
-from kivi.client_errors import from_rpc_error
-from kivi.client_steps import Stream
 from kivi.client_transport import Transport
-from kivi.errors import KiviError, Unavailable
+from kivi.errors import KiviError
 from kivi.retrying import backoff_s
 from kivi.schema import TableSchema
 from kivi.subscribing import Follower, Subscription
@@ -25,66 +20,41 @@ from kivi.subscriptions import Update
 
 __all__ = ["Live"]
 
-_AHEAD: Final = 2
-"""Updates that wait for whoever iterates: the server makes the next one when there is room."""
-
-
-class _Ahead:
-    """What was read ahead of whoever iterates: a few updates, and then what ended them."""
-
-    def __init__(self) -> None:
-        self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(_AHEAD)
-
-    def add(self, update: Update) -> None:
-        """Once there is room."""
-        self._room.acquire()
-        self._said.put(update)
-
-    def say(self, said: KiviError | None) -> None:
-        self._said.put(said)
-
-    def take(self, timeout_s: float | None) -> Update | KiviError | None:
-        """Raises queue.Empty."""
-        said = self._said.get(timeout=timeout_s)
-        if isinstance(said, Update):
-            self._room.release()
-        return said
-
-    def let_go(self, _: Any) -> None:
-        """The call is over: a reader that waits for room goes on, and finds that."""
-        self._room.release()
+_Inbox = queue.SimpleQueue[subscriptions.Said | None]
+_CLOSED: Final = None
 
 
 class Live(Subscription):
-    """A stream of updates, and the thread that reads it; another stream where that one breaks."""
+    """A place on the client's line; another where that line breaks."""
 
     def __init__(self, core: Core, transport: Transport, wanted: SubscribeArguments, schema: TableSchema) -> None:
         self._core = core
         self._transport = transport
         self._wanted = wanted
         self._closed = threading.Event()
-        self._call: Any = None
-        self._said = _Ahead()
+        self._place: subscriptions.Place | None = None
+        self._inbox: _Inbox = queue.SimpleQueue()
+        self._reader: subscriptions.Reader
         self._follower = Follower(wanted, schema)
-        self._open()
+        self._again(None)
 
     def _open(self) -> None:
         """From where it is. Waits until the server says that it accepts it."""
         for attempt in (0, 1):
             schema = self._schema()
             message = subscriptions.request(schema, self._wanted, self._follower)
-            self._said = _Ahead()
-            self._call = self._transport.begin(Stream("Subscribe", message, None, _nothing))
-            self._call.add_done_callback(self._said.let_go)
-            reader = subscriptions.Reader(schema, self._wanted, self._follower)
-            self._transport.threads.start("kivi-subscription", self._read, self._call, reader, self._said)
+            self._reader = subscriptions.Reader(schema, self._wanted, self._follower)
+            self._inbox = queue.SimpleQueue()
+            place = self._transport.lines.line().begin(message, self._inbox.put)
             try:
-                first = self._said.take(self._core.timeout_s)
-            except queue.Empty:
-                self._call.cancel()
-                raise silent(self._core.endpoint, self._core.timeout_s) from None
+                first = self._inbox.get(timeout=self._core.timeout_s)
+            except BaseException as problem:
+                place.end()
+                if isinstance(problem, queue.Empty):
+                    raise silent(self._core.endpoint, self._core.timeout_s) from None
+                raise
             if not isinstance(first, KiviError):
+                self._place = place
                 return
             if attempt or not self._core.stale(first, self._wanted.table):
                 raise first
@@ -92,51 +62,41 @@ class Live(Subscription):
     def _schema(self) -> TableSchema:
         return self._core.schemas.get(self._wanted.table) or self._transport.run(self._core.fetch(self._wanted.table))
 
-    def _read(self, call: Any, reader: subscriptions.Reader, said: _Ahead) -> None:
-        """None says that it was accepted."""
-        ended: KiviError = Unavailable("the server ended the subscription")
-        try:
-            if methods.ACCEPTED in call.initial_metadata():
-                said.say(None)
-            for message in call:
-                update = reader.read(message)
-                if update is not None:
-                    said.add(update)
-        except grpc.RpcError as error:
-            ended = from_rpc_error(error)
-        except KiviError as error:  # a value that callers cannot be shown
-            ended = error
-        said.say(ended)
-
     def _next(self, timeout_s: float | None) -> Update | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._closed.is_set():
-            if self._call is None and not self._again(deadline):
+            if self._place is None and not self._again(deadline):
                 return None
             try:
-                said = self._said.take(None if deadline is None else max(0.0, deadline - time.monotonic()))
+                said = self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                if isinstance(said, KiviError):
+                    raise said
+                update = None if said is _CLOSED else self._reader.read(said)
             except queue.Empty:
                 return None
-            if isinstance(said, Update):
-                return said
-            if isinstance(said, KiviError) and subscriptions.may_return(said):
-                self._call = None
-            elif said is not None and not self._closed.is_set():
-                self.close()
-                raise said
+            except KiviError as error:  # or a value that callers cannot be shown
+                if self._closed.is_set():
+                    return None
+                if not subscriptions.may_return(error):
+                    self.close()
+                    raise
+                self._place = None
+                continue
+            if update is not None and (place := self._place) is not None:
+                place.take()
+                return update
         return None
 
     def _again(self, deadline: float | None) -> bool:
-        """Takes it up again once the server is there; False at the deadline. Raises after the client's timeout."""
+        """Takes it up, again once the server is there; False at the deadline. Raises after the client's timeout."""
         attempt, until = 0, self._core.deadline()
         while not self._closed.is_set():
             try:
                 self._open()
-                if self._closed.is_set():  # meanwhile: nobody else cancels this one
-                    self._call.cancel()
+                if self._closed.is_set():  # meanwhile: nobody else ends this one
+                    self._end()
                 return True
             except KiviError as error:
-                self._call = None
                 if not subscriptions.may_return(error) or time.monotonic() >= until:
                     raise
             attempt += 1
@@ -146,16 +106,15 @@ class Live(Subscription):
             self._closed.wait(pause)
         return False
 
+    def _end(self) -> None:
+        if self._place is not None:
+            self._place.end()
+
     def _acknowledge(self, ts: int, skip: int) -> None:
         self._transport.run(self._core.acknowledge(self._wanted, ts, skip))
 
     def close(self) -> None:
         self._closed.set()
         self._follower.ended = True
-        if self._call is not None:
-            self._call.cancel()
-        self._said.say(None)  # for a thread that waits
-
-
-def _nothing(_: Any) -> None:
-    """Messages of a subscription are read as it needs them."""
+        self._end()
+        self._inbox.put(_CLOSED)  # for a thread that waits

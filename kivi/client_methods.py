@@ -17,9 +17,6 @@ SERVICE: Final = "kivi.v1.Kivi"
 MESSAGE_BYTES_MAX: Final = 64 << 20  # what both ends tell gRPC; the server publishes it as a limit
 DEFAULT_ENDPOINT: Final = "localhost:7420"
 
-ACCEPTED: Final = ("kivi-accepted", "1")
-"""The first metadata of a stream that may have nothing to say for a while."""
-
 # Unary calls: the message sent, the message returned.
 UNARY: Final[dict[str, tuple[Any, Any]]] = {
     "Append": (pb.AppendRequest, pb.AppendResponse),
@@ -44,7 +41,6 @@ UNARY: Final[dict[str, tuple[Any, Any]]] = {
 STREAMED: Final[dict[str, tuple[Any, Any]]] = {
     "Scan": (pb.ScanRequest, pb.ScanResponse),
     "CreateAggregate": (pb.CreateAggregateRequest, pb.CreateAggregateResponse),
-    "Subscribe": (pb.SubscribeRequest, pb.SubscribeResponse),
 }
 # A stream of requests, one answer.
 UPLOADED: Final[dict[str, tuple[Any, Any]]] = {"Stage": (pb.StageRequest, pb.StageResponse)}

@@ -38,6 +38,7 @@ from kivi.client_calls import (
 )
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
+from kivi.client_lines import Lines
 from kivi.client_methods import Tls
 from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
 from kivi.client_threads import Threads, close_at_exit
@@ -250,6 +251,7 @@ class Transport(Link[_Session]):
         super().__init__(core, Calls(grpc, core.endpoint, access_token, tls))
         self._lock = threading.Lock()
         self.threads = Threads()
+        self.lines = Lines(self.threads, self.begin)
         close_at_exit(self)
 
     def connect(self) -> None:
@@ -272,10 +274,13 @@ class Transport(Link[_Session]):
     def _begun(self, wait_for_ready: bool) -> _Session:
         return _Session(self, self._epochs, wait_for_ready)
 
-    def begin(self, effect: Stream) -> Any:
-        """A call whose messages somebody else reads. Raises Closed."""
+    def begin(self, requests: Iterator[bytes]) -> Any:
+        """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
-        return self.threads.watch(self.calls.start(effect))
+        with self._lock:
+            if self._closed:
+                raise Closed("this client is closed")
+            return self.threads.watch(self.calls.subscriptions(requests))
 
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, Ask):

@@ -16,12 +16,13 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 import pyarrow as pa
-from kivi_server import limits, live_queries, status
+from kivi_server import limits, status
 from kivi_server.auth import Access, Grant, Tokens
 from kivi_server.clients import Client
 from kivi_server.requests import stopping
 from kivi_server.session import Session
 from kivi_server.sessions import Sessions
+from kivi_server.subscriptions import Subscriptions
 from kivi_server.translate import pieces
 
 from kivi import client_methods as methods
@@ -29,7 +30,7 @@ from kivi.arguments import TailArguments
 from kivi.arrow.coded import together
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import fill_values, to_table
-from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unauthenticated, Unavailable
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
 from kivi.schema import TableSchema
 from kivi.store import Lease, Outcome
 from kivi.wire.v1 import service_pb2 as pb
@@ -61,6 +62,7 @@ _NEEDS: Final = {
     "Checkpoint": Access.ADMIN,
     "Backup": Access.ADMIN,
 }
+_MANY: Final = frozenset({"Session", "Subscribe"})  # streams of requests, which are counted one by one
 _WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
 _STREAM_BYTES: Final = 1 << 20  # scan messages are about this large
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -74,7 +76,6 @@ class Service:
         self.tokens = tokens
         self._stats = stats
         self._scans = asyncio.Semaphore(limits.SCAN_STREAMS_MAX)
-        self._answers = live_queries.Answers()
 
     async def reading(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.reads, fn, *args)
@@ -92,7 +93,7 @@ class Service:
         grant.require(_NEEDS[method], method, *tables)
         if method in _WHOLE:
             grant.require_everything(method)
-        if method != "Session":
+        if method not in _MANY:
             client.take(1)
         return grant, client
 
@@ -187,25 +188,11 @@ class Service:
             gathered = pa.Table.from_batches(gathered).combine_chunks().to_batches()
         return bytes(encode_ipc(gathered[0])) if len(gathered) == 1 else _stream(gathered)
 
-    async def Subscribe(self, request: pb.SubscribeRequest, context: Context) -> None:
+    async def Subscribe(self, _: object, context: Context) -> None:
         try:
-            grant, _ = self.access("Subscribe", context, request.spec.table)
-            hub = self.sessions.hub
-            opening = asyncio.ensure_future(self.reading(live_queries.subscribe, hub, self.translator, request))
-            try:
-                live = await asyncio.shield(opening)
-            except asyncio.CancelledError:  # the client has gone, and its subscription is still being made
-                opening.add_done_callback(lambda made: None if made.exception() else hub.close(made.result()))
-                raise
-            try:
-                await context.send_initial_metadata((methods.ACCEPTED,))
-                async for message in live_queries.messages(hub, live, self._answers):
-                    if (now := self.tokens.now(grant)) is None:
-                        raise Unauthenticated("the token of this subscription was withdrawn")
-                    now.require(_NEEDS["Subscribe"], "Subscribe", request.spec.table)
-                    await _write(context, message)
-            finally:
-                hub.close(live)
+            grant, client = self.access("Subscribe", context)
+            subscriptions = Subscriptions(self.sessions, self.tokens, grant, client)
+            await subscriptions.serve(context.read, functools.partial(_write, context))
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -433,7 +420,7 @@ class Service:
         return pb.BackupResponse(**self.store.backup(request.repository, request.keep or None))
 
 
-async def _write(context: Context, message: pb.ScanResponse | pb.SubscribeResponse) -> None:
+async def _write(context: Context, message: pb.ScanResponse | bytes) -> None:
     try:
         async with asyncio.timeout(limits.STALL_S_MAX):  # wait_for would make a task of each message
             await context.write(message)
@@ -506,6 +493,9 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
             calls.counted("Stage", service.Stage),
             request_deserializer=pb.StageRequest.FromString,
             response_serializer=pb.StageResponse.SerializeToString,
+        ),
+        "Subscribe": grpc.stream_stream_rpc_method_handler(
+            calls.counted("Subscribe", service.Subscribe), request_deserializer=pb.SubscribeRequest.FromString
         ),
     }
     for name, (received, returned) in methods.STREAMED.items():

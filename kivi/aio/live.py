@@ -7,17 +7,12 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
-import grpc
-
-from kivi import client_methods as methods
 from kivi import client_subscriptions as subscriptions
 from kivi.aio.transport import Transport
 from kivi.arguments import SubscribeArguments
-from kivi.client_calls import failed
+from kivi.client_calls import silent
 from kivi.client_core import Core
-from kivi.client_errors import from_rpc_error
-from kivi.client_steps import Stream
-from kivi.errors import InvalidArgument, KiviError, NotFound, Unavailable
+from kivi.errors import InvalidArgument, KiviError
 from kivi.retrying import backoff_s
 from kivi.schema import TableSchema
 from kivi.subscribing import Follower
@@ -36,14 +31,15 @@ class Subscription:
         self._core = core
         self._transport = transport
         self._wanted = wanted
-        self._call: Any = None
+        self._place: subscriptions.Place | None = None
+        self._inbox: asyncio.Queue[subscriptions.Said | None] = asyncio.Queue()  # None: it is closed
         self._reader: subscriptions.Reader
         self._closed = False
         self._follower: Follower | None = None
-        self._reading: asyncio.Task[Update | None] | None = None
+        self._beginning: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        await self._open()
+        await self._begun()
         return self
 
     async def __aexit__(self, kind: object, *_: object) -> None:
@@ -62,15 +58,20 @@ class Subscription:
         if self._follower is not None:
             self._follower.asks()
             await self._tell(self._follower.to_tell())
-        if self._reading is None:
-            self._reading = asyncio.ensure_future(self._next())
-        reading = self._reading
-        done, _ = await asyncio.wait({reading}, timeout=timeout_s)
-        if not done or reading.cancelled():  # by close
-            return None
-        self._reading = None
-        said = reading.result()
-        return None if said is None or self._closed else self._known().hear(said)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._closed:
+                    if self._place is None:
+                        await self._begun()
+                    if (follower := self._known()).ended:
+                        return None
+                    update = self._read(await self._inbox.get())
+                    if update is not None and (news := follower.hear(update)) is not None:
+                        return news
+                    await self._tell(follower.to_tell())
+        except TimeoutError:
+            pass
+        return None
 
     async def acknowledge(self) -> None:
         """What was given so far is delivered, durably. Raises InvalidArgument for one without a name."""
@@ -85,40 +86,35 @@ class Subscription:
             await self._transport.run(self._core.acknowledge(self._wanted, *position))
             self._known().tell(position)
 
-    async def _next(self) -> Update | None:
-        """What the caller is given next, who may come for it later: until then nothing of it counts as delivered."""
-        while not self._closed:
-            if self._call is None:
-                await self._again()
-            follower = self._known()
-            if follower.ended:
+    def _read(self, said: subscriptions.Said | None) -> Update | None:
+        """An update; None: it goes on, or the place is lost, or was closed. Raises what ends the subscription."""
+        place = self._place
+        try:
+            if isinstance(said, KiviError):
+                raise said
+            update = None if said is None else self._reader.read(said)
+        except KiviError as error:  # or a value that callers cannot be shown
+            self._place = None
+            if subscriptions.may_return(error):
                 return None
-            try:
-                message = await self._call.read()
-                if message is grpc.aio.EOF:
-                    await self._over()
-                said = self._reader.read(message)
-            except (grpc.RpcError, KiviError) as error:
-                problem = from_rpc_error(error) if isinstance(error, grpc.RpcError) else error
-                self._call = None
-                if not subscriptions.may_return(problem):
-                    await self.close()
-                    raise problem from None
-                continue
-            if said is not None:
-                if follower.is_news(said):
-                    return said
-                follower.hear(said)
-            await self._tell(follower.to_tell())
-        return None
+            if place is not None:
+                place.end()
+            self._end()
+            raise
+        if update is not None and place is not None:
+            place.take()
+        return update
 
-    async def _over(self) -> None:
-        """The stream has ended: raises why."""
-        code = await self._call.code()
-        if code is grpc.StatusCode.OK:
-            raise Unavailable("the server ended the subscription")
-        details, trailing = await self._call.details(), await self._call.trailing_metadata()
-        raise from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
+    async def _begun(self) -> None:
+        """Who stops waiting for it finds it under way the next time."""
+        if self._beginning is None:
+            self._beginning = asyncio.ensure_future(self._again())
+        beginning = self._beginning
+        await asyncio.wait({beginning})
+        if self._beginning is beginning:
+            self._beginning = None
+        if not beginning.cancelled():  # by close
+            beginning.result()
 
     async def _open(self) -> None:
         """From where it is, once the server has accepted it."""
@@ -128,21 +124,21 @@ class Subscription:
                 self._follower = Follower(self._wanted, schema)
             message = subscriptions.request(schema, self._wanted, self._follower)
             self._reader = subscriptions.Reader(schema, self._wanted, self._follower)
-            call = self._call = self._transport.begin(Stream("Subscribe", message, None, _nothing))
+            self._inbox = asyncio.Queue()
+            place = self._transport.lines.line().begin(message, self._inbox.put_nowait)
             try:
                 async with asyncio.timeout(self._core.timeout_s):
-                    accepted = methods.ACCEPTED in tuple(await call.initial_metadata())
-                    if accepted:
-                        return
-                    await self._over()
-            except grpc.RpcError as error:
-                raise failed(error, self._core.endpoint, self._core.timeout_s) from None
-            except TimeoutError:
-                call.cancel()
-                raise Unavailable(f"no answer from {self._core.endpoint} within {self._core.timeout_s:g} s") from None
-            except NotFound as error:
-                if attempt or not self._core.stale(error, self._wanted.table):
-                    raise
+                    first = await self._inbox.get()
+            except BaseException as problem:
+                place.end()
+                if isinstance(problem, TimeoutError):
+                    raise silent(self._core.endpoint, self._core.timeout_s) from None
+                raise
+            if not isinstance(first, KiviError):
+                self._place = place
+                return
+            if attempt or not self._core.stale(first, self._wanted.table):
+                raise first
 
     async def _again(self) -> None:
         attempt, until = 0, self._core.deadline()
@@ -151,7 +147,6 @@ class Subscription:
                 await self._open()
                 return
             except KiviError as error:
-                self._call = None
                 if not subscriptions.may_return(error) or time.monotonic() >= until:
                     raise
             attempt += 1
@@ -163,14 +158,17 @@ class Subscription:
 
     async def close(self) -> None:
         """Ends it. Harmless twice."""
+        self._end()
+
+    def _end(self) -> None:
         self._closed = True
         if self._follower is not None:
             self._follower.ended = True
-        if self._call is not None:
-            self._call.cancel()
-        if self._reading is not None and self._reading is not asyncio.current_task():
-            self._reading.cancel()
-            self._reading = None
+        if self._place is not None:
+            self._place.end()
+        if self._beginning is not None:
+            self._beginning.cancel()
+        self._inbox.put_nowait(None)  # for a task that waits
 
     def _known(self) -> Follower:
         if self._follower is None:
@@ -204,7 +202,3 @@ class Subscription:
     def silent_s(self) -> float:
         """For how long nothing was heard. The server says something at least every ``heartbeat_ms``."""
         return time.monotonic() - self._known().heard_at
-
-
-def _nothing(_: Any) -> None:
-    """Messages of a subscription are read as it needs them."""

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 import grpc
 
+from kivi.aio.lines import Lines, failure
 from kivi.client_calls import (
     FRAME_BYTES,
     Calls,
@@ -147,7 +148,7 @@ class _Session:
                         await asyncio.sleep(0)
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
-                reason = await self._failure(code)
+                reason = await failure(self._call, code)
         except grpc.RpcError as error:
             reason = from_rpc_error(error)
         except asyncio.CancelledError:
@@ -157,10 +158,6 @@ class _Session:
         except Exception as error:
             reason = Unavailable(f"the session failed: {error!r}")
         self._break(reason)
-
-    async def _failure(self, code: grpc.StatusCode) -> KiviError:
-        details, trailing = await self._call.details(), await self._call.trailing_metadata()
-        return from_rpc_error(grpc.aio.AioRpcError(code, grpc.aio.Metadata(), trailing, details))
 
     def _break(self, reason: KiviError) -> None:
         if self.broken is None:
@@ -195,6 +192,7 @@ class Transport(Link[_Session]):
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
         super().__init__(core, Calls(grpc.aio, core.endpoint, access_token, tls))
+        self.lines = Lines(self._begin)
 
     async def connect(self) -> None:
         """The first session: fails at once if nothing listens there."""
@@ -211,10 +209,10 @@ class Transport(Link[_Session]):
     def _begun(self, wait_for_ready: bool) -> _Session:
         return _Session(self, self._epochs, wait_for_ready)
 
-    def begin(self, effect: Stream) -> Any:
-        """A call whose messages somebody else reads. Raises Closed."""
+    def _begin(self) -> Any:
+        """The stream of subscriptions, which somebody else reads. Raises Closed."""
         self.open()
-        return self.calls.start(effect)
+        return self.calls.subscriptions()
 
     async def perform(self, effect: Effect) -> Any:
         if isinstance(effect, Ask):
@@ -254,4 +252,5 @@ class Transport(Link[_Session]):
         self._closed = True
         if self._current is not None:
             await self._current.close()
+        await self.lines.close()
         await self.calls.channel.close()

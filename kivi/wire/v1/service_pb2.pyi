@@ -9,6 +9,19 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class ChangeKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHANGE_KIND_UNSPECIFIED: _ClassVar[ChangeKind]
+    CHANGE_KIND_ADD: _ClassVar[ChangeKind]
+    CHANGE_KIND_REMOVE: _ClassVar[ChangeKind]
+    CHANGE_KIND_MOVE: _ClassVar[ChangeKind]
+    CHANGE_KIND_CHANGE: _ClassVar[ChangeKind]
+CHANGE_KIND_UNSPECIFIED: ChangeKind
+CHANGE_KIND_ADD: ChangeKind
+CHANGE_KIND_REMOVE: ChangeKind
+CHANGE_KIND_MOVE: ChangeKind
+CHANGE_KIND_CHANGE: ChangeKind
+
 class ScanRequest(_message.Message):
     __slots__ = ("spec", "as_of_ts", "as_of_us", "min_snapshot", "lease", "session", "txn")
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -298,7 +311,19 @@ class BackupResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., path: _Optional[str] = ..., watermark: _Optional[int] = ..., files: _Optional[int] = ..., copied_bytes: _Optional[int] = ..., shared_bytes: _Optional[int] = ...) -> None: ...
 
 class SubscribeRequest(_message.Message):
-    __slots__ = ("spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable")
+    __slots__ = ("begin", "taken", "end")
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    begin: _containers.RepeatedCompositeFieldContainer[BeginSubscription]
+    taken: _containers.RepeatedScalarFieldContainer[int]
+    end: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, begin: _Optional[_Iterable[_Union[BeginSubscription, _Mapping]]] = ..., taken: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class BeginSubscription(_message.Message):
+    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
     ORDER_BY_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]
@@ -308,6 +333,8 @@ class SubscribeRequest(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     UNTIL_US_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    room: int
     spec: _types_pb2.ScanSpec
     order_by: _containers.RepeatedScalarFieldContainer[str]
     offset: int
@@ -317,7 +344,7 @@ class SubscribeRequest(_message.Message):
     skip: int
     until_us: int
     durable: DurableSubscription
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ...) -> None: ...
 
 class DurableSubscription(_message.Message):
     __slots__ = ("user", "name", "ttl_us", "unseen")
@@ -387,42 +414,52 @@ class DropSubscriptionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class SubscribeChange(_message.Message):
-    __slots__ = ("kind", "old", "new", "values")
-    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
-        __slots__ = ()
-        KIND_UNSPECIFIED: _ClassVar[SubscribeChange.Kind]
-        KIND_ADD: _ClassVar[SubscribeChange.Kind]
-        KIND_REMOVE: _ClassVar[SubscribeChange.Kind]
-        KIND_MOVE: _ClassVar[SubscribeChange.Kind]
-        KIND_CHANGE: _ClassVar[SubscribeChange.Kind]
-    KIND_UNSPECIFIED: SubscribeChange.Kind
-    KIND_ADD: SubscribeChange.Kind
-    KIND_REMOVE: SubscribeChange.Kind
-    KIND_MOVE: SubscribeChange.Kind
-    KIND_CHANGE: SubscribeChange.Kind
-    KIND_FIELD_NUMBER: _ClassVar[int]
-    OLD_FIELD_NUMBER: _ClassVar[int]
-    NEW_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    kind: SubscribeChange.Kind
-    old: int
-    new: int
-    values: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
-    def __init__(self, kind: _Optional[_Union[SubscribeChange.Kind, str]] = ..., old: _Optional[int] = ..., new: _Optional[int] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ...) -> None: ...
+class ColumnValues(_message.Message):
+    __slots__ = ("bools", "ints", "floats", "strings", "blobs", "nulls")
+    BOOLS_FIELD_NUMBER: _ClassVar[int]
+    INTS_FIELD_NUMBER: _ClassVar[int]
+    FLOATS_FIELD_NUMBER: _ClassVar[int]
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    NULLS_FIELD_NUMBER: _ClassVar[int]
+    bools: _containers.RepeatedScalarFieldContainer[bool]
+    ints: _containers.RepeatedScalarFieldContainer[int]
+    floats: _containers.RepeatedScalarFieldContainer[float]
+    strings: _containers.RepeatedScalarFieldContainer[str]
+    blobs: _containers.RepeatedScalarFieldContainer[bytes]
+    nulls: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bools: _Optional[_Iterable[bool]] = ..., ints: _Optional[_Iterable[int]] = ..., floats: _Optional[_Iterable[float]] = ..., strings: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ..., nulls: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class SubscribeResponse(_message.Message):
-    __slots__ = ("ts", "changes", "reset", "skip", "ended", "more")
+    __slots__ = ("updates",)
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    updates: _containers.RepeatedCompositeFieldContainer[SubscriptionUpdate]
+    def __init__(self, updates: _Optional[_Iterable[_Union[SubscriptionUpdate, _Mapping]]] = ...) -> None: ...
+
+class SubscriptionUpdate(_message.Message):
+    __slots__ = ("number", "accepted", "error", "ts", "kinds", "old", "new", "columns", "reset", "skip", "ended", "more")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
     TS_FIELD_NUMBER: _ClassVar[int]
-    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     RESET_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    accepted: bool
+    error: _types_pb2.Error
     ts: int
-    changes: _containers.RepeatedCompositeFieldContainer[SubscribeChange]
+    kinds: _containers.RepeatedScalarFieldContainer[ChangeKind]
+    old: _containers.RepeatedScalarFieldContainer[int]
+    new: _containers.RepeatedScalarFieldContainer[int]
+    columns: _containers.RepeatedCompositeFieldContainer[ColumnValues]
     reset: bool
     skip: int
     ended: bool
     more: bool
-    def __init__(self, ts: _Optional[int] = ..., changes: _Optional[_Iterable[_Union[SubscribeChange, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,245 @@
+"""The one stream of a client's subscriptions: room, numbers, and that nobody waits for anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kivi
+import kivi.aio
+from kivi import client_methods as methods
+from kivi.client_columns import column_reader, column_writer
+from kivi.definitions import row_table_schema
+from kivi.errors import OutOfRange
+from kivi.wire.v1 import service_pb2 as pb
+from kivi.wire.v1 import types_pb2
+from tests.live.test_states import Judge, change, create, until_quiet
+from tests.serverproc import ServerProcess
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("stream") / "store") as server:
+        with server.connect() as db:
+            create(db)
+        yield server
+
+
+class Raw:
+    """The stream as it is on the wire."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self._out: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
+        self._channel = grpc.insecure_channel(server.endpoint)
+        call: Any = self._channel.stream_stream(
+            methods.path("Subscribe"),
+            request_serializer=pb.SubscribeRequest.SerializeToString,
+            response_deserializer=pb.SubscribeResponse.FromString,
+        )
+        self.call = call(iter(self._out.get, None), timeout=20.0)
+
+    def begin(self, number: int, room: int, table: str = "rows", **more: Any) -> None:
+        spec = types_pb2.ScanSpec(table=table)
+        wanted = pb.BeginSubscription(number=number, room=room, spec=spec, heartbeat_ms=20, **more)
+        self._out.put(pb.SubscribeRequest(begin=[wanted]))
+
+    def say(self, **what: Any) -> None:
+        self._out.put(pb.SubscribeRequest(**what))
+
+    def updates(self) -> Iterator[pb.SubscriptionUpdate]:
+        for message in self.call:
+            yield from message.updates
+
+    def close(self) -> None:
+        self._out.put(None)
+        self._channel.close()
+
+
+@pytest.fixture
+def raw(server: ServerProcess) -> Iterator[Raw]:
+    raw = Raw(server)
+    yield raw
+    raw.close()
+
+
+def test_no_more_is_sent_than_there_is_room_for(server: ServerProcess, raw: Raw) -> None:
+    """One has no room at all, one for two, one for many: heartbeats would come fifty times a second."""
+    for number, room in ((1, 0), (2, 2), (3, 1_000)):
+        raw.begin(number, room)
+    seen = {1: 0, 2: 0, 3: 0}
+    accepted = set()
+    updates = raw.updates()
+    for update in updates:
+        if update.accepted:
+            accepted.add(update.number)
+        else:
+            seen[update.number] += 1
+        if seen[3] == 20:
+            break
+    assert accepted == {1, 2, 3}
+    assert seen == {1: 0, 2: 2, 3: 20}
+    raw.say(taken=[1, 1, 2, 99])  # 99 is nobody's
+    for update in updates:
+        seen[update.number] += 1
+        if seen[3] == 40:
+            break
+    assert seen == {1: 2, 2: 3, 3: 40}
+    raw.say(end=[3, 99], taken=[3])
+    time.sleep(0.2)
+    raw.say(taken=[1])
+    for update in updates:  # those of 3 that were on their way, and then none
+        if update.number == 1:
+            break
+    raw.say(taken=[1])
+    assert next(updates).number == 1
+
+
+def test_a_number_that_is_there_already_ends_the_stream(raw: Raw) -> None:
+    raw.begin(7, 1)
+    assert next(raw.updates()).accepted
+    raw.begin(7, 1)
+    with pytest.raises(grpc.RpcError) as error:
+        list(raw.updates())
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "choose another number" in str(error.value.details())
+
+
+def test_what_is_wrong_with_one_is_told_to_that_one(server: ServerProcess, raw: Raw) -> None:
+    raw.begin(1, 1_000)
+    raw.begin(2, 1, table="nowhere")
+    raw.begin(3, 1, order_by=["nothing"])
+    raw.begin(4, 1, until_us=1)
+    errors, others = {}, 0
+    for update in raw.updates():
+        if update.HasField("error"):
+            errors[update.number] = update.error.reason
+        others += update.number == 1
+        if len(errors) == 3 and others > 10:
+            break
+    assert errors == {2: "NotFound", 3: "SchemaError", 4: "InvalidArgument"}
+    raw.begin(2, 1)  # its number is free again
+    assert any(update.number == 2 and update.accepted for update in raw.updates())
+
+
+def test_nobody_waits_for_one_who_takes_nothing(server: ServerProcess) -> None:
+    """Of one client: the others have every state, and the one who was away has the newest."""
+    rng = random.Random(5)
+    with server.connect() as db:
+        judge = Judge(db, "rows", lambda row: True)
+        with (
+            db.subscribe("rows", interval_ms=0, heartbeat_ms=20) as away,
+            db.subscribe("rows", interval_ms=0, heartbeat_ms=20) as there,
+        ):
+            for _ in range(60):
+                change(db, rng)
+                until_quiet(there, db.watermark(), judge)
+            seen = until_quiet(away, db.watermark(), judge)
+            assert seen < 20
+
+
+def test_subscriptions_come_and_go_while_others_stay(server: ServerProcess) -> None:
+    async def run() -> None:
+        rng = random.Random(6)
+        async with await kivi.aio.connect(server.endpoint) as client:
+            with server.connect() as db:
+                judge = Judge(db, "rows", lambda row: True)
+                async with client.subscribe("rows", interval_ms=0, heartbeat_ms=20) as stays:
+                    for _ in range(40):
+                        others = [client.subscribe("rows", limit=3, interval_ms=0) for _ in range(rng.randrange(1, 6))]
+                        opened = [asyncio.create_task(other.__aenter__()) for other in others]
+                        await asyncio.sleep(rng.random() / 200)
+                        for other in others[::2]:  # some before they have begun
+                            await other.close()
+                        await asyncio.to_thread(change, db, rng)
+                        await asyncio.gather(*opened)
+                        for other in others:
+                            await other.close()
+                    upto = db.watermark()
+                    while stays.ts < upto:
+                        await stays.next(0.05)
+                    assert stays.rows == await asyncio.to_thread(judge, stays.ts)
+                deadline = time.monotonic() + 10
+                while db.stats()["subscriptions"]:
+                    assert time.monotonic() < deadline
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(run())
+
+
+def test_closing_while_the_server_is_away(tmp_path: Path) -> None:
+    async def run(server: ServerProcess) -> None:
+        async with await kivi.aio.connect(server.endpoint, timeout=20.0) as client:
+            live = client.subscribe("rows", interval_ms=0, heartbeat_ms=20)
+            assert await live.next(5.0) is not None
+            server.kill()
+            assert await live.next(0.2) is None
+            waiting = asyncio.create_task(live.next())
+            await asyncio.sleep(0.3)
+            await live.close()
+            assert await asyncio.wait_for(waiting, 5.0) is None
+
+    with ServerProcess(tmp_path / "store") as server:
+        with server.connect() as db:
+            create(db)
+        asyncio.run(run(server))
+
+
+# -- rows by columns --------------------------------------------------------------------------------------------
+
+SCHEMA = row_table_schema(
+    "t",
+    key={"k": "int64"},
+    columns={
+        "i": kivi.sum("int64"),
+        "d": kivi.sum("decimal(18,2)"),
+        "f": kivi.sum("float64"),
+        "b": "bool",
+        "s": "string",
+        "y": "bytes",
+        "t": "timestamp",
+    },
+)
+ROWS = st.lists(
+    st.fixed_dictionaries(
+        {
+            "k": st.integers(-(2**63), 2**63 - 1),
+            "i": st.none() | st.integers(-(2**63), 2**63 - 1),
+            "d": st.none() | st.integers(-(10**18) + 1, 10**18 - 1),
+            "f": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+            "b": st.none() | st.booleans(),
+            "s": st.none() | st.text(max_size=3),
+            "y": st.none() | st.binary(max_size=3),
+            "t": st.none() | st.integers(-(10**15), 10**15),
+        }
+    ),
+    max_size=6,
+)
+
+
+@given(rows=ROWS)
+def test_rows_by_columns_are_the_rows(rows: list[dict[str, Any]]) -> None:
+    names = SCHEMA.output_columns(None)
+    update = pb.SubscriptionUpdate()
+    if rows:
+        column_writer(SCHEMA, names)(update.columns, rows)
+    found = column_reader(SCHEMA, names)(
+        pb.SubscriptionUpdate.FromString(update.SerializeToString()).columns, len(rows)
+    )
+    assert found == [SCHEMA.row_from_stored(row) for row in rows]
+
+
+@pytest.mark.parametrize(("name", "value"), [("i", 2**63), ("i", -(2**63) - 1), ("d", 10**18), ("f", float("inf"))])
+def test_a_sum_that_has_outgrown_its_column(name: str, value: Any) -> None:
+    row = dict.fromkeys(SCHEMA.output_columns(None), None) | {"k": 1, name: value}
+    with pytest.raises(OutOfRange, match=name):
+        column_writer(SCHEMA, (name,))(pb.SubscriptionUpdate().columns, [row | {name: None}, row])
