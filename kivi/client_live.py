@@ -39,7 +39,7 @@ class Live(Subscription):
         self._again(None)
 
     def _open(self) -> None:
-        """From where it is. Waits until the server says that it accepts it."""
+        """From where it is. Waits until the server says that it accepts it, or it is closed."""
         for attempt in (0, 1):
             schema = self._schema()
             message = subscriptions.request(schema, self._wanted, self._follower)
@@ -53,6 +53,9 @@ class Live(Subscription):
                 if isinstance(problem, queue.Empty):
                     raise silent(self._core.endpoint, self._core.timeout_s) from None
                 raise
+            if first is _CLOSED:
+                place.end()
+                return
             if not isinstance(first, KiviError):
                 self._place = place
                 return
@@ -83,7 +86,7 @@ class Live(Subscription):
                 self._place = None
                 continue
             if update is not None and (place := self._place) is not None:
-                place.take()
+                place.took(update)
                 return update
         return None
 
@@ -93,9 +96,10 @@ class Live(Subscription):
         while not self._closed.is_set():
             try:
                 self._open()
-                if self._closed.is_set():  # meanwhile: nobody else ends this one
-                    self._end()
-                return True
+                if not self._closed.is_set():
+                    return True
+                self._end()  # meanwhile: nobody else ends this one
+                return False
             except KiviError as error:
                 if not subscriptions.may_return(error) or time.monotonic() >= until:
                     raise
@@ -112,6 +116,11 @@ class Live(Subscription):
 
     def _acknowledge(self, ts: int, skip: int) -> None:
         self._transport.run(self._core.acknowledge(self._wanted, ts, skip))
+
+    def __del__(self) -> None:
+        """Who forgets it without closing leaves nothing behind."""
+        if not self._closed.is_set():
+            self._end()
 
     def close(self) -> None:
         self._closed.set()

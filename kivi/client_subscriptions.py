@@ -24,7 +24,7 @@ from kivi.subscribing import Follower
 from kivi.subscriptions import Change, Kind, Update
 from kivi.wire.v1 import service_pb2 as pb
 
-__all__ = ["Inbox", "Line", "Place", "Reader", "may_return", "request"]
+__all__ = ["Inbox", "Line", "Place", "Reader", "Said", "may_return", "request"]
 
 AHEAD: Final = 2
 
@@ -127,9 +127,12 @@ class Place(NamedTuple):
     line: Line
     number: int
 
-    def take(self) -> None:
-        """An update was taken: there is room for another."""
-        self.line.take(self.number)
+    def took(self, update: Update) -> None:
+        """It was taken: there is room for another, if another comes."""
+        if update.ended:
+            self.end()
+        else:
+            self.line.take(self.number)
 
     def end(self) -> None:
         """Nothing more is wanted. Harmless twice."""

@@ -188,5 +188,5 @@ class Subscription(ABC):
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard. The server says something at least every ``heartbeat_ms``."""
+        """For how long nothing was heard. The server says something every ``heartbeat_ms``, or a little later."""
         return time.monotonic() - self._follower.heard_at

@@ -149,6 +149,8 @@ class Query:
     order: tuple[tuple[str, bool], ...] = ()
     limit: int | None = None
     offset: int = 0
+    whole: bool = False
+    """Whether ``columns`` are all that the table has, in its order."""
 
     @staticmethod
     def of(
@@ -166,7 +168,8 @@ class Query:
             order.append((name, term.startswith("-")))
         if len({name for name, _ in order}) != len(order):
             raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")
-        return Query(scan, schema.output_columns(scan.columns), tuple(order), limit, offset)
+        columns = schema.output_columns(scan.columns)
+        return Query(scan, columns, tuple(order), limit, offset, columns == schema.output_names)
 
     @property
     def where(self) -> Expr | None:

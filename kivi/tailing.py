@@ -175,21 +175,25 @@ def _tail(
     view = events.tail(since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
     store.leases.check(lease)
     view.floor_us = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
-    trim = scan.trimmer(schema, wanted.where, time_from, time_to, view.floor_us, outputs)
+    shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
+    trim = scan.trimmer(schema, wanted.where, time_from, time_to, view.floor_us, shown)
     recent = [item for item in pending if item.cts > view.events_upto]
     skip, take = changes.skip, changes.take
     in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
 
-    def memory() -> Iterator[pa.RecordBatch]:
+    def chosen() -> Iterator[pa.RecordBatch]:
         begins = in_blocks
         for item in recent:
             low = max(0, skip - begins)
             high = item.batch.num_rows if take is None else min(item.batch.num_rows, skip + take - begins)
             begins += item.batch.num_rows
             if low < high:
-                kept = trim(item.batch.slice(low, high - low), True)
-                for piece in scan.pieces(kept):
-                    yield _stamped(piece, item.cts) if changes.commit_ts else piece
+                part = item.batch.slice(low, high - low)
+                yield _stamped(part, item.cts) if changes.commit_ts else part
+
+    def memory() -> Iterator[pa.RecordBatch]:
+        for batch in gathered(chosen(), _SMALL_ROWS):  # first: to trim a batch costs as much as to trim 10,000 rows
+            yield from scan.pieces(trim(batch, True))
 
     def stored() -> Iterator[pa.RecordBatch]:
         for batch in view.scan(

@@ -96,9 +96,9 @@ class Subscriptions:
         finally:
             for task in (*tasks, *self._beginning):
                 task.cancel()
-            await asyncio.gather(*tasks, *self._beginning, return_exceptions=True)
-            for one in self._held.values():
+            for one in self._held.values():  # what is being made now is closed by whoever waits for it
                 self._close(one)
+            await asyncio.gather(*tasks, *self._beginning, return_exceptions=True)
 
     # -- what the client says -----------------------------------------------------------------------------
 
@@ -123,9 +123,10 @@ class Subscriptions:
             if each.number in self._held:
                 raise InvalidArgument(f"subscription {each.number} is there already: choose another number")
             one = self._held[each.number] = _Subscription(each.number, each.room, each.spec.table)
-            if refused is not None or len(self._held) > LIVES_MAX:
-                over = limits.exceeded("live_subscriptions_max", LIVES_MAX, len(self._held), "subscriptions")
-                self._refuse(one, refused or over, time.monotonic())
+            if len(self._held) > LIVES_MAX or len(self._waiting) > LIVES_MAX:
+                raise limits.exceeded("live_subscriptions_max", LIVES_MAX, LIVES_MAX + 1, "subscriptions of a stream")
+            if refused is not None:
+                self._refuse(one, refused, time.monotonic())
                 continue
             self._waiting.append((one, each))
             if len(self._beginning) < _BEGIN_TOGETHER:
@@ -173,10 +174,7 @@ class Subscriptions:
 
     def _refuse(self, one: _Subscription, error: Exception, began: float) -> None:
         self._sessions.calls.ended(_CALL, time.monotonic() - began, error)
-        if not isinstance(error, KiviError):
-            _log.error("a subscription failed by a fault of the server", exc_info=error)
-            error = KiviError("the server failed to begin this subscription; its log says why")
-        self._put(one, error)
+        self._put(one, _told(error))
 
     def _close(self, one: _Subscription) -> None:
         if one.live is not None:
@@ -186,7 +184,7 @@ class Subscriptions:
 
     def _ask(self, one: _Subscription) -> None:
         """For the next update, if there is room for one."""
-        if one.room > 0 and one.live is not None and not one.asked:
+        if one.room > 0 and one.live is not None and not one.asked and self._held.get(one.number) is one:
             one.room -= 1
             one.asked = True
             self._hub.ask(one.live, functools.partial(self._put, one))
@@ -237,12 +235,20 @@ class Subscriptions:
                     raise limits.exceeded("message_bytes_max", _PART_BYTES_MAX, len(part), "bytes of one row")
                 yield part
             ended = said.ended
-        except KiviError as error:
+        except Exception as error:
             ended = True
-            yield _of(one, error=to_error(error))
+            yield _of(one, error=to_error(_told(error)))
         if ended:
             self._held.pop(one.number, None)
             self._close(one)
+
+
+def _told(error: Exception) -> KiviError:
+    """What the client is told."""
+    if isinstance(error, KiviError):
+        return error
+    _log.error("a subscription failed by a fault of the server", exc_info=error)
+    return KiviError("the server failed to keep this subscription; its log says why")
 
 
 def _of(one: _Subscription, **said: Any) -> bytes:

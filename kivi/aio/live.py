@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any, Self
@@ -33,6 +34,7 @@ class Subscription:
         self._wanted = wanted
         self._place: subscriptions.Place | None = None
         self._inbox: asyncio.Queue[subscriptions.Said | None] = asyncio.Queue()  # None: it is closed
+        self._loop: asyncio.AbstractEventLoop
         self._reader: subscriptions.Reader
         self._closed = False
         self._follower: Follower | None = None
@@ -63,10 +65,13 @@ class Subscription:
                 while not self._closed:
                     if self._place is None:
                         await self._begun()
+                        continue
                     if (follower := self._known()).ended:
                         return None
                     update = self._read(await self._inbox.get())
-                    if update is not None and (news := follower.hear(update)) is not None:
+                    if update is None:
+                        continue
+                    if (news := follower.hear(update)) is not None:
                         return news
                     await self._tell(follower.to_tell())
         except TimeoutError:
@@ -102,7 +107,7 @@ class Subscription:
             self._end()
             raise
         if update is not None and place is not None:
-            place.take()
+            place.took(update)
         return update
 
     async def _begun(self) -> None:
@@ -135,16 +140,18 @@ class Subscription:
                     raise silent(self._core.endpoint, self._core.timeout_s) from None
                 raise
             if not isinstance(first, KiviError):
-                self._place = place
+                self._place, self._loop = place, asyncio.get_running_loop()
                 return
             if attempt or not self._core.stale(first, self._wanted.table):
                 raise first
 
     async def _again(self) -> None:
+        """Done, it is nobody's any more; failed, it is for the next to see who asks."""
         attempt, until = 0, self._core.deadline()
         while True:
             try:
                 await self._open()
+                self._beginning = None
                 return
             except KiviError as error:
                 if not subscriptions.may_return(error) or time.monotonic() >= until:
@@ -169,6 +176,12 @@ class Subscription:
         if self._beginning is not None:
             self._beginning.cancel()
         self._inbox.put_nowait(None)  # for a task that waits
+
+    def __del__(self) -> None:
+        """Who forgets it without closing leaves nothing behind; a destructor runs in any thread."""
+        if self._place is not None and not self._closed:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._place.end)
 
     def _known(self) -> Follower:
         if self._follower is None:
@@ -200,5 +213,5 @@ class Subscription:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard. The server says something at least every ``heartbeat_ms``."""
+        """For how long nothing was heard. The server says something every ``heartbeat_ms``, or a little later."""
         return time.monotonic() - self._known().heard_at

@@ -283,12 +283,16 @@ class RowGroup(Group):
             touched.add(live)
             held_by[i] += 1
             window = live.window
-            if window.refresh(key, rows[i]) or live in failed:
+            if live in failed:
+                odd.add(key)
+                continue
+            if window.refresh(key, rows[i]):
                 continue
             try:
                 held = window.put(key, rows[i])
             except KiviError as error:
                 failed[live] = error
+                odd.add(key)
                 continue
             if held:
                 all_holders.setdefault(key, set()).add(live)

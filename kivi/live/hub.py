@@ -348,10 +348,15 @@ class Hub:
             began, worked = time.monotonic(), time.thread_time()
             try:
                 self._store.check_open()
+                self._hurried = False
                 with self._lock:
                     self._take_calls()
                     self._tick()
                     self._tell(time.monotonic())
+                if self._idle():
+                    return
+                self.tick_s += time.monotonic() - began
+                self._pause(worked)
             except KiviError as error:
                 failure = error
                 break
@@ -359,46 +364,45 @@ class Hub:
                 _log.exception("live subscriptions stopped")
                 failure = Unavailable("live subscriptions stopped by a fault of this program: subscribe again")
                 break
-            if self._idle():
-                return
-            self.tick_s += time.monotonic() - began
-            self._pause(time.thread_time() - worked)
             self._resting = True
             self._store.moved.wait_until(self._has_work, self._until_next())
             self._resting = False
         with self._starting, self._lock:
             self._end_all(failure or Unavailable("the store is closing: subscribe again"))
 
-    def _pause(self, took: float) -> None:
-        """Longer where no subscriber would see it, but never so long that commits are lost for want of room."""
+    def _pause(self, worked: float) -> None:
+        """Longer where no subscriber would see it, but never so long that commits are lost for want of room.
+
+        ``worked``: how much the thread had computed when the tick began.
+        """
         began, feed = time.monotonic(), self._store.pending.feed
-        self._hurried = False
-        patient = self._patient_s(began, _PATIENT_SHARE * took)
+        patient = self._patient_s(began, worked)
         while not self._stopping:
             if feed.fills and not self._digested():
                 return
-            least = max(_TICK_S, _SHARE * took)
+            least = max(_TICK_S, _SHARE * (time.thread_time() - worked))
             left = began + min(least if self._hurried else max(least, patient), _PAUSE_S_MAX) - time.monotonic()
             if left <= 0:
                 return
             time.sleep(min(left, _NAP_S))
 
-    def _patient_s(self, now: float, spare: float) -> float:
-        """Until all may be told who have been told within the interval: from then on one tick is for all of them.
+    def _patient_s(self, now: float, worked: float) -> float:
+        """For how long to wait for those who have been told within their interval.
 
-        Where somebody might be told something at any moment: half of the least interval, and as long as ``spare`` at
-        most. Where not, half an interval more than they asked for, if that is less than ``spare``.
+        Until the first of them may be told again it costs nobody anything. Until all of them may, so that from then on
+        one tick is for all, and half an interval more than they asked for: only where ticks are large. So it is, too,
+        where somebody might be told something at any moment: half an interval at most.
         """
         with self._counting:
             patience = min(self._patience, default=0.0)
         if not patience:
             return 0.0
         dues = (live.due for live in tuple(self._lives) if live.then is not None or live.due > now)
-        soon = [due for due in dues if due <= now + patience]
-        if soon and min(soon) <= now:
+        soon = [due - now for due in dues if due <= now + patience]
+        spare = _PATIENT_SHARE * (time.thread_time() - worked)
+        if not soon or min(soon) <= 0.0:
             return min(spare, patience / 2)
-        idle = max(soon) - now if soon else patience
-        return idle + min(max(0.0, spare - idle), patience / 2)
+        return max(min(soon), min(spare, max(soon) + patience / 2))
 
     def _digested(self) -> bool:
         """Of what the feed has, notes which rows to read by the next tick; False if there is more to it than that."""

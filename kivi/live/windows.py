@@ -62,7 +62,7 @@ class Window:
     def _shown(self, row: Row) -> Row:
         """Rows are not changed: windows that show all of one share it."""
         columns = self._query.columns
-        return row if len(row) == len(columns) else {name: row[name] for name in columns}
+        return row if self._query.whole else {name: row[name] for name in columns}
 
     def put(self, key: bytes, row: Row) -> bool:
         """The row matches and is like this now. Returns whether it is held."""

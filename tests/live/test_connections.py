@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -109,3 +111,78 @@ def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess
         while db.stats()["subscriptions"]:
             assert time.monotonic() < deadline
             time.sleep(0.1)
+
+
+def test_a_subscription_that_is_forgotten_leaves_nothing_behind(server: ServerProcess) -> None:
+    """Nobody closed it: neither here nor at the server is there anything of it."""
+
+    def gone(db: Any) -> None:
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while db.stats()["subscriptions"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    async def run() -> None:
+        async with await kivi.aio.connect(server.endpoint) as client:
+            async for _ in client.subscribe("rows", limit=1, interval_ms=0):
+                break
+            gc.collect()
+            deadline = time.monotonic() + 10
+            while (await client.stats())["subscriptions"]:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.05)
+
+    with server.connect() as db:
+        for update in db.subscribe("rows", limit=1, interval_ms=0):
+            assert update.reset
+            break
+        gone(db)
+        asyncio.run(run())
+
+
+def test_the_server_goes_while_nobody_waits(tmp_path: Path) -> None:
+    """A task that stopped waiting while it was away; then it is lost again."""
+
+    async def run(server: ServerProcess) -> None:
+        async with await kivi.aio.connect(server.endpoint, timeout=60.0) as client:
+            live = client.subscribe("rows", interval_ms=0, heartbeat_ms=20)
+            assert await live.next(5.0) is not None
+            for i in range(3):
+                await asyncio.to_thread(server.kill)
+                assert await live.next(0.2) is None  # notices, and begins again
+                await asyncio.to_thread(server.start)
+                await asyncio.sleep(1.0)  # it is there again, and nobody has asked
+                await client.append("calls", [{"seq": i, "ts": T0}])
+                async with client.transaction() as tx:
+                    await tx.put("rows", (i,), n=i, text="")
+                update = await live.next(10.0)
+                while update is not None and all(row["id"] != i for row in live.rows):
+                    update = await live.next(10.0)
+                assert live.rows[-1]["id"] == i
+            await live.close()
+
+    with ServerProcess(tmp_path / "store") as server:
+        with server.connect() as db:
+            db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+            db.create_table("rows", key={"id": "int64"}, columns={"n": "int64", "text": "string"})
+        asyncio.run(run(server))
+
+
+def test_a_thread_that_waits_for_the_server_learns_that_it_is_closed(tmp_path: Path) -> None:
+    """Closed by another thread while it is taken up again, at whatever moment of that."""
+    with ServerProcess(tmp_path / "store") as server, server.connect(timeout=60.0) as db:
+        db.create_table("rows", key={"id": "int64"}, columns={"n": "int64"})
+        for i in range(12):
+            live = db.subscribe("rows", heartbeat_ms=20, interval_ms=0)
+            assert live.next(5.0) is not None
+            given: list[Any] = []
+            thread = threading.Thread(target=lambda: given.append(live.next()), daemon=True)  # noqa: B023
+            thread.start()
+            server.kill()
+            time.sleep(0.03 * (i % 4))
+            server.start()
+            time.sleep(0.02 * i)
+            live.close()
+            thread.join(10.0)
+            assert given == [None]
