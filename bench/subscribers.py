@@ -1,7 +1,7 @@
 """Many subscribers in a process of their own: what each was told, and when it had it in its hands.
 
 ``python -m bench.subscribers`` is told an ``Order`` as JSON on its command line, and then one command a line; each is
-answered by a line. All subscriptions are tasks of one event loop, a thousand streams a connection.
+answered by a line. All subscriptions are tasks of one event loop, a thousand of them a connection.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from bench.machine import ROOT
 
 __all__ = ["Order", "Subscribers", "Told", "started"]
 
-STREAMS: Final = 1_000  # of one connection
+STREAMS: Final = 1_000  # subscriptions of one connection
 _AT_ONCE: Final = 16  # subscriptions that begin together
 
 

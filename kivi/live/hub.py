@@ -622,7 +622,7 @@ class Hub:
         """The next page of what it has not been told, from the table. In a thread of the readers."""
         said: Update | KiviError | None
         try:
-            said = self._page(live)
+            said = None if live.closed else self._page(live)  # others wait for this thread
         except KiviError as error:
             said = error
         except Exception:

@@ -16,6 +16,7 @@ import pytest
 import kivi
 from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.live import lives
+from kivi.live.hub import Hub
 from tests.serverproc import ServerProcess
 
 T0 = 1_750_000_000_000_000
@@ -195,3 +196,34 @@ def test_bad_arguments(db: Any) -> None:
         db.subscribe("calls", from_time=dt.datetime(2026, 1, 1))  # noqa: DTZ001 (that is the point)
     with db.subscribe("calls", since=0) as live, pytest.raises(InvalidArgument, match="keeps none"):
         _ = live.rows
+
+
+def test_nothing_is_read_for_those_who_have_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who returns does not wait for the past of a thousand who came and left."""
+    with kivi.open(None) as db:
+        db.create_event_table("past", event_time="ts", columns={"seq": "int64", "ts": "timestamp"})
+        db.append("past", [{"seq": i, "ts": 1_750_000_000_000_000 + i} for i in range(10)])
+        read: list[Any] = []
+        held = threading.Event()
+        page = Hub._page
+
+        def slow(self: Hub, live: Any) -> Any:
+            read.append(live)
+            assert held.wait(10.0)
+            return page(self, live)
+
+        monkeypatch.setattr(Hub, "_page", slow)
+        gone: list[Any] = [db.subscribe("past", since=0, interval_ms=0) for _ in range(30)]
+        deadline = time.monotonic() + 10
+        while not (len(read) == 2 and all(live._live.busy for live in gone)):  # two threads read, the others wait
+            assert time.monotonic() < deadline
+            for live in gone:
+                assert live.next(0.0) is None
+        for live in gone:
+            live.close()
+        held.set()
+        with db.subscribe("past", since=0, interval_ms=0) as live:
+            update = live.next(10.0)
+            assert update is not None
+            assert len(update.changes) == 10
+        assert len(read) == 3
