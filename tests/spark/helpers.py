@@ -47,6 +47,7 @@ class Input:
         self.folder = folder
         self.rows: list[dict[str, int]] = []
         self.files = 0
+        self._began_s = time.time() - 3_600
         self._random = random.Random(20261121)
         folder.mkdir(parents=True)
 
@@ -66,6 +67,8 @@ class Input:
             table = table.set_column(2, "ts", table["ts"].cast(pa.timestamp("us", tz="UTC")))
             hidden = self.folder / f".{self.files}"
             pq.write_table(table, hidden)
+            # Spark takes files by their times, in milliseconds: those of one come in any order.
+            os.utime(hidden, (self._began_s + self.files, self._began_s + self.files))
             hidden.rename(self.folder / f"{self.files:05}.parquet")
             self.rows += new
             self.files += 1
