@@ -40,6 +40,17 @@ def settings(folder: Path) -> dict[str, str]:
     }
 
 
+def appear(table: pa.Table, path: Path, time_s: float) -> None:
+    """A file under its name when it is whole, and of a time of its own.
+
+    Spark takes files in the order of their times, in milliseconds; files of the same one come in any order.
+    """
+    hidden = path.with_name(f".{path.stem}")
+    pq.write_table(table, hidden)
+    os.utime(hidden, (time_s, time_s))
+    hidden.rename(path)
+
+
 class Input:
     """A folder of Parquet files, and what their sums are."""
 
@@ -52,7 +63,7 @@ class Input:
         folder.mkdir(parents=True)
 
     def add(self, files: int, rows: int = 200) -> None:
-        """More files; a file appears under its name when it is whole."""
+        """More files, in order."""
         for _ in range(files):
             new = [
                 {
@@ -65,11 +76,7 @@ class Input:
             ]
             table = pa.Table.from_pylist(new, schema=pa.schema(dict.fromkeys(COLUMNS, pa.int64()).items()))
             table = table.set_column(2, "ts", table["ts"].cast(pa.timestamp("us", tz="UTC")))
-            hidden = self.folder / f".{self.files}"
-            pq.write_table(table, hidden)
-            # Spark takes files by their times, in milliseconds: those of one come in any order.
-            os.utime(hidden, (self._began_s + self.files, self._began_s + self.files))
-            hidden.rename(self.folder / f"{self.files:05}.parquet")
+            appear(table, self.folder / f"{self.files:05}.parquet", self._began_s + self.files)
             self.rows += new
             self.files += 1
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import datetime as dt
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import kivi.spark
 from kivi.errors import SchemaError
-from tests.spark.helpers import Input, check, committed
+from tests.spark.helpers import Input, appear, check, committed
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,13 +33,15 @@ class Topic:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.offset = 0
+        self._began_s = time.time() - 3_600
         folder.mkdir()
 
     def put(self, values: list[bytes | None]) -> None:
         now = dt.datetime.now(dt.UTC)
         rows = [(None, value, "invocations", 0, self.offset + i, now, 0) for i, value in enumerate(values)]
         columns = [pa.array(list(column), kind) for column, kind in zip(zip(*rows, strict=True), _KINDS, strict=True)]
-        pq.write_table(pa.table(columns, _NAMES), self.folder / f"{self.offset:08}.parquet")
+        path = self.folder / f"{self.offset:08}.parquet"
+        appear(pa.table(columns, _NAMES), path, self._began_s + self.offset)
         self.offset += len(values)
 
 
