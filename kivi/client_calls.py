@@ -174,6 +174,8 @@ def leaving(queued: Queued) -> bytes:
     """What is sent of it: nothing, if it was taken back."""
     if type(queued) is bytes:
         return queued
+    if not queued:
+        return b""
     try:
         return encoded(queued.pop()())  # type: ignore[union-attr]
     except IndexError:

@@ -50,6 +50,26 @@ class SharedSnapshotArguments(SnapshotArguments):
 class TransactionCore:
     """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
 
+    __slots__ = (
+        "_begin",
+        "_epoch",
+        "_min_snapshot",
+        "_next",
+        "_unsent",
+        "batch",
+        "broken",
+        "commit_ts",
+        "core",
+        "ended",
+        "lease",
+        "number",
+        "read_only",
+        "sent",
+        "start_ts",
+        "token",
+        "wrote",
+    )
+
     def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
         self.core = core
         self.number = next(core.numbers)
@@ -64,19 +84,20 @@ class TransactionCore:
         self.broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
         self._epoch = -1
         self._unsent: list[Callable[[], session_pb2.Request]] = []  # Begin, until the sender takes it from here
-        self._next = session_pb2.Request(txn=self.number)
-        self._begin = session_pb2.Begin(min_snapshot=max(core.seen_ts, wanted.min_snapshot or 0))
+        self._next: session_pb2.Request | None = None  # with the operations that are buffered
+        self._min_snapshot = max(core.seen_ts, wanted.min_snapshot or 0)
+        self._begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
         self.read_only = isinstance(wanted, SnapshotArguments)
         if isinstance(wanted, TransactionArguments):
             self.token, self.batch = wanted.token, wanted.batch
-        else:
+        elif wanted.as_of is not None or wanted.ttl_s is not None or wanted.shared or wanted.lease:
             self._view(wanted)
 
     def _view(self, wanted: SharedSnapshotArguments) -> None:
         self.lease = wanted.lease or b""
-        begin = self._begin
         if wanted.as_of is not None or self.lease:  # it is what it is, whatever this client has seen
-            begin.min_snapshot = wanted.min_snapshot or 0
+            self._min_snapshot = wanted.min_snapshot or 0
+        begin = self._begin = self._beginning()
         begin.ttl_ms = timeout_ms(wanted.ttl_s)
         begin.shared = wanted.shared
         begin.lease = self.lease
@@ -87,22 +108,22 @@ class TransactionCore:
 
     @property
     def shared(self) -> bool:
-        return self._begin.shared
+        return self._begin is not None and self._begin.shared
 
     @property
     def is_plain(self) -> bool:
         """Whether it is a snapshot of the newest, kept as long as any: one that others may begin along with theirs."""
+        return self.read_only and self._begin is None and self._min_snapshot <= self.core.seen_ts
+
+    def _beginning(self) -> session_pb2.Begin:
         begin = self._begin
-        special = (
-            begin.shared or begin.lease or begin.ttl_ms or begin.HasField("as_of_us") or begin.HasField("as_of_ts")
-        )
-        return self.read_only and not special and begin.min_snapshot <= self.core.seen_ts
+        return session_pb2.Begin(min_snapshot=self._min_snapshot) if begin is None else begin
 
     # -- the life of a transaction --------------------------------------------------------------
 
     def begun(self, number: int, epoch: int, start_ts: int) -> None:
         """It was begun with others, under this number of that session."""
-        self.number = self._next.txn = number
+        self.number = number
         self._epoch = epoch
         self.start_ts = start_ts
 
@@ -112,11 +133,12 @@ class TransactionCore:
         A transaction that reads or commits before its Begin has left takes it back, and begins in that request: the
         server would have begun it no earlier.
         """
-        self._unsent = [self._beginning]
+        self._unsent = [self._request_to_begin]
         self._epoch = self.core.transport.tell(self._unsent)
 
-    def _beginning(self) -> session_pb2.Request:
-        return session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
+    def _request_to_begin(self) -> session_pb2.Request:
+        timeout = timeout_ms(self.core.timeout_s)
+        return session_pb2.Request(txn=self.number, begin=self._beginning(), timeout_ms=timeout)
 
     def _taken_back(self) -> bool:
         """True if Begin had not left, and now never will. Atomic: the sender pops it too."""
@@ -130,14 +152,14 @@ class TransactionCore:
         """Begins anew on another session, if nothing that was seen or written depends on the old one."""
         if self.sent or (self.start_ts is not None and not self.read_only):
             return False
-        if self._begin.shared:
+        if self.shared:
             if not self.lease:
                 return False
             self._begin = session_pb2.Begin(lease=self.lease)  # it outlived the session: use it by its name
         if self.start_ts is not None and not self.lease:
+            self._begin = self._beginning()
             self._begin.as_of_ts = self.start_ts
         self.number = next(self.core.numbers)
-        self._next.txn = self.number
         self.begin()
         return True
 
@@ -146,14 +168,17 @@ class TransactionCore:
             raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
-        request, self._next = self._next, session_pb2.Request(txn=self.number)
+        request, self._next = self._next, None
+        if request is None:
+            request = session_pb2.Request()
+        request.txn = self.number
         return request
 
     def _ask(self, request: session_pb2.Request) -> Steps[Any]:
         attempt, deadline = 0, self.core.deadline()
         while True:
             if self._unsent and self._taken_back():  # one request begins and does what it is for
-                request.first.CopyFrom(self._begin)
+                request.first.CopyFrom(self._beginning())
                 request.timeout_ms = timeout_ms(self.core.timeout_s)
             try:
                 reply = yield Ask(request, self.core.timeout_s, self._epoch)
@@ -199,8 +224,7 @@ class TransactionCore:
 
     def open_shared(self) -> Steps[bytes]:
         """Begins a shared snapshot and waits for its name."""
-        request = session_pb2.Request(txn=self.number, begin=self._begin, timeout_ms=timeout_ms(self.core.timeout_s))
-        reply = yield Ask(request, self.core.timeout_s)
+        reply = yield Ask(self._request_to_begin(), self.core.timeout_s)
         self._epoch = self.core.transport.tell(session_pb2.Request(txn=self.number, apply=session_pb2.Apply()))
         self._learn(reply)
         self.lease = bytes(reply.begin.lease)
@@ -237,7 +261,7 @@ class TransactionCore:
             request.commit.token = token
         else:
             request.commit.CopyFrom(commit_message(token, self.batch))
-        if self.start_ts is None and not self._begin.min_snapshot > self.core.seen_ts and self._taken_back():
+        if self.start_ts is None and self._min_snapshot <= self.core.seen_ts and self._taken_back():
             request.txn = 0
         self.ended = True
         restarted = False
@@ -279,7 +303,10 @@ class TransactionCore:
         if self.read_only:
             raise InvalidArgument("a snapshot is read only: write in a transaction")
         self.wrote = True
-        operation: session_pb2.Operation = self._next.operations.add(kind=kind, table=schema.name, table_id=schema.id)
+        request = self._next
+        if request is None:
+            request = self._next = session_pb2.Request()
+        operation: session_pb2.Operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
         if key:
             fill_values(operation.key, key)
         return operation
@@ -295,12 +322,15 @@ class TransactionCore:
         return write.kind == "insert" or self.full()
 
     def full(self) -> bool:
-        count = len(self._next.operations)
-        return count >= _FLUSH_OPERATIONS or (count % 64 == 0 and self._next.ByteSize() > _FLUSH_BYTES)
+        request = self._next
+        if request is None:
+            return False
+        count = len(request.operations)
+        return count >= _FLUSH_OPERATIONS or (count % 64 == 0 and request.ByteSize() > _FLUSH_BYTES)
 
     def flush(self) -> Steps[None]:
         """Sends what is buffered, and waits, so that memory and the server's queue stay bounded."""
-        if self._next.operations:
+        if self._next is not None:
             request = self._take()
             request.apply.SetInParent()
             yield from self._ask(request)
@@ -330,7 +360,7 @@ class TransactionCore:
         """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
         for attempt in (0, 1):
             schema, asked = yield from self.core.use(table, lambda schema: (schema, request(schema)))
-            if self._next.operations or self.ended or self.broken is not None:
+            if self._next is not None or self.ended or self.broken is not None:
                 sent = self._take()
                 sent.MergeFrom(asked)
             else:

@@ -161,7 +161,7 @@ class Session(Requests):
         return True
 
     def _reads_little(self, request: session_pb2.Request) -> bool:
-        """Whether it lets go of a snapshot, or reads few rows of a table whose rows are of bounded size."""
+        """Whether it begins or ends snapshots, or reads few rows of a table whose rows are of bounded size."""
         match request.WhichOneof("body"):
             case "get":
                 name, few = request.get.table, len(request.get.keys) <= _FEW_ROWS
@@ -171,6 +171,8 @@ class Session(Requests):
                 few = few and not spec.HasField("changes")
             case "release" | "apply":
                 return not request.operations
+            case "begin":
+                return self._pool(request, "begin") is None
             case _:
                 return False
         bounded: bool = few and not request.operations and self.store.has_bounded_rows(name)

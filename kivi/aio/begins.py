@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 
 from kivi.aio.transport import Transport
+from kivi.client_calls import answer
 from kivi.client_steps import Timeout, timeout_ms
 from kivi.client_transaction import TransactionCore
 from kivi.errors import KiviError
@@ -26,53 +27,70 @@ class Begins:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._joining: _Joined = []
-        self._asking: set[asyncio.Task[None]] = set()
 
     async def begin(self, transaction: TransactionCore) -> bool:
         """Begins a snapshot that ``is_plain``. False: the connection was lost, begin it by itself."""
-        loop = asyncio.get_running_loop()
-        begun: asyncio.Future[bool] = loop.create_future()
+        begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._joining.append((transaction, begun))
         if len(self._joining) == 1:
-            task = loop.create_task(self._ask())
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            self._ask()
         return await begun
 
-    async def _ask(self) -> None:
+    def _ask(self) -> None:
+        """Asks at once, without a task: it would run after those who are woken next, and they would all join."""
         core = self._transport.core
         joined: _Joined = []
-        numbers: list[int] = []
+        first = 0
+
+        def join() -> int:
+            """Takes those who wait. How many they are."""
+            nonlocal joined, first
+            joined, self._joining = self._joining, []
+            numbers = [next(core.numbers) for _ in joined]  # one after the other: nobody else runs meanwhile
+            first = numbers[0]
+            return len(joined)
 
         def leaving() -> session_pb2.Request:
-            nonlocal joined
-            joined, self._joining = self._joining, []
-            numbers.extend(next(core.numbers) for _ in joined)  # one after the other: nobody else runs meanwhile
-            begin = session_pb2.Begin(min_snapshot=core.seen_ts, count=len(joined))
-            request = session_pb2.Request(txn=numbers[0], timeout_ms=timeout_ms(core.timeout_s))
-            if len(joined) > 1:
+            count = join()
+            begin = session_pb2.Begin(min_snapshot=core.seen_ts, count=count)
+            request = session_pb2.Request(txn=first, timeout_ms=timeout_ms(core.timeout_s))
+            if count > 1:
                 request.begin.CopyFrom(begin)
             else:
                 request.first.CopyFrom(begin)
                 request.apply.SetInParent()
             return request
 
-        failure: KiviError | None = None
+        def answered(asked: asyncio.Future[session_pb2.Response]) -> None:
+            if not joined:  # it never left
+                join()
+            try:
+                start_ts = answer(asked.result()).start_ts
+            except (KiviError, asyncio.CancelledError) as error:
+                refuse(error)
+                return
+            core.saw(start_ts)
+            for i, (transaction, begun) in enumerate(joined):
+                transaction.begun(first + i, session.epoch, start_ts)
+                if begun.cancelled():
+                    transaction.release()
+                else:
+                    begun.set_result(True)
+
+        def refuse(error: BaseException) -> None:
+            for _, begun in joined:
+                if begun.done():
+                    continue
+                if isinstance(error, Timeout):
+                    begun.set_exception(Timeout(error.message))
+                else:
+                    begun.set_result(False)
+
         try:
             session = self._transport.open()
-            reply = await session.ask(leaving, core.timeout_s)
+            asked = session.ask(leaving, core.timeout_s)
         except KiviError as error:
-            failure = error
-        if not joined:  # it never left
-            joined, self._joining = self._joining, []
-        if failure is None:
-            core.saw(reply.start_ts)
-        for i, (transaction, begun) in enumerate(joined):
-            if failure is None:
-                transaction.begun(numbers[i], session.epoch, reply.start_ts)
-            if begun.cancelled():
-                transaction.release()
-            elif isinstance(failure, Timeout):
-                begun.set_exception(Timeout(failure.message))
-            else:
-                begun.set_result(failure is None)
+            join()
+            refuse(error)
+        else:
+            asked.add_done_callback(answered)

@@ -29,7 +29,7 @@ from kivi.client_calls import (
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
+from kivi.client_steps import Ask, Closed, Message, Sleep, Steps, Stream, Unary, Upload
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -69,10 +69,10 @@ class _Session:
         if (message := self._releases.add(number)) is not None:
             self.put(message)
 
-    async def ask(
+    def ask(
         self, request: session_pb2.Request | Callable[[], session_pb2.Request], timeout_s: float | None
-    ) -> session_pb2.Response:
-        """``request`` may be what makes it when it leaves."""
+    ) -> asyncio.Future[session_pb2.Response]:
+        """The reply to come. ``request`` may be what makes it when it leaves."""
         if self.broken is not None:
             raise self._lost(sent=False)
         number = next(self._ids)
@@ -87,11 +87,7 @@ class _Session:
             if not self._watched:
                 self._watched = True
                 self._loop.call_later(min(timeout_s, _WATCH_S), self._watch)
-        try:
-            reply: session_pb2.Response = await waiting
-        finally:
-            self._waiting.pop(number, None)
-        return answer(reply)
+        return waiting
 
     def _watch(self) -> None:
         """Tells those whose time is up: one timer for all that wait, as most are answered long before."""
@@ -99,9 +95,12 @@ class _Session:
         left: deque[tuple[float, int, float]] = deque()
         for deadline, number, timeout_s in self._deadlines:
             waiting = self._waiting.get(number)
-            if waiting is None or waiting.done():
+            if waiting is None:
                 continue
             if deadline <= now:
+                del self._waiting[number]
+                if waiting.done():  # nobody waits any more
+                    continue
                 waiting.set_exception(silent(self._transport.core.endpoint, timeout_s))
             else:
                 left.append((deadline, number, timeout_s))
@@ -141,7 +140,7 @@ class _Session:
                     self._transport.core.greeted(frame.hello)
                     self.hello.set()
                 for i, reply in enumerate(frame.responses, 1):
-                    waiting = self._waiting.get(reply.id)
+                    waiting = self._waiting.pop(reply.id, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(reply)
                     if i % _AT_ONCE == 0:
@@ -165,7 +164,8 @@ class _Session:
         self.hello.set()
         self._call.cancel()
         self._tasks[0].cancel()
-        for waiting in self._waiting.values():
+        while self._waiting:
+            _, waiting = self._waiting.popitem()
             if not waiting.done():
                 waiting.set_exception(self._lost(sent=True))
 
@@ -214,9 +214,7 @@ class Transport(Link[_Session]):
         self.open()
         return self.calls.subscriptions()
 
-    async def perform(self, effect: Effect) -> Any:
-        if isinstance(effect, Ask):
-            return await self.of(effect.epoch).ask(effect.request, effect.timeout_s)
+    async def perform(self, effect: Unary | Stream | Upload | Sleep) -> Any:
         if isinstance(effect, Sleep):
             return await asyncio.sleep(effect.seconds)
         self.open()  # raises once closed
@@ -237,7 +235,10 @@ class Transport(Link[_Session]):
             effect = next(steps)
             while True:
                 try:
-                    result = await self.perform(effect)
+                    if isinstance(effect, Ask):
+                        result = answer(await self.of(effect.epoch).ask(effect.request, effect.timeout_s))
+                    else:
+                        result = await self.perform(effect)
                 except KiviError as error:
                     effect = steps.throw(error)
                 else:
