@@ -62,7 +62,11 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY}",
     ),
-    "settings": Room("kivi.settings", "frozen tunables, read by every room above", rooms="errors"),
+    "settings": Room(
+        "kivi.settings kivi.priority",
+        "how a store runs: frozen tunables, and which threads give way, for every room above",
+        rooms="errors",
+    ),
     "engine": Room(
         "kivi.engine kivi.engine.memory",
         "ordered bytes and atomic batches: the engine knows no keys, rows, tables or timestamps",
