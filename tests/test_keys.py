@@ -143,6 +143,27 @@ def test_columns_agree_with_single_keys(
         assert decode_key(types, encoded.slice(1)[0].as_py()) == rows[skip + 1]
 
 
+@given(typed_keys(), st.integers(0, 3), st.booleans(), st.data())
+@settings(max_examples=300)
+def test_columns_in_codes_and_keys_of_two_parts_agree_with_single_keys(
+    case: tuple[list[ColumnType], list[tuple[Any, ...]]], skip: int, one_width: bool, data: st.DataObject
+) -> None:
+    types, rows = case
+    if one_width:  # as services and servers often are
+        rows = [tuple(v[:1] * 2 if isinstance(v, (str, bytes)) else v for v in row) for row in rows if "" not in row]
+    rows = rows * 3
+    arrays = [
+        array.dictionary_encode() if array.type in (pa.string(), pa.binary()) and data.draw(st.booleans()) else array
+        for array in (array.slice(skip) for array in columns(types, rows))
+    ]
+    expected = [encode_key(types, row) for row in rows[skip:]]
+    at = data.draw(st.integers(0, len(types)))
+    first: Any = encode_key_columns(types[:at], arrays[:at]) if at else None
+    encoded: Any = encode_key_columns(types[at:], arrays[at:], first) if at < len(types) else first
+    encoded.validate(full=True)
+    assert encoded.type == pa.large_binary() and encoded.to_pylist() == expected
+
+
 @given(typed_keys(), st.integers(0, 3))
 @settings(max_examples=300)
 def test_columns_of_keys_are_decoded(case: tuple[list[ColumnType], list[tuple[Any, ...]]], skip: int) -> None:

@@ -189,7 +189,7 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
         order = pc.array_sort_indices(encoded.dictionary).to_numpy()
         rank = np.empty(len(order), np.int64)
         rank[order] = np.arange(len(order))
-        return _Part(array, rank[encoded.indices.to_numpy()], max(1, len(order)))
+        return _Part(encoded, rank[encoded.indices.to_numpy()], max(1, len(order)))
     values = stored_array(column.type, array)
     if group.slot_us:
         slots = np.floor_divide(values, group.slot_us)
