@@ -113,7 +113,7 @@ ROOMS: dict[str, Room] = {
     "live": Room(
         "kivi.live kivi.live.*",
         "follows the store's commits for subscribers; nobody who commits waits for it",
-        rooms="errors values log delta mvcc tables store",
+        rooms="errors values settings log delta mvcc tables store",
         packages="numpy pyarrow",
     ),
     "interface": Room(

@@ -9,34 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from kivi.priority import give_way
+from kivi.priority import NICE, give_way
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a priority for each thread")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a weight for each thread")
 
 
-def how(thread: int) -> tuple[int, int]:
-    return os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)
+def weight(thread: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, thread)
 
 
 def test_what_computes_gives_way_and_what_answers_does_not(server, db):
+    """Folding, deriving and matching, in this order of their beginning."""
+    own = weight(os.getpid())
     db.create_event_table("computed", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
-    db.append("computed", [{"ts": i, "n": i} for i in range(10_000)])  # few are no work for a thread of their own
+    with db.subscribe("computed") as live:
+        db.append("computed", [{"ts": i, "n": i} for i in range(10_000)])  # few are no work for a thread of their own
+        assert live.next(10.0) is not None
+        threads = [weight(int(task.name)) for task in Path(f"/proc/{server.pid}/task").iterdir()]
     db.drop("computed")
-    pid = server.pid
-    threads = [how(int(task.name)) for task in Path(f"/proc/{pid}/task").iterdir()]
-    assert how(pid) == (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, os.getpid()))
-    assert sum(policy == os.SCHED_BATCH and nice >= 3 for policy, nice in threads) >= 2  # folding, and deriving
+    assert weight(server.pid) == own
+    assert sum(each == max(own, NICE) for each in threads) >= 3
+    assert sum(each == own for each in threads) > len(threads) // 2
 
 
 def test_a_thread_that_has_less_weight_already_keeps_it():
     found = []
 
     def work() -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 7)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE + 4)
         give_way()
-        found.append(how(threading.get_native_id()))
+        found.append(weight(threading.get_native_id()))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [(os.SCHED_BATCH, 7)]
+    assert found == [NICE + 4]
