@@ -81,6 +81,7 @@ class Subscriptions:
         self._held: dict[int, _Subscription] = {}
         self._waiting: deque[tuple[_Subscription, pb.BeginSubscription]] = deque()
         self._beginning: set[asyncio.Task[None]] = set()
+        self._beginners = 0  # of these tasks, those that will look at what waits again
         self._said: deque[tuple[_Subscription, Update | KiviError | None]] = deque()  # None: it is accepted
         self._left: list[_Subscription] = []  # what was said of them has been sent, or is about to be
         self._wake = asyncio.Event()
@@ -129,30 +130,35 @@ class Subscriptions:
                 self._refuse(one, refused, time.monotonic())
                 continue
             self._waiting.append((one, each))
-            if len(self._beginning) < _BEGIN_TOGETHER:
+            if self._beginners < _BEGIN_TOGETHER:
+                self._beginners += 1
                 task = asyncio.ensure_future(self._begin_waiting())
                 self._beginning.add(task)
                 task.add_done_callback(self._beginning.discard)
 
     async def _begin_waiting(self) -> None:
-        while self._waiting:
-            one, wanted = self._waiting.popleft()
-            if self._held.get(one.number) is not one:  # it was ended before its turn
-                continue
-            began = time.monotonic()
-            try:
-                self._require(one.table)
-                live = await self._opened(wanted)
-            except Exception as error:
-                self._refuse(one, error, began)
-                continue
-            one.live = live
-            if self._held.get(one.number) is not one:
-                self._close(one)
-                continue
-            self._sessions.calls.ended(_CALL, time.monotonic() - began)
-            one.asked = True  # until that it is accepted has left
-            self._put(one, None)
+        while self._waiting:  # nothing is awaited between the last look and what follows
+            await self._begin_next()
+        self._beginners -= 1
+
+    async def _begin_next(self) -> None:
+        one, wanted = self._waiting.popleft()
+        if self._held.get(one.number) is not one:  # it was ended before its turn
+            return
+        began = time.monotonic()
+        try:
+            self._require(one.table)
+            live = await self._opened(wanted)
+        except Exception as error:
+            self._refuse(one, error, began)
+            return
+        one.live = live
+        if self._held.get(one.number) is not one:
+            self._close(one)
+            return
+        self._sessions.calls.ended(_CALL, time.monotonic() - began)
+        one.asked = True  # until that it is accepted has left
+        self._put(one, None)
 
     async def _opened(self, wanted: pb.BeginSubscription) -> Live:
         hub = self._hub

@@ -6,7 +6,7 @@ import asyncio
 import queue
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kivi_server.auth import Tokens
+from kivi_server.sessions import Sessions
+from kivi_server.subscriptions import Subscriptions
 
 import kivi
 import kivi.aio
@@ -33,6 +36,63 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         with server.connect() as db:
             create(db)
         yield server
+
+
+class BegunTogether(Subscriptions):
+    """Those that begin have all begun in one turn of the event loop; then something else may come in that turn."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.opened = 0
+        self.gate = asyncio.Event()
+
+    async def _opened(self, wanted: pb.BeginSubscription) -> Any:
+        live = await super()._opened(wanted)
+        self.opened += 1
+        await self.gate.wait()
+        return live
+
+
+@pytest.mark.parametrize("first", range(1, 7))
+def test_what_begins_just_as_all_others_have_begun_begins_too(tmp_path: Path, first: int) -> None:
+    """There are a few tasks that begin subscriptions, as long as one waits for that: they may all be about to end."""
+
+    async def accepted(sessions: Sessions) -> set[int]:
+        tokens, found, done = Tokens(), set[int](), asyncio.Event()
+        grant = tokens.grant(())
+        stream = BegunTogether(sessions, tokens, grant, sessions.clients.of(grant, "test"))
+
+        def begins(*numbers: int) -> pb.SubscribeRequest:
+            spec = types_pb2.ScanSpec(table="rows")
+            return pb.SubscribeRequest(begin=[pb.BeginSubscription(number=n, room=1, spec=spec) for n in numbers])
+
+        async def said() -> AsyncIterator[Any]:
+            yield begins(*range(1, first + 1))
+            while stream.opened < min(first, 4):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            stream.gate.set()
+            await asyncio.sleep(0)  # in the turn in which they end, and after them
+            yield begins(first + 1)
+            await done.wait()
+            yield grpc.aio.EOF
+
+        async def write(data: bytes) -> None:
+            found.update(update.number for update in pb.SubscribeResponse.FromString(data).updates if update.accepted)
+            if len(found) > first:
+                done.set()
+
+        requests = said()
+        async with asyncio.timeout(10):
+            await stream.serve(requests.__anext__, write)
+        return found
+
+    with kivi.open(tmp_path / "store") as db:
+        create(db)
+        sessions = Sessions(db.store, "test")
+        try:
+            assert asyncio.run(accepted(sessions)) == set(range(1, first + 2))
+        finally:
+            sessions.close()
 
 
 class Raw:
