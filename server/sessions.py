@@ -23,7 +23,6 @@ from kivi_server.translate import Translator
 
 from kivi.errors import SnapshotTooOld
 from kivi.live.hub import Hub
-from kivi.priority import give_way
 from kivi.settings import COMPUTING
 from kivi.store import Lease, Store
 
@@ -64,8 +63,8 @@ class Sessions:
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
         # Scan streams and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
-        self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams", give_way)
-        self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", give_way)
+        self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams")
+        self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes")
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.waits = ThreadPoolExecutor(16, "kivi-waits")
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []

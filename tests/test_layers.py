@@ -62,11 +62,7 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY}",
     ),
-    "settings": Room(
-        "kivi.settings kivi.priority",
-        "how a store runs: frozen tunables, and which threads give way, for every room above",
-        rooms="errors",
-    ),
+    "settings": Room("kivi.settings", "frozen tunables, read by every room above", rooms="errors"),
     "engine": Room(
         "kivi.engine kivi.engine.memory",
         "ordered bytes and atomic batches: the engine knows no keys, rows, tables or timestamps",
@@ -113,7 +109,7 @@ ROOMS: dict[str, Room] = {
     "live": Room(
         "kivi.live kivi.live.*",
         "follows the store's commits for subscribers; nobody who commits waits for it",
-        rooms="errors values settings log delta mvcc tables store",
+        rooms="errors values log delta mvcc tables store",
         packages="numpy pyarrow",
     ),
     "interface": Room(

@@ -49,7 +49,6 @@ from kivi.live.groups import Group, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.mvcc.leases import Lease
-from kivi.priority import give_way
 from kivi.subscriptions import Change, Durable, Row, Terms, Update
 
 if TYPE_CHECKING:
@@ -290,7 +289,7 @@ class Hub:
         with self._lock:
             self.ts = self._store.watermark()
             feed.take(self.ts)
-        self._readers = self._readers or ThreadPoolExecutor(2, "kivi-live-read", give_way)
+        self._readers = self._readers or ThreadPoolExecutor(2, "kivi-live-read")
         self._thread = threading.Thread(target=self._run, name="kivi-live", daemon=True)
         self._thread.start()
 
@@ -341,7 +340,6 @@ class Hub:
     # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        give_way()
         # With its first array for NumPy pyarrow imports pandas, where that is installed: half a second, which would be
         # the first tick's, and three times that the pause after it.
         pa.array([0]).to_numpy(zero_copy_only=False)

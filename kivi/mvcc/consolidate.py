@@ -61,7 +61,6 @@ from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Tokens
 from kivi.mvcc.turns import Turns
-from kivi.priority import give_way
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
 from kivi.settings import Settings
@@ -208,7 +207,6 @@ class Consolidator:
         self._wake.set()
 
     def _work(self) -> None:
-        give_way()
         while not self._stop.is_set():
             hurried = self._wake.wait(self._settings.consolidate_every_s)
             self._wake.clear()
