@@ -72,7 +72,7 @@ _SLOW_KEYS: Final = 500
 _LONE_BYTES: Final = 512
 _LONE_REQUESTS: Final = 3
 _FEW_ROWS: Final = 24
-_GROUP: Final = 256  # plain commits that are entered together
+_GROUP: Final = 256  # plain commits, or gets, that are done together; or snapshots begun on the event loop
 
 
 class Session(Requests):
@@ -172,7 +172,7 @@ class Session(Requests):
             case "release" | "apply":
                 return not request.operations
             case "begin":
-                return self._pool(request, "begin") is None
+                return request.begin.count <= _GROUP and self._pool(request, "begin") is None
             case _:
                 return False
         bounded: bool = few and not request.operations and self.store.has_bounded_rows(name)
