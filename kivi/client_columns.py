@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from kivi.records import records
 from kivi.schema import TableSchema
 from kivi.types import ColumnType
 
@@ -81,7 +82,8 @@ def _column_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Any, 
     for name in names:
         column = schema.by_name.get(name)
         type_ = _FLOAT if column is None else column.type
-        plan.append((name, _MEMBER[type_.name], type_.from_stored if type_.name in ("decimal", "timestamp") else None))
+        converts = type_.name in ("decimal", "timestamp")
+        plan.append((name, _MEMBER[type_.name], type_.from_stored_all if converts else None))
 
     def read(columns: Any, count: int) -> list[dict[str, Any]]:
         if not count:
@@ -90,10 +92,10 @@ def _column_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Any, 
         for (name, member, convert), column in zip(plan, columns, strict=True):
             values = list(getattr(column, member))
             if convert is not None:
-                values = [convert(value, name) for value in values]
+                values = convert(values, name)
             for i in column.nulls:
                 values[i] = None
             found.append(values)
-        return [dict(zip(names, row, strict=True)) for row in zip(*found, strict=True)]
+        return records(names, found)
 
     return read

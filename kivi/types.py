@@ -21,10 +21,12 @@ in ``kivi.arrow``, by the same rules.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import decimal
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -138,6 +140,14 @@ class ColumnType:
                     raise OutOfRange(f"{what} is {value} us, outside the years 1 to 9999", column=what) from None
             case _:
                 return value
+
+    def from_stored_all(self, values: Sequence[Any], what: str = "value") -> list[Any]:
+        """``from_stored`` of each."""
+        if self.name == "timestamp":
+            with contextlib.suppress(OverflowError, TypeError):  # the latter: one is None
+                epoch, delta = _EPOCH, dt.timedelta
+                return [epoch + delta(0, 0, value) for value in values]
+        return [self.from_stored(value, what) for value in values]
 
 
 def _bad(what: str, value: object, type_: ColumnType) -> SchemaError:

@@ -56,7 +56,7 @@ ROOMS: dict[str, Room] = {
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
         " kivi.rows kivi.event_rows kivi.changes kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface"
-        " kivi.predicate_text kivi.subscriptions",
+        " kivi.predicate_text kivi.subscriptions kivi.records",
         "schemas, values and the only code that builds or parses key and row bytes: data in, data out, no I/O",
         rooms="errors",
         packages="numpy pyarrow",

@@ -260,6 +260,16 @@ def test_a_sum_that_outgrew_its_type_is_out_of_range_and_names_the_column(type_:
     assert says in caught.value.message and caught.value.details == {"column": "balance"}
 
 
+@pytest.mark.parametrize("type_", ["timestamp", "decimal(9,2)", "int64", "string"])
+def test_from_stored_all_is_from_stored_of_each(type_: str) -> None:
+    stored = ["a", "", None] if type_ == "string" else [0, -5, 10**9 - 1, None, 7]
+    for values in (stored, [value for value in stored if value is not None], []):
+        assert T(type_).from_stored_all(values) == [T(type_).from_stored(value) for value in values]
+    if type_ == "timestamp":
+        with pytest.raises(OutOfRange, match="outside the years"):
+            T(type_).from_stored_all([0, 10**18], "ts")
+
+
 def test_from_stored() -> None:
     assert T("timestamp").from_stored(-1) == dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, dt.UTC)
     assert str(T("decimal(5,2)").from_stored(-5)) == "-0.05"

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.records import records
 from kivi.schema import TableSchema
 from kivi.types import ColumnType
 
@@ -180,16 +181,14 @@ def literal(type_: ColumnType, stored: Any) -> Any:
 
 def stored_rows(batch: Any) -> list[dict[str, Any]]:
     """The rows of a small batch in ``arrow_schema`` types as dicts of stored-form values."""
-    names = batch.schema.names
-    columns = [_stored_list(flat(column)) for column in batch.columns]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+    return records(batch.schema.names, [_stored_list(flat(column)) for column in batch.columns])
 
 
 def _stored_list(array: Any) -> list[Any]:
     if pa.types.is_timestamp(array.type):
-        return array.cast(pa.int64()).to_pylist()  # type: ignore[no-any-return]
+        array = array.cast(pa.int64())
     if not pa.types.is_decimal(array.type):
-        return array.to_pylist()  # type: ignore[no-any-return]
+        return _listed(array)
     values = stored_array(ColumnType("decimal", array.type.precision, array.type.scale), array).tolist()
     if array.null_count:
         valid = array.is_valid().to_pylist()
@@ -197,16 +196,23 @@ def _stored_list(array: Any) -> list[Any]:
     return values  # type: ignore[no-any-return]
 
 
+def _listed(array: Any) -> list[Any]:
+    """``to_pylist``, for numbers in a tenth of its time."""
+    if (pa.types.is_int64(array.type) or pa.types.is_float64(array.type)) and not array.null_count:
+        return array.to_numpy().tolist()  # type: ignore[no-any-return]
+    return array.to_pylist()  # type: ignore[no-any-return]
+
+
 def rows_from_batch(batch: Any) -> list[dict[str, Any]]:
     """A scan's batch as rows in the form that callers see: aware datetimes, Decimals."""
     names, columns = batch.schema.names, []
-    moment = ColumnType("timestamp").from_stored
+    moments = ColumnType("timestamp").from_stored_all
     for name, column in zip(names, batch.columns, strict=True):
         if pa.types.is_timestamp(column.type):
-            columns.append([moment(value, name) for value in column.cast(pa.int64()).to_pylist()])
+            columns.append(moments(_listed(column.cast(pa.int64())), name))
         else:
-            columns.append(column.to_pylist())
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)] if columns else []
+            columns.append(_listed(column))
+    return records(names, columns)
 
 
 def rows_batch(schema: TableSchema, names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Any:
