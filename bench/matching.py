@@ -73,12 +73,12 @@ def _measured(
     rows: int,
 ) -> tuple[int, float]:
     """Comparisons, and in how many seconds. Raises WrongTotals: every part's hits are looked at once."""
-    found = {(q, i * rows + row) for i in range(parts) for row, q in matcher.hits(columns(i))}
+    found = {(q, i * rows + row) for i in range(parts) for q, at in matcher.selected(columns(i)) for row in at}
     if found != set(zip(*(side.tolist() for side in ranges.selected(values, _QUERIES)), strict=True)):
         raise WrongTotals("the matcher selects other rows than its queries")
     done, began = 0, time.perf_counter()
     while (took := time.perf_counter() - began) < seconds:
-        for _ in matcher.hits(columns(done % parts)):
+        for _ in matcher.selected(columns(done % parts)):
             pass
         done += 1
     return done * rows * len(matcher), took

@@ -74,15 +74,9 @@ def encoded(number: int, live: Live, update: Update) -> Iterator[bytes]:
     for begin, end in _parts(schema, names, update.changes):
         changes = update.changes[begin:end]
         message = pb.SubscribeResponse()
-        part = message.updates.add(
-            number=number,
-            ts=update.ts,
-            reset=update.reset and not begin,
-            skip=update.skip,
-            ended=update.ended,
-            more=end < len(update.changes),
-            kinds=[_KINDS[change.kind] for change in changes],
-        )
+        part = message.updates.add(number=number, ts=update.ts, kinds=[_KINDS[change.kind] for change in changes])
+        part.reset = update.reset and not begin
+        part.skip, part.ended, part.more = update.skip, update.ended, end < len(update.changes)
         if not of_events:
             part.old.extend([change.old or 0 for change in changes])
             part.new.extend([change.new or 0 for change in changes])

@@ -60,22 +60,27 @@ class Subscription:
         if self._follower is not None:
             self._follower.asks()
             await self._tell(self._follower.to_tell())
-        try:
+        if timeout_s is None:
+            return await self._news()
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._closed:
-                    if self._place is None:
-                        await self._begun()
-                        continue
-                    if (follower := self._known()).ended:
-                        return None
-                    update = self._read(await self._inbox.get())
-                    if update is None:
-                        continue
-                    if (news := follower.hear(update)) is not None:
-                        return news
-                    await self._tell(follower.to_tell())
-        except TimeoutError:
-            pass
+                return await self._news()
+        return None
+
+    async def _news(self) -> Update | None:
+        """The next that callers are given; None after the last."""
+        while not self._closed:
+            if self._place is None:
+                await self._begun()
+                continue
+            if (follower := self._known()).ended:
+                return None
+            update = self._read(await self._inbox.get())
+            if update is None:
+                continue
+            if (news := follower.hear(update)) is not None:
+                return news
+            await self._tell(follower.to_tell())
         return None
 
     async def acknowledge(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -269,52 +270,48 @@ class RowGroup(Group):
             matcher.add(only, _selecting(self.schema, only.query))
         touched: set[Live] = set()
         failed: dict[Live, KiviError] = {}
-        hits = list(matcher.hits(found.columns, functools.partial(self._limit_of, found.keys)))
-        rows = found.rows(sorted({i for i, _ in hits}))
-        keys, ranges, all_holders = found.keys, self._ranges, self._holders
-        held_by = [0] * len(keys)
+        keys, all_holders = found.keys, self._holders
+        selected = [
+            (live, self._within(live, keys, at))
+            for live, at in matcher.selected(found.columns, functools.partial(self._limit_of, keys))
+        ]
+        times = Counter(itertools.chain.from_iterable(at for _, at in selected))
+        rows = found.rows(sorted(times))
         odd: set[bytes] = set()  # rows that some query selects and its window does not hold
-        for i, live in hits:
-            key = keys[i]
+        for live, at in selected:
             assert isinstance(live, RowsLive)
-            if ranges and (bounds := ranges.get(live)) is not None and not _within(key, *bounds):
-                odd.add(key)
-                continue
             touched.add(live)
-            held_by[i] += 1
-            window = live.window
-            if live in failed:
-                odd.add(key)
+            window, mine = live.window, [keys[i] for i in at]
+            if window.refresh(mine, [rows[i] for i in at]):
                 continue
-            if window.refresh(key, rows[i]):
-                continue
-            try:
-                held = window.put(key, rows[i])
-            except KiviError as error:
-                failed[live] = error
-                odd.add(key)
-                continue
-            if held:
-                all_holders.setdefault(key, set()).add(live)
-            else:
-                odd.add(key)
-                self._forget(key, live)
-            while window.dropped:
-                odd.add(gone := window.dropped.pop())
-                self._forget(gone, live)
+            for key, i in zip(mine, at, strict=True):
+                try:
+                    held = live not in failed and window.put(key, rows[i])
+                except KiviError as error:
+                    failed[live] = error
+                    held = False
+                if held:
+                    all_holders.setdefault(key, set()).add(live)
+                else:
+                    odd.add(key)
+                    self._forget(key, live)
+                while window.dropped:
+                    odd.add(gone := window.dropped.pop())
+                    self._forget(gone, live)
         # Whoever holds a row that its query does not select any more lets it go. Mostly those who hold it are as many
         # as those who select it, and the same.
         left = set(found.asked).difference(keys) if len(keys) < len(found.asked) else set[bytes]()
-        for key, count in zip(keys, held_by, strict=True):
-            if len(all_holders.get(key, ())) != count or key in odd:
+        for i, key in enumerate(keys):
+            if len(all_holders.get(key, ())) != times[i] or key in odd:
                 left.add(key)
         if left:
-            selected: dict[bytes, set[Live]] = {}
-            for i, live in hits:
-                if keys[i] in left and ((bounds := ranges.get(live)) is None or _within(keys[i], *bounds)):
-                    selected.setdefault(keys[i], set()).add(live)
+            by: dict[bytes, set[Live]] = {}
+            for live, at in selected:
+                for i in at:
+                    if keys[i] in left:
+                        by.setdefault(keys[i], set()).add(live)
             for key in left:
-                for live in all_holders.get(key, set()) - selected.get(key, set()):
+                for live in all_holders.get(key, set()) - by.get(key, set()):
                     if only is None or live is only:
                         live.window.remove(key)
                         self._forget(key, live)
@@ -322,6 +319,13 @@ class RowGroup(Group):
         for live, reason in failed.items():
             self._failed(live, reason)
         return touched
+
+    def _within(self, live: Live, keys: Sequence[bytes], at: list[int]) -> list[int]:
+        """Those of the rows that are in its key range."""
+        if (bounds := self._ranges.get(live)) is None:
+            return at
+        low, high = bounds
+        return [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]
 
     def _limit_of(self, keys: Sequence[bytes], live: Live) -> Limit | None:
         """Beyond the last row of a window nothing is known, and nothing of interest: to be put there is to be left out,
@@ -353,10 +357,6 @@ class RowGroup(Group):
         finally:
             if live not in self.lives:
                 self._let_go(live)
-
-
-def _within(key: bytes, low: bytes | None, high: bytes | None) -> bool:
-    return (low is None or key >= low) and (high is None or key < high)
 
 
 class EventGroup(Group):
@@ -402,8 +402,8 @@ class EventGroup(Group):
         self, stamps: list[int], batch: pa.RecordBatch, windows_done: bool, matcher: Matcher[Live] | None = None
     ) -> set[Live]:
         by_live: dict[Live, list[int]] = {}
-        for i, live in (matcher or self.matcher).hits(BatchColumns(batch)):
-            by_live.setdefault(live, []).append(i)
+        for live, at in (matcher or self.matcher).selected(BatchColumns(batch)):
+            by_live.setdefault(live, []).extend(at)
         wanted = sorted({i for at in by_live.values() for i in at})
         if not wanted:
             return set()

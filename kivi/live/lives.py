@@ -103,12 +103,14 @@ class RowsLive(Live):
 
     def _changes(self) -> list[Change]:
         """``differences`` where every row is where it was."""
-        told, current, changes = self.told, self.window.row, []
-        for i, (key, was) in enumerate(told):
-            row = current(key)
-            if row is not was and row != was:
-                changes.append(Change("change", i, i, row))
-                told[i] = key, row
+        keys = [key for key, _ in self.told]
+        rows = self.window.rows(keys)
+        changes = [
+            Change("change", i, i, row)
+            for i, ((_, was), row) in enumerate(zip(self.told, rows, strict=True))
+            if row is not was and row != was
+        ]
+        self.told = list(zip(keys, rows, strict=True))
         return changes
 
 

@@ -466,8 +466,10 @@ class Matcher(Generic[Q]):
             if not shape.queries:
                 del self._shapes[kind]
 
-    def hits(self, columns: Columns, limit_of: Callable[[Q], Limit | None] | None = None) -> Iterator[tuple[int, Q]]:
-        """(row, query) for each query that selects a row; of one query in the order of the rows.
+    def selected(
+        self, columns: Columns, limit_of: Callable[[Q], Limit | None] | None = None
+    ) -> Iterator[tuple[Q, list[int]]]:
+        """Each query that selects some rows, and which: in order, each once. A query may come more than once.
 
         Rows beyond ``limit_of(query)`` are left out, as far as that costs less than to find them.
         """
@@ -475,6 +477,15 @@ class Matcher(Generic[Q]):
             return
         for shape in self._shapes.values():
             for rows, queries, listed in shape.pairs(columns, self._types, limit_of):
-                yield from zip(rows.tolist(), map(listed.__getitem__, queries.tolist()), strict=True)
+                order = np.argsort(queries, kind="stable")
+                found, by_query = rows[order].tolist(), queries[order]
+                starts = np.flatnonzero(by_query[1:] != by_query[:-1]) + 1
+                begin = 0
+                for query, end in zip(
+                    by_query[[*starts - 1, -1]].tolist(), [*starts.tolist(), len(found)], strict=True
+                ):
+                    yield listed[query], found[begin:end]
+                    begin = end
         for query, where in self._others.items():
-            yield from ((row, query) for row in columns.select(where, self._types).tolist())
+            if rows := columns.select(where, self._types).tolist():
+                yield query, rows

@@ -11,7 +11,7 @@ Without a limit a window holds all that matches; ROWS_MAX is the most.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import ResourceExhausted
@@ -26,59 +26,56 @@ _SLACK_MIN: Final = 16
 class Window:
     """Not thread safe. ``rows`` are in stored form, of the columns that are shown."""
 
-    __slots__ = ("_held", "_order", "_query", "_sort_key", "changed", "dropped", "moved", "slack", "whole")
+    __slots__ = ("_order", "_query", "_ranks", "_rows", "_sort_key", "changed", "dropped", "moved", "slack", "whole")
 
     def __init__(self, query: Query) -> None:
         self._query = query
         self._sort_key = query.sort_key()
-        self._held: dict[bytes, tuple[tuple[Any, ...], Row]] = {}
-        self._order: list[tuple[Any, ...]] = []  # the sort keys; each ends with the row's key
+        self._rows: dict[bytes, Row] = {}
+        self._ranks: dict[bytes, tuple[Any, ...]] = {}  # the sort keys; each ends with the row's key
+        self._order: list[tuple[Any, ...]] = []
         self.slack = max(_SLACK_MIN, (query.shown or 0) // 2)
         self.whole = True
         self.changed = self.moved = True
-        """Since whoever looks at them made them False: anything; rows have come, gone, or changed places."""
+        """Since whoever looks at them made them False: perhaps anything; rows have come, gone, or changed places."""
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._held
+        return key in self._rows
 
     def held(self) -> Iterable[bytes]:
-        return self._held.keys()
+        return self._rows.keys()
 
-    def refresh(self, key: bytes, row: Row) -> bool:
-        """``put`` if that cannot move it: it is held, and nothing of the row decides where. Else nothing, and False."""
-        if self._query.order:
+    def refresh(self, keys: Sequence[bytes], rows: Sequence[Row]) -> bool:
+        """``put`` if that cannot move them: all are held, and nothing of a row decides where. Else nothing, and False.
+
+        Rows are not changed: windows that show all of one share it.
+        """
+        held = self._rows
+        if self._query.order or not all(map(held.__contains__, keys)):
             return False
-        before = self._held.get(key)
-        if before is None:
-            return False
-        shown = self._shown(row)
-        if before[1] != shown:
-            self._held[key] = before[0], shown
-            self.changed = True
+        held.update(zip(keys, rows if self._query.whole else map(self._shown, rows), strict=True))
+        self.changed = True
         return True
 
     def _shown(self, row: Row) -> Row:
-        """Rows are not changed: windows that show all of one share it."""
-        columns = self._query.columns
-        return row if self._query.whole else {name: row[name] for name in columns}
+        return row if self._query.whole else {name: row[name] for name in self._query.columns}
 
     def put(self, key: bytes, row: Row) -> bool:
         """The row matches and is like this now. Returns whether it is held."""
-        before = self._held.get(key)
+        before = self._ranks.get(key)
         rank = self._sort_key(row, key)
         shown = self._shown(row)
         if before is not None:
-            if before[0] == rank:
-                if before[1] != shown:
-                    self._held[key] = rank, shown
-                    self.changed = True
+            if before == rank:
+                self._rows[key] = shown
+                self.changed = True
                 return True
-            self._take_out(key, before[0])
+            self._take_out(key, before)
         if not self.whole and (not self._order or self._order[-1] < rank):
             return False
-        self._held[key] = rank, shown
+        self._rows[key], self._ranks[key] = shown, rank
         insort(self._order, rank)
         self.changed = self.moved = True
         if self._query.shown is None or self._query.shown > ROWS_MAX:
@@ -87,20 +84,20 @@ class Window:
         elif len(self._order) > self._query.shown + 2 * self.slack:
             keep = self._query.shown + self.slack
             for beyond in self._order[keep:]:
-                del self._held[beyond[-1]]
+                del self._rows[beyond[-1]], self._ranks[beyond[-1]]
                 self.dropped.append(beyond[-1])
             del self._order[keep:]
             self.whole = False
-        return key in self._held
+        return key in self._rows
 
     def remove(self, key: bytes) -> None:
         """The row is gone, or does not match any more. Harmless if it is not held."""
-        before = self._held.get(key)
+        before = self._ranks.get(key)
         if before is not None:
-            self._take_out(key, before[0])
+            self._take_out(key, before)
 
     def _take_out(self, key: bytes, rank: tuple[Any, ...]) -> None:
-        del self._held[key]
+        del self._rows[key], self._ranks[key]
         del self._order[bisect_left(self._order, rank)]
         self.changed = self.moved = True
 
@@ -114,14 +111,14 @@ class Window:
         """More is to be shown than is known."""
         return not self.whole and len(self._order) < (self._query.shown or 0)
 
-    def row(self, key: bytes) -> Row:
-        """As it is shown; of one that is held."""
-        return self._held[key][1]
+    def rows(self, keys: Iterable[bytes]) -> list[Row]:
+        """As they are shown; all of them are held."""
+        return list(map(self._rows.__getitem__, keys))
 
     def state(self) -> list[Keyed]:
         """What is shown, in order."""
         ranks = self._order[self._query.offset : self._query.shown]
-        return [(rank[-1], self._held[rank[-1]][1]) for rank in ranks]
+        return [(rank[-1], self._rows[rank[-1]]) for rank in ranks]
 
 
 def too_many(query: Query) -> ResourceExhausted:
