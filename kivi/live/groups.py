@@ -272,8 +272,9 @@ class RowGroup(Group):
         failed: dict[Live, KiviError] = {}
         keys, all_holders = found.keys, self._holders
         selected = [
-            (live, self._within(live, keys, at))
+            (live, within)
             for live, at in matcher.selected(found.columns, functools.partial(self._limit_of, keys))
+            if (within := self._within(live, keys, at))
         ]
         times = Counter(itertools.chain.from_iterable(at for _, at in selected))
         rows = found.rows(sorted(times))
@@ -305,13 +306,13 @@ class RowGroup(Group):
             if len(all_holders.get(key, ())) != times[i] or key in odd:
                 left.add(key)
         if left:
-            by: dict[bytes, set[Live]] = {}
+            selecting: dict[bytes, set[Live]] = {}
             for live, at in selected:
                 for i in at:
                     if keys[i] in left:
-                        by.setdefault(keys[i], set()).add(live)
+                        selecting.setdefault(keys[i], set()).add(live)
             for key in left:
-                for live in all_holders.get(key, set()) - by.get(key, set()):
+                for live in all_holders.get(key, set()) - selecting.get(key, set()):
                     if only is None or live is only:
                         live.window.remove(key)
                         self._forget(key, live)
