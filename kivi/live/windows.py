@@ -69,8 +69,9 @@ class Window:
         shown = self._shown(row)
         if before is not None:
             if before == rank:
-                self._rows[key] = shown
-                self.changed = True
+                if self._rows[key] != shown:
+                    self._rows[key] = shown
+                    self.changed = True
                 return True
             self._take_out(key, before)
         if not self.whole and (not self._order or self._order[-1] < rank):
