@@ -50,7 +50,7 @@ RANGES: Final = {
 _ANOMALIES: Final = 40  # the latest that are listed
 _LINES: Final = 8  # more children than these are one line in the charts, their sum
 _INTERVAL_MS: Final = 200.0  # between two states of what changes most, and is largest
-_SOON_MS: Final = 30.0  # of the small parts, so that they know almost every snapshot that the large one is told of
+_SOON_MS: Final = 50.0  # of the small parts: a fraction of it, so that they are told, too, when the large one is
 _TOKENS: Final = ("requests", "context_tokens", "generated_tokens", "context_tokens_max", "generated_tokens_max")
 
 

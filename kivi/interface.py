@@ -207,9 +207,10 @@ class Database(ABC, Generic[Tx, Snap]):
         """What a query gives, and then how that changes, as commits come: see ``kivi.subscribing``.
 
         Of rows: the result at a snapshot, and then its changes, from one snapshot to a later one, at most one update in
-        ``interval_ms``. ``order_by`` names columns, "-slowest" from the largest down; ``limit`` and ``offset`` are kept
-        up too. With ``since``, the ``ts`` of an update that the caller has, it goes on from there, as far back as the
-        table keeps; else the first update has ``reset``.
+        ``interval_ms``. Equal intervals, and multiples of them, are told of the same snapshots, so that what several
+        queries give can be put together. ``order_by`` names columns, "-slowest" from the largest down; ``limit`` and
+        ``offset`` are kept up too. With ``since``, the ``ts`` of an update that the caller has, it goes on from there,
+        as far back as the table keeps; else the first update has ``reset``.
 
         Of an event table without an order or a limit: its events, each once, in commit order, those committed after
         ``since`` only, if that is given. ``from_time`` and ``until_time`` bound their event times; once the moment

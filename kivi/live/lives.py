@@ -5,6 +5,7 @@ All of it belongs to the hub: nothing here is touched without its lock, but ``as
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +29,8 @@ Bind = Callable[[TableSchema], Query]
 BUFFER_ROWS: Final = 20_000
 """What a subscriber of events may leave lying before it has to read it again from the log's tables."""
 UPDATE_ROWS: Final = 5_000
+_ROUNDING: Final = 1e-6
+"""A moment that is due is a whole number of intervals, or so much of an interval beside that."""
 
 
 class Live:
@@ -59,6 +62,17 @@ class Live:
         """While it joins: likewise, commits' events."""
         self.reread = False
         """While it joins: more changed than can be told."""
+
+    def told_at(self, now: float) -> None:
+        """It is told something: from when on it may be told more.
+
+        Intervals are counted from one origin: what is due together is told at one snapshot, so that states of several
+        queries can be put together. Who is told a bit late is due in time again: the intervals do not drift apart.
+        """
+        if self.interval_s:
+            late = now - self.due
+            since = self.due if late < self.interval_s / 2 else now
+            self.due = math.ceil(since / self.interval_s + 1 - _ROUNDING) * self.interval_s
 
     @property
     def dirty(self) -> bool:

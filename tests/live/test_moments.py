@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import time
@@ -170,6 +171,25 @@ def test_events_come_at_most_once_in_an_interval(db: Any) -> None:
                 found += len(update.changes)
             assert live.silent_s < 0.2
         assert updates <= (time.monotonic() - began) / 0.5 + 1
+
+
+def test_intervals_are_told_of_the_same_snapshots(db: Any) -> None:
+    """Whenever they began: what several queries give can be put together, although all of it changes all the time."""
+    intervals_ms = (0, 40, 120, 40, 120)  # the first has all that is committed told at once
+    told: list[set[int]] = [set() for _ in intervals_ms]
+    with contextlib.ExitStack() as stack:
+        lives: list[Any] = [stack.enter_context(db.subscribe("rows", interval_ms=ms)) for ms in intervals_ms]
+        for n in range(600):
+            put(db, 1, v=n)
+            time.sleep(0.005)
+            for i, live in enumerate(lives):
+                while n > 7 * i and (update := live.next(0.0)) is not None:  # each takes its first at another moment
+                    told[i].add(update.ts)
+    _, often, seldom, also_often, also_seldom = told
+    assert len(often) > 30
+    assert len(seldom) > 10
+    for one, other in ((often, also_often), (seldom, also_seldom), (seldom, also_often), (also_seldom, often)):
+        assert len(one & other) >= len(one) * 2 / 3
 
 
 def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
