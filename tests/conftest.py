@@ -7,10 +7,12 @@ each takes many seconds to start.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +30,10 @@ PROGRAMS = {
     "prometheus": ("prometheus",),
 }
 
+# PySpark starts Java through a fork. In a process where another thread is in a call of gRPC, gRPC's own handlers may
+# abort the child before it has become Java (seen once in some hundred starts); nobody here uses gRPC after a fork.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
+
 # Machines differ and are shared: a slow example is no failure, a stuck test meets pytest's timeout.
 hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kivi")
@@ -44,15 +50,13 @@ def require(program: str) -> str:
     pytest.skip(reason)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """In several processes a file's tests stay together, and those that share a Spark session are in two of them: each
     has a Java process of its own, of half a gigabyte and some hundred threads."""
-    if config.getoption("dist", "no") == "loadgroup":
-        for item in items:
-            group = item.nodeid.partition("::")[0]
-            if "spark" in getattr(item, "fixturenames", ()):
-                group = "spark, tails" if "test_tail" in group else "spark"
-            item.add_marker(pytest.mark.xdist_group(group))
+    group = item.nodeid.partition("::")[0]
+    if "spark" in getattr(item, "fixturenames", ()):
+        group = "spark, tails" if "test_tail" in group else "spark"
+    item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(name="require")
@@ -83,10 +87,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from tests.spark import helpers
 
     settings = {**helpers.settings(tmp_path_factory.mktemp("spark")), "spark.log.level": "OFF"}
+    running = None
     try:
         running = kivi.spark.session("tests", master="local[2,4]", **settings)
     except JavaFailed as error:  # a machine that is short of memory or threads for a moment: Java is not what is tested
         print(f"{error}\n{_machine()}", file=sys.stderr)
+    if running is None:
+        with warnings.catch_warnings(action="ignore", category=ResourceWarning):
+            gc.collect()  # what PySpark leaves of a Java that has ended
         time.sleep(10)
         running = kivi.spark.session("tests", master="local[2,4]", **settings)
     for source in (helpers.Flaky, helpers.Doomed, helpers.Killed, helpers.Spy):

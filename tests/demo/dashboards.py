@@ -106,8 +106,14 @@ def recount(column: str, where: Callable[[dict[str, Any]], bool] = lambda event:
     return found
 
 
+def drawn(browser: Any, expression: str, selector: str) -> Any:
+    """What a script says of the page once it is drawn: what came before is on it, all at once, as a person sees it."""
+    ask = f"const [selector, answer] = arguments; requestAnimationFrame(() => answer({expression}))"
+    return browser.execute_async_script(ask, selector)
+
+
 def shown(browser: Any, selector: str) -> str:
-    return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", selector)).strip()
+    return str(drawn(browser, "document.querySelector(selector)?.innerText ?? ''", selector)).strip()
 
 
 def until(browser: Any, condition: Callable[[], Any]) -> Any:
@@ -120,5 +126,6 @@ def until(browser: Any, condition: Callable[[], Any]) -> Any:
 
 
 def cells(browser: Any, selector: str) -> list[str]:
-    script = "return [...document.querySelectorAll(arguments[0] + ' td')].map(cell => cell.innerText.trim())"
-    return list(browser.execute_script(script, selector))
+    return list(
+        drawn(browser, "[...document.querySelectorAll(`${selector} td`)].map(cell => cell.innerText.trim())", selector)
+    )
