@@ -48,7 +48,7 @@ from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
-from kivi_server.sessions import Sessions
+from kivi_server.sessions import Sessions, disk_reads
 
 from kivi.client_errors import to_error
 from kivi.errors import (
@@ -155,9 +155,9 @@ class Session(Requests):
             return False
         if len(frame.requests) > _LONE_REQUESTS or not all(map(self._reads_little, frame.requests)):
             return False
-        began = time.monotonic()
+        began, reads = time.monotonic(), disk_reads()
         self._handle(frame, len(data))
-        self.sessions.took(time.monotonic() - began)
+        self.sessions.took(time.monotonic() - began, disk_reads() - reads)
         return True
 
     def _reads_little(self, request: session_pb2.Request) -> bool:
