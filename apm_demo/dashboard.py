@@ -10,7 +10,9 @@ the same question (``apm_demo.views``):
     as_of                                  a moment, in microseconds since 1970
 
 A state is of **one** snapshot, whose timestamp comes along, so that a total, its parts and the anomalies among them
-agree however fast events arrive. ``GET /api/status`` counts who looks, and the subscriptions held for them.
+agree however fast events arrive. (Endpoints are listed by ``endpoints``: what was called and has no row there is in
+the totals of its server, and is not among its endpoints.) ``GET /api/status`` counts who looks, and the subscriptions
+held for them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import asyncio
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.resources import files
@@ -48,7 +51,6 @@ _HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'",  # the page needs nothing from anywhere else
     "X-Content-Type-Options": "nosniff",
 }
-_AS_OF_MAX: Final = 4_102_444_800_000_000  # the year 2100
 
 
 class _Bad(Exception):
@@ -97,7 +99,11 @@ async def _view(request: Request) -> Response:
 
 async def _live(request: Request) -> Response:
     try:
-        return _Stream(_question(request))
+        question = _question(request)
+        with suppress(kivi.KiviError):  # the stream says what is the matter, and goes on trying
+            async with request.app.state.db.snapshot() as snapshot:
+                await _check(snapshot, question)
+        return _Stream(question)
     except _Bad as bad:
         return _refused(400, str(bad))
 
@@ -116,17 +122,17 @@ def _refused(code: int, text: str) -> Response:
 def _question(request: Request) -> Question:
     asked = request.query_params
     given = [asked.get(name) for name in PATHS]
-    path = tuple(value for value in given if value)
+    path = tuple(value for value in given if value is not None)
     if tuple(given[: len(path)]) != path:
         raise _Bad("the path goes from customer to application to server, and leaves none out")
     chosen = asked.get("range", Question().range)
     if chosen not in RANGES:
-        raise _Bad(f"range is one of {', '.join(RANGES)}")
+        raise _Bad(f"a range is one of {', '.join(RANGES)}")
     endpoint = asked.get("endpoint_id")
     if endpoint is None:
         return Question(path, None, chosen)
     if len(path) < len(PATHS) or not (endpoint.isdecimal() and endpoint.isascii()) or int(endpoint) >= 2**63:
-        raise _Bad("endpoint_id is one of the endpoints of the server that the path names")
+        raise _Bad("an endpoint_id is one of the endpoints of the server that the path names")
     return Question(path, int(endpoint), chosen)
 
 
@@ -135,15 +141,17 @@ async def _check(snapshot: kivi.aio.Snapshot, question: Question) -> None:
     if question.endpoint_id is not None:
         row = await snapshot.get("endpoints", (question.endpoint_id,))
         if row is None or tuple(row[name] for name in PATHS) != question.path:
-            raise _Bad("endpoint_id is one of the endpoints of the server that the path names")
+            raise _Bad("an endpoint_id is one of the endpoints of the server that the path names")
 
 
 def _as_of(request: Request) -> Any:
     asked = request.query_params.get("as_of")
     if asked is None:
         return None
-    if not (asked.isdecimal() and asked.isascii()) or int(asked) > _AS_OF_MAX:
-        raise _Bad("as_of is a moment, in microseconds since 1970")
+    if not (asked.isdecimal() and asked.isascii()):
+        raise _Bad("an as_of is a moment, in microseconds since 1970")
+    if int(asked) > time.time() * 1_000_000:
+        raise _Bad("that moment is yet to come: what will have been by then is not known")
     return moment(int(asked))
 
 

@@ -9,17 +9,21 @@ name of an aggregate by endpoint and slot, and learns the rest from its definiti
 **Invariant: each event is judged once, whatever is killed.** The events of (since, upto] are final and always the same
 (``kivi.changes``). One transaction reads ``since`` from this detector's row in ``detectors``, appends the anomalies and
 moves the row to ``upto``. So they are all there or none is, the next turn begins where the last one that committed
-ended, and of two detectors of one name the second gets a conflict and looks again.
+ended, and of two detectors of one place the second gets a conflict and looks again. A place is a name for one aggregate
+and one table of anomalies: detectors of others never meet.
 
 An event is measured against the average of its endpoint's previous slot as that transaction sees it, normally some
-hundredths of a second after the event can be read. What arrives later for that slot changes no judgement. A new
-detector begins with what comes from then on; ``--from-start`` judges what is there too.
+hundredths of a second after the event can be read; half a second, as long as the newest event is of a moment to come.
+What arrives later for that slot changes no judgement. Where an average cannot be told, since the sum has outgrown its
+column or the moment the calendar, nothing is an anomaly. A new detector begins with what comes from then on;
+``--from-start`` judges what is there too.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime as dt
 import signal
 import sys
 import threading
@@ -33,7 +37,7 @@ import pyarrow.compute as pc
 import kivi
 from apm_demo.children import end_with_parent
 from apm_demo.rule import Totals, limit_us
-from apm_demo.tables import moment
+from apm_demo.tables import micros, moment
 
 __all__ = ["Watched", "main", "start", "step", "watched"]
 
@@ -41,6 +45,7 @@ LOOK_AT_LEAST_EVERY_S: Final = 0.5
 AGAIN_AFTER_S: Final = 0.5  # when the server was away
 _ROWS: Final = 50_000  # at a time, or one commit
 _KEYS: Final = 10_000
+_INT64_MAX: Final = 2**63 - 1
 _JUDGED: Final = ("previous_sum_us", "previous_count")
 
 
@@ -58,6 +63,10 @@ class Watched:
     duration: str
     total: str
     count: str
+
+    def place(self, name: str) -> str:
+        """Under what a detector of this name keeps how far it has come."""
+        return f"{name}: {self.aggregate} -> {self.anomalies}"
 
 
 def watched(db: Any, aggregate: str, anomalies: str | None = None) -> Watched:
@@ -99,13 +108,15 @@ def start(db: Any, what: Watched, name: str, from_start: bool = False) -> None:
         )
     tail = db.tail_points(what.events, most=0)
     with contextlib.suppress(kivi.RowExists, kivi.Conflict), db.transaction() as tx:
-        tx.insert("detectors", (name,), table_id=tail.table_id, upto=0 if from_start else tail.watermark)
+        tx.insert("detectors", (what.place(name),), table_id=tail.table_id, upto=0 if from_start else tail.watermark)
 
 
 def step(db: Any, what: Watched, name: str) -> int | None:
     """Judges the next events: how many of them are anomalies; None if there is nothing new."""
     with db.snapshot() as snapshot:
-        held = snapshot.get("detectors", (name,))
+        held = snapshot.get("detectors", (what.place(name),))
+    if held is None:
+        raise kivi.NotFound("its place in 'detectors' is gone: start the detector again")
     tail = db.tail_points(what.events, held["upto"], _ROWS, most=1)
     since = held["upto"]
     if tail.table_id != held["table_id"]:  # dropped and created again
@@ -121,12 +132,12 @@ def step(db: Any, what: Watched, name: str) -> int | None:
         events = events.filter(pc.less_equal(events["_commit_ts"], upto))
 
     def judge(tx: Any) -> int:
-        if tx.get("detectors", (name,)) != held:
-            return 0  # another one of this name was quicker
+        if tx.get("detectors", (what.place(name),)) != held:
+            return 0  # another one of this place was quicker
         found = _anomalies(tx, what, events) if events is not None and events.num_rows else None
         if found is not None:
             tx.append(what.anomalies, found)
-        tx.put("detectors", (name,), table_id=tail.table_id, upto=upto)
+        tx.put("detectors", (what.place(name),), table_id=tail.table_id, upto=upto)
         return 0 if found is None else found.num_rows
 
     raised: int = db.run(judge)
@@ -142,10 +153,9 @@ def _anomalies(tx: Any, what: Watched, events: pa.Table) -> pa.Table | None:
     keys = list(zip(*(slowest[name].to_pylist() for name in group), strict=True))
     before: list[Any] = []
     for at in range(0, len(keys), _KEYS):
-        asked = [(*key[:-1], moment(key[-1] - what.width_us)) for key in keys[at : at + _KEYS]]
-        before += tx.get_many(what.aggregate, asked)
+        before += _previous(tx, what, keys[at : at + _KEYS])
     totals = [None if row is None else Totals(row[what.total], row[what.count]) for row in before]
-    slowest = slowest.append_column("_limit_us", pa.array(map(limit_us, totals), pa.int64()))
+    slowest = slowest.append_column("_limit_us", pa.array(map(_limit_us, totals), pa.int64()))
     for name, values in zip(_JUDGED, zip(*(each or (None, None) for each in totals), strict=True), strict=True):
         slowest = slowest.append_column(name, pa.array(values, pa.int64()))
     slowest = slowest.filter(pc.greater(slowest[f"{what.duration}_max"], slowest["_limit_us"]))
@@ -154,6 +164,31 @@ def _anomalies(tx: Any, what: Watched, events: pa.Table) -> pa.Table | None:
     # Only rows of such endpoints and slots are joined: few, even in a bad hour.
     both = judged.join(slowest.drop_columns([f"{what.duration}_max"]), group, join_type="inner")
     return both.filter(pc.greater(both[what.duration], both["_limit_us"])).select([*what.columns, *_JUDGED])
+
+
+def _previous(tx: Any, what: Watched, keys: list[tuple[Any, ...]]) -> list[Any]:
+    """The rows of the slots before; None where there is none, or none that can be told."""
+    lowest, highest = micros(dt.datetime.min.replace(tzinfo=dt.UTC)), micros(dt.datetime.max.replace(tzinfo=dt.UTC))
+    found: list[Any] = [None] * len(keys)
+    asked = {
+        i: (*key[:-1], moment(key[-1] - what.width_us))
+        for i, key in enumerate(keys)
+        if lowest <= key[-1] - what.width_us <= highest
+    }
+    try:
+        for i, row in zip(asked, tx.get_many(what.aggregate, list(asked.values())), strict=True):
+            found[i] = row
+    except kivi.OutOfRange:
+        if len(keys) == 1:
+            return [None]
+        half = len(keys) // 2
+        return _previous(tx, what, keys[:half]) + _previous(tx, what, keys[half:])
+    return found
+
+
+def _limit_us(previous: Totals | None) -> int | None:
+    limit = limit_us(previous)
+    return None if limit is None else min(limit, _INT64_MAX)
 
 
 def main() -> int:
@@ -200,7 +235,7 @@ def _newest(db: Any, what: Watched) -> Any:
     """A subscription that says when there is a newer event. Those that come late are found a little later."""
     lately = moment(int((time.time() - 3_600) * 1_000_000))
     return db.subscribe(
-        what.events, order_by=f"-{what.time}", limit=1, columns=[what.time], from_time=lately, interval_ms=20
+        what.events, order_by=f"-{what.time}", limit=1, columns=[what.duration], from_time=lately, interval_ms=20
     )
 
 

@@ -18,6 +18,7 @@ Integers are exact: sums and counts go out as they are in the store, and the pag
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -51,6 +52,7 @@ _ANOMALIES: Final = 40  # the latest that are listed
 _LINES: Final = 8  # more children than these are one line in the charts, their sum
 _INTERVAL_MS: Final = 200.0  # between two states of what changes most, and is largest
 _SOON_MS: Final = 50.0  # of the small parts: a fraction of it, so that they are told, too, when the large one is
+_AHEAD_US: Final = 600_000_000
 _TOKENS: Final = ("requests", "context_tokens", "generated_tokens", "context_tokens_max", "generated_tokens_max")
 
 
@@ -70,10 +72,12 @@ class Question(NamedTuple):
 class Plan(NamedTuple):
     """What a view's queries are made from, besides its question. It is made anew when time has outgrown it.
 
-    ``since_us``: of the oldest slot asked for. ``ids``: the endpoints listed, at that level.
+    ``since_us``: of the oldest slot asked for. ``until_us``: what is later has been sent by a clock that is wrong, and
+    would end the range where nobody else is. ``ids``: the endpoints listed, at that level.
     """
 
     since_us: int
+    until_us: int
     ids: tuple[int, ...] | None
 
 
@@ -84,6 +88,7 @@ class Part:
     table: str
     prefix: tuple[str, ...] = ()
     since: tuple[str, int] | None = None  # a column with times, and the least, in microseconds
+    until_us: int | None = None  # and what it is less than
     equal: tuple[tuple[str, str], ...] = ()
     ids: tuple[int, ...] | None = None
     columns: tuple[str, ...] | None = None
@@ -96,6 +101,8 @@ class Part:
         terms = [kivi.col(name) == value for name, value in self.equal]
         if self.since is not None:
             terms.append(kivi.col(self.since[0]) >= moment(self.since[1]))
+            if self.until_us is not None:
+                terms.append(kivi.col(self.since[0]) < moment(self.until_us))
         if self.ids is not None:
             terms.append(kivi.col("endpoint_id").isin(list(self.ids)))
         where = None
@@ -123,7 +130,7 @@ class Part:
 
 async def plan(snapshot: kivi.aio.Snapshot, question: Question) -> Plan:
     chosen = RANGES[question.range]
-    names, newest = [await part.read(snapshot) for part in (_NAMES, _newest(chosen))]
+    names, newest = [await part.read(snapshot) for part in (_NAMES, _newest(chosen, _until_us()))]
     return planned(question, names, micros(newest[0]["slot"]) if newest else None)
 
 
@@ -139,7 +146,7 @@ def planned(question: Question, names: Iterable[Row], newest_us: int | None) -> 
         ids = (question.endpoint_id,)
     elif question.level == "endpoint":
         ids = tuple(row["endpoint_id"] for row in names if _below(row, question.path))
-    return Plan(since, ids)
+    return Plan(since, _until_us(), ids)
 
 
 def _below(row: Mapping[str, Any], path: tuple[str, ...]) -> bool:
@@ -149,9 +156,15 @@ def _below(row: Mapping[str, Any], path: tuple[str, ...]) -> bool:
 _NAMES: Final = Part("endpoints")
 
 
-def _newest(chosen: Range) -> Part:
+def _until_us() -> int:
+    """Ten to twenty minutes from now: clocks differ a little."""
+    return (int(time.time() * 1_000_000) // _AHEAD_US + 2) * _AHEAD_US
+
+
+def _newest(chosen: Range, until_us: int) -> Part:
     """The newest slot of anybody, which is where the range ends for all."""
-    return Part(aggregate("customer", chosen.width), columns=("slot",), order_by="-slot", limit=1)
+    table = aggregate("customer", chosen.width)
+    return Part(table, since=("slot", 0), until_us=until_us, columns=("slot",), order_by="-slot", limit=1)
 
 
 def _llm_width(question: Question) -> str:
@@ -163,19 +176,20 @@ def _llm_width(question: Question) -> str:
 def parts(question: Question, plan: Plan) -> dict[str, Part]:
     chosen, level = RANGES[question.range], question.level
     numbers = ("slot", "sum_resp_time", "invocations", "slowest")
-    since = ("slot", plan.since_us)
+    since, until_us = ("slot", plan.since_us), plan.until_us
     found = {
         "names": _NAMES,
-        "newest": _newest(chosen),
+        "newest": _newest(chosen, until_us),
         "rows": Part(
-            aggregate(level, chosen.width), question.path if level != "endpoint" else (), since, ids=plan.ids,
+            aggregate(level, chosen.width), question.path if level != "endpoint" else (), since, until_us, ids=plan.ids,
             columns=(*LEVELS[level][-1:], *numbers), interval_ms=_INTERVAL_MS,
         ),
         "counts": Part(
-            "anomalies_per_endpoint", since=since, columns=("endpoint_id", "slot", "anomalies"), interval_ms=_SOON_MS
+            "anomalies_per_endpoint", since=since, until_us=until_us, columns=("endpoint_id", "slot", "anomalies"),
         ),
         "latest": Part(
-            "anomalies", since=("ts", plan.since_us), equal=tuple(zip(PATHS, question.path, strict=False)),
+            "anomalies", since=("ts", plan.since_us), until_us=until_us,
+            equal=tuple(zip(PATHS, question.path, strict=False)),
             ids=plan.ids if question.endpoint_id is not None else None, order_by="-ts", limit=_ANOMALIES,
         ),
         "llm": Part(aggregate("llm", _llm_width(question)), columns=("service", "slot", *_TOKENS)),
@@ -183,7 +197,7 @@ def parts(question: Question, plan: Plan) -> dict[str, Part]:
     }  # fmt: skip
     if level == "endpoint" and len(plan.ids or ()) > _LINES:  # their sum is in the store
         columns = ("server", *numbers)
-        found["whole"] = Part(aggregate("server", chosen.width), question.path, since, columns=columns)
+        found["whole"] = Part(aggregate("server", chosen.width), question.path, since, until_us, columns=columns)
     return found
 
 

@@ -36,6 +36,8 @@ from kivi.client_appender import (
     BYTES_BUFFERED_MAX,
     EVENTS_BUFFERED_MAX,
     AppendFuture,
+    Halves,
+    Outcome,
     Pending,
     closed,
 )
@@ -90,7 +92,8 @@ class Appender:
         self._thread.start()
 
     def append(self, /, **event: Any) -> AppendFuture:
-        """One event. A bad one raises SchemaError, InvalidArgument or ResourceExhausted, and concerns no other."""
+        """One event. A bad one raises SchemaError, InvalidArgument or ResourceExhausted, and concerns no other; where
+        only an aggregate of the table finds it bad, its future does."""
         compiled: Any = self.__dict__["append"]
         future: AppendFuture = compiled(**event)
         return future
@@ -101,11 +104,11 @@ class Appender:
         rows.append(row)
         if len(rows) >= batch.limit:
             batch = self._attend(batch, row)
-        return AppendFuture(batch)
+        return AppendFuture(batch, id(row))
 
     def _put_large(self, row: Row, size: int) -> AppendFuture:
         with self._changed:
-            return AppendFuture(self._placed(row, size))
+            return AppendFuture(self._placed(row, size), id(row))
 
     # -- under the lock -------------------------------------------------------------------------
 
@@ -210,15 +213,21 @@ class Appender:
     def _send(self) -> None:
         while (batch := self._take()) is not None:
             size = batch.size or 0
-            commit_ts, failure = 0, None
-            try:
-                commit_ts = self._db.append(self._rows.schema.name, self._rows.batch(batch.rows[:size]))
-            except BaseException as error:
-                failure = error
+            halves, apart = Halves(size), None
+            while (part := halves.next()) is not None:
+                try:
+                    outcome: Outcome = self._db.append(
+                        self._rows.schema.name, self._rows.batch(batch.rows[slice(*part)])
+                    )
+                except BaseException as error:
+                    outcome = error
+                halves.settle(outcome)
+            if len(halves.outcomes) > 1:
+                apart = {id(row): said for first, end, said in halves.outcomes for row in batch.rows[first:end]}
             with self._changed:
                 del batch.rows[:size]
                 batch.size = 0  # what is there now came too late
                 self._waiting -= size
                 self._waiting_bytes -= self._bytes(batch, size)
                 self._changed.notify_all()
-            batch.resolve(commit_ts, failure)
+            batch.resolve(outcome, apart)

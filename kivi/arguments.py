@@ -132,8 +132,8 @@ class ScanArguments:
     def __post_init__(self) -> None:
         self.columns = _columns(self.columns)
         limit: object = self.limit
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-            raise InvalidArgument(f"limit is a number of rows, not {limit!r}")
+        if limit is not None:
+            _number(limit, "limit is a number of rows")
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
@@ -195,12 +195,12 @@ class ChangesArguments(ScanArguments):
 
     def __post_init__(self) -> None:
         ScanArguments.__post_init__(self)
-        _timestamp(self.since, "since is a commit timestamp")
-        _timestamp(self.skip, "skip is a number of events")
+        _number(self.since, "since is a commit timestamp")
+        _number(self.skip, "skip is a number of events")
         if self.take is not None:
-            _timestamp(self.take, "take is a number of events")
+            _number(self.take, "take is a number of events")
         if self.remembered_at is not None:
-            _timestamp(self.remembered_at, "remembered_at is a commit timestamp")
+            _number(self.remembered_at, "remembered_at is a commit timestamp")
 
     def bound(self, schema: TableSchema) -> Scan:
         changes = Changes(
@@ -229,9 +229,10 @@ class SubscribeArguments:
     limit: int | None = None
     offset: int = 0
     _: KW_ONLY
-    interval_ms: float = 100.0
+    interval_ms: float = 100
     heartbeat_ms: float = 1_000.0
     since: int | None = None
+    rows: Sequence[dict[str, Any]] | None = None
     skip: int = 0
     from_time: int | dt.datetime | None = None
     until_time: int | dt.datetime | None = None
@@ -250,19 +251,31 @@ class SubscribeArguments:
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
         order: object = self.order_by
-        self.order_by = (order,) if isinstance(order, str) else tuple(self.order_by)
+        if not isinstance(order, (str, Sequence)):
+            raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {order!r}')
+        self.order_by = (order,) if isinstance(order, str) else tuple(order)
         for term in self.order_by:
             if not isinstance(term, str) or not term.strip("-"):
                 raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
         if self.limit is not None:
-            _timestamp(self.limit, "limit is a number of rows")
-        _timestamp(self.offset, "offset is a number of rows")
-        _timestamp(self.skip, "skip is a number of events")
+            _number(self.limit, "limit is a number of rows")
+        _number(self.offset, "offset is a number of rows")
+        _number(self.skip, "skip is a number of events")
         if self.since is not None:
-            _timestamp(self.since, "since is a commit timestamp")
+            _number(self.since, "since is a commit timestamp")
         for name, value, least in (("interval_ms", self.interval_ms, 0), ("heartbeat_ms", self.heartbeat_ms, 10)):
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 3_600_000:
                 raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {value!r}")
+        self.interval_ms = round(self.interval_ms)
+        # Its store hears of a durable one when it is heard of itself, which is before it expires.
+        self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
+        if self.unseen not in (True, False):
+            raise InvalidArgument(f"unseen is True or False, not {self.unseen!r}")
+        if self.rows is not None:
+            if self.since is None:
+                raise InvalidArgument("rows are those that the query gave at since: give that, too")
+            if not isinstance(self.rows, Sequence) or not all(isinstance(row, dict) for row in self.rows):
+                raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {self.rows!r:.200}")
 
     @property
     def from_us(self) -> int | None:
@@ -316,10 +329,10 @@ class TailArguments:
 
     def __post_init__(self) -> None:
         table_name(self.table)
-        _timestamp(self.since, "since is a commit timestamp")
+        _number(self.since, "since is a commit timestamp")
         check_rows(self.rows)
         if self.upto is not None:
-            _timestamp(self.upto, "upto is a commit timestamp")
+            _number(self.upto, "upto is a commit timestamp")
         most: object = self.most
         if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= POINTS_MAX:
             raise InvalidArgument(f"most is a number of points up to {POINTS_MAX}, not {most!r}")
@@ -328,21 +341,27 @@ class TailArguments:
 # -- transactions and snapshots -----------------------------------------------------------------------
 
 
-def _timestamp(value: object, what: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+def _number(value: object, what: str) -> None:
+    """From 0, of 63 bits. Raises InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
         raise InvalidArgument(f"{what}, not {value!r}")
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be written down: Python's strings may have halves of characters."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
 
 
 def check_token(token: object) -> str:
     """A request token. Raises InvalidArgument."""
-    if not isinstance(token, str) or not token:
+    if not isinstance(token, str) or not token or not _is_text(token):
         raise InvalidArgument(f"a token is a string, not {token!r}")
     return token
 
 
 def table_name(name: object) -> str:
     """Raises InvalidArgument for what cannot be one."""
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not _is_text(name):
         raise InvalidArgument(f"a table is named by a string, not {name!r}")
     return name
 
@@ -405,8 +424,9 @@ def check_batch(batch: object) -> None:
     match batch:
         case None:
             return
-        case (str(), int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool) and sequence >= 0:
-            return
+        case (str(scope), int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool):
+            if _is_text(scope) and 0 <= sequence < 2**63:
+                return
     raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
 
 
@@ -423,7 +443,7 @@ class TransactionArguments:
             check_token(self.token)
         check_batch(self.batch)
         if self.min_snapshot is not None:
-            _timestamp(self.min_snapshot, "min_snapshot is a commit timestamp")
+            _number(self.min_snapshot, "min_snapshot is a commit timestamp")
 
 
 @dataclass(slots=True)
@@ -437,9 +457,9 @@ class SnapshotArguments:
 
     def __post_init__(self) -> None:
         if self.as_of is not None and not isinstance(self.as_of, dt.datetime):
-            _timestamp(self.as_of, "as_of is a commit timestamp or a datetime")
+            _number(self.as_of, "as_of is a commit timestamp or a datetime")
         if self.min_snapshot is not None:
-            _timestamp(self.min_snapshot, "min_snapshot is a commit timestamp")
+            _number(self.min_snapshot, "min_snapshot is a commit timestamp")
         ttl: object = self.ttl_s
         if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < math.inf):
             raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl!r}")

@@ -218,6 +218,11 @@ class _Live(Subscription):
         assert self._wanted.name is not None
         self._hub.durable.acknowledge(self._wanted.user, self._wanted.name, ts, skip)
 
+    def __del__(self) -> None:
+        """Who forgets it without closing leaves nothing behind."""
+        if hasattr(self, "_asked") and not self._follower.ended:
+            self.close()
+
     def close(self) -> None:
         self._hub.close(self._live)
         self._follower.ended = True

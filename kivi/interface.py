@@ -207,10 +207,12 @@ class Database(ABC, Generic[Tx, Snap]):
         """What a query gives, and then how that changes, as commits come: see ``kivi.subscribing``.
 
         Of rows: the result at a snapshot, and then its changes, from one snapshot to a later one, at most one update in
-        ``interval_ms``. Equal intervals, and multiples of them, are told of the same snapshots, so that what several
-        queries give can be put together. ``order_by`` names columns, "-slowest" from the largest down; ``limit`` and
-        ``offset`` are kept up too. With ``since``, the ``ts`` of an update that the caller has, it goes on from there,
-        as far back as the table keeps; else the first update has ``reset``.
+        each interval of ``interval_ms`` (whole milliseconds). Intervals count from one origin for all, so that what
+        several queries give can be put together: those of equal ones, and of multiples, are told of the same snapshots.
+        What changes right after an update may so be told up to two intervals later. ``order_by`` names columns,
+        "-slowest" from the largest down; ``limit`` and ``offset`` are kept up too. With ``since``, the ``ts`` of an
+        update whose state the caller has, and ``rows``, that state, it goes on from there, as far back as the table
+        keeps; else the first update has ``reset``.
 
         Of an event table without an order or a limit: its events, each once, in commit order, those committed after
         ``since`` only, if that is given. ``from_time`` and ``until_time`` bound their event times; once the moment

@@ -9,8 +9,9 @@
 
 Each update is a real state: ``live.rows`` is what the query gives at the snapshot ``live.ts``, never a mixture. Where
 the connection is lost it is taken up again at ``live.ts``, without loss or repeat as far back as the table keeps; after
-that the next update has ``reset``. Between updates the server says that it is alive: ``live.ts`` moves on also when
-nothing changes, and ``live.silent_s`` is for how long nothing was heard.
+that the next update has ``reset``. Another program goes on with ``since=live.ts, rows=live.rows`` of the one before;
+without ``rows`` it follows the changes by itself, from the state that it has. Between updates the server says that it
+is alive: ``live.ts`` moves on also when nothing changes, and ``live.silent_s`` is for how long nothing was heard.
 
 A *durable* subscription to events has a name. What was delivered is remembered by the store, and told to it now and
 then, at most every second: an update counts as delivered when the next one is asked for. So a program that dies gets
@@ -47,7 +48,8 @@ class Follower:
         self.of_events = wanted.of_events(schema)
         self.ts = wanted.since or 0
         self.skip = wanted.skip
-        self.rows: list[dict[str, Any]] = []
+        known = [] if self.of_events or wanted.since is None else wanted.rows
+        self._rows: list[dict[str, Any]] | None = None if known is None else list(known)
         self.begun = False
         self.ended = False
         self.durable = wanted.name is not None
@@ -68,10 +70,29 @@ class Follower:
         self.ts, self.skip, self.ended = update.ts, update.skip, update.ended
         if not self.of_events:
             if update.reset:
-                self.rows = []
-            self.rows = applied(self.rows, update.changes, value=_row)
+                self._rows = []
+            if self._rows is not None:
+                self._rows = self._applied(self._rows, update)
         self.begun = True
         return update if news else None
+
+    def _applied(self, rows: list[dict[str, Any]], update: Update) -> list[dict[str, Any]]:
+        try:
+            return applied(rows, update.changes, value=_row)
+        except IndexError:
+            raise InvalidArgument(
+                "the rows given to subscribe are not what its query gives at since: give those, or neither of both"
+            ) from None
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Raises InvalidArgument where only the caller knows them."""
+        if self._rows is None:
+            raise InvalidArgument(
+                "with since= only changes come, and who subscribes has the rows: give them too, as rows=, or look at "
+                "the changes of each update"
+            )
+        return self._rows
 
     def asks(self) -> None:
         """The caller asks for the next update: it has what it was given."""

@@ -3,6 +3,7 @@
 
 const LEVELS = ["customer", "application", "server", "endpoint_id"];
 const RANGES = ["1m", "5m", "1h", "6h", "24h"];
+const NAMELESS = "(no name)";
 const WIDTHS = { "5s": "5 s", "5m": "5 min", "1h": "1 h" };
 const asked = { path: [], endpoint: null, range: "5m", asOf: null };
 let live = null; // the stream; null while the past is shown, or the page is hidden
@@ -49,12 +50,12 @@ function fromAddress() {
   const query = new URLSearchParams(location.hash.slice(1));
   asked.path = [];
   for (const level of LEVELS.slice(0, 3)) {
-    if (!query.get(level)) break;
+    if (query.get(level) === null) break;
     asked.path.push(query.get(level));
   }
   asked.endpoint = asked.path.length === 3 ? query.get("endpoint_id") : null;
   asked.range = RANGES.includes(query.get("range")) ? query.get("range") : "5m";
-  asked.asOf = /^\d{1,16}$/.test(query.get("as_of") ?? "") ? query.get("as_of") : null;
+  asked.asOf = /^\d{1,18}$/.test(query.get("as_of") ?? "") ? query.get("as_of") : null;
   for (const input of document.querySelectorAll("#range input")) input.checked = input.value === asked.range;
 }
 
@@ -99,7 +100,6 @@ function keep() {
   const own = view !== null && answers === query().toString();
   $("main").classList.toggle("stale", own);
   document.body.classList.toggle("blank", !own);
-  if (!own) about = null;
   showAge();
   return own;
 }
@@ -126,9 +126,10 @@ function told(state, changed, now) {
   if (fresh) $("main").setAttribute("aria-busy", "false");
 }
 
-function lost(text) {
-  status("bad", "reconnecting");
-  put($("error"), `${sentence(text)}. ${keep() ? "What is shown is of the snapshot named above. " : ""}Trying again.`);
+function lost(text, final) {
+  status("bad", final ? "not shown" : "reconnecting");
+  const kept = keep() ? "What is shown is of the snapshot named above. " : "";
+  put($("error"), `${sentence(text)}. ${kept}${final ? "Choose another place." : "Trying again."}`);
   $("error").hidden = false;
 }
 
@@ -165,7 +166,7 @@ function status(kind, text) {
 
 // How old the state is: it was known to be the newest `age_ms` before it was heard of.
 function showAge() {
-  if (!about) {
+  if (!about || document.body.classList.contains("blank")) {
     put($("snapshot"), "–");
     return put($("age"), "");
   }
@@ -205,7 +206,7 @@ function show() {
 // Where a person wants to be, also while that is not shown yet, or cannot be.
 function showPath() {
   const { path, endpoint } = asked;
-  const steps = [["all customers", []], ...path.map((name, n) => [name, path.slice(0, n + 1)])];
+  const steps = [["all customers", []], ...path.map((name, n) => [name || NAMELESS, path.slice(0, n + 1)])];
   if (endpoint !== null) steps.push([(view?.head.endpoint?.id === Number(endpoint) && view.head.endpoint.name) || endpoint]);
   fill($("path"), steps.map(([name, to], n) =>
     n === steps.length - 1
@@ -217,7 +218,8 @@ function showPath() {
 }
 
 function showHead() {
-  const { level, width } = view.head;
+  const { level, width, last } = view.head;
+  put($("newest"), last === null ? "–" : `${stamp(last)} UTC`);
   showPath();
   put($("level"), level);
   put($("level-head"), level);
@@ -248,7 +250,7 @@ function lines() {
   return keys.length <= LINES ? keys.sort(names.compare) : [];
 }
 
-const named = (key) => (view.head.level === "endpoint" ? `${view.children[key][0]} (${key})` : key);
+const named = (key) => (view.head.level === "endpoint" ? `${view.children[key][0]} (${key})` : key || NAMELESS);
 
 function showCharts() {
   const found = new Map(); // name -> [[slot, sum, count], ...]
@@ -294,8 +296,8 @@ const table = new LiveTable($("children"), {
     const { level, path, endpoint } = view.head;
     const down = level === "endpoint" ? () => step(path, child) : () => step([...path, child]);
     const label = endpoint
-      ? element("span", {}, e[0])
-      : element("button", { type: "button", "data-key": child, onclick: down }, e[0]);
+      ? element("span", { title: e[0] }, e[0])
+      : element("button", { type: "button", "data-key": child, title: e[0], onclick: down }, e[0] || NAMELESS);
     return level === "endpoint" ? [label, element("span", { class: "of" }, child)] : [label];
   },
 });
@@ -306,7 +308,7 @@ function showChildren(changed) {
   if (table.place !== place) table.clear(); // of the same place the rows stay, and the focus with them
   table.place = place;
   for (const child of changed ?? new Set([...table.rows.keys(), ...Object.keys(children)])) {
-    if (child in children) table.set(child, children[child]);
+    if (Object.hasOwn(children, child)) table.set(child, children[child]);
     else table.remove(child);
   }
   table.arrange();
@@ -348,11 +350,11 @@ function showAnomalies() {
       onclick: () => step([row.customer, row.application, row.server], String(row.endpoint_id)),
     }, row.endpoint || String(row.endpoint_id));
     return element("tr", {},
-      element("td", {}, charts.clock(row.ts_us)),
+      element("td", { title: `${stamp(row.ts_us)} UTC` }, charts.clock(row.ts_us)),
       element("td", {}, where, element("span", { class: "of" }, row.server)),
       element("td", { class: "n hot" }, ms(row.resp_time_us)),
       element("td", { class: "n" }, ms(before)),
-      element("td", { class: "n" }, `${(row.resp_time_us / before).toFixed(1)}×`));
+      element("td", { class: "n" }, before ? `${tenths.format(row.resp_time_us / before)}×` : "–"));
   }));
 }
 
@@ -394,7 +396,10 @@ $("range").addEventListener("change", (event) => go({ range: event.target.value 
 $("as-of").addEventListener("submit", (event) => {
   event.preventDefault();
   const at = Date.parse(`${$("moment").value}Z`);
-  if (!Number.isNaN(at)) go({ asOf: String(at * 1000) });
+  if (Number.isNaN(at)) return;
+  const before = location.hash;
+  go({ asOf: String(at * 1000) });
+  if (location.hash === before) look(); // the same moment once more
 });
 $("more").addEventListener("click", () => {
   table.all();

@@ -4,9 +4,13 @@
 const SILENT_MS = 5000; // the stream says something every second
 const AGAIN_MS = 1500;
 
+// Names are anybody's, "__proto__" too: what is set is always a property of the object itself.
+const own = (object, name, value) =>
+  Object.defineProperty(object, name, { value, writable: true, enumerable: true, configurable: true });
+
 class Live {
   // told(): the state, what of it changed ({section: Set of names}, or null for all), and about = {ts, age_ms, problem}
-  // lost(text): no stream, or none with news; it goes on trying
+  // lost(text, final): no stream, or none with news; it goes on trying, unless that is final
   constructor(query, told, lost) {
     Object.assign(this, { query, told, lost, state: null });
     this.watch = setInterval(() => {
@@ -49,7 +53,7 @@ class Live {
   merge({ set, gone }) {
     const changed = {};
     for (const [section, values] of Object.entries(set)) {
-      Object.assign(this.state[section], values);
+      for (const [name, value] of Object.entries(values)) own(this.state[section], name, value);
       changed[section] = new Set(Object.keys(values));
     }
     for (const [section, names] of Object.entries(gone)) {
@@ -64,14 +68,16 @@ class Live {
 
   // An answer that is no stream: it says why, as JSON.
   async refused() {
-    let text = "the dashboard's server cannot be reached";
+    let text = "the dashboard's server cannot be reached", final = false;
     try {
       const answer = await fetch(`/api/view?${this.query}`);
       if (!answer.ok) text = (await answer.json()).error;
+      final = answer.status === 400; // asked again it would say the same
     } catch { /* it is away again */ }
     if (this.closed) return;
-    this.lost(text);
-    this.again = setTimeout(() => this.open(), AGAIN_MS);
+    if (final) clearInterval(this.watch);
+    else this.again = setTimeout(() => this.open(), AGAIN_MS);
+    this.lost(text, final);
   }
 
   close() {

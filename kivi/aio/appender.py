@@ -15,7 +15,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kivi.arguments import check_batching
-from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, closed
+from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, closed
 from kivi.errors import InvalidArgument, ResourceExhausted
 from kivi.event_rows import EventRows, Row
 
@@ -82,7 +82,8 @@ class Appender:
     def append(self, /, **event: Any) -> asyncio.Future[int]:
         """One event; awaiting the future gives its commit timestamp once it is durable and visible.
 
-        Raises SchemaError, InvalidArgument or ResourceExhausted for a bad event, which then concerns no other.
+        Raises SchemaError, InvalidArgument or ResourceExhausted for a bad event, which then concerns no other; where
+        only an aggregate of the table finds it bad, the future does.
         """
         compiled: Any = self.__dict__.get("append")
         if compiled is None:
@@ -185,23 +186,33 @@ class Appender:
 
     async def _send(self) -> None:
         while (batch := await self._take()) is not None:
-            futures = batch.futures
-            try:
-                commit_ts = await self._db.append(self._rows.schema.name, self._rows.batch(batch.rows))
-            except BaseException as error:
-                for future in futures:
+            halves, futures = Halves(len(batch.rows)), batch.futures
+            while (part := halves.next()) is not None:
+                try:
+                    rows = batch.rows if part == (0, len(batch.rows)) else batch.rows[slice(*part)]
+                    halves.settle(await self._db.append(self._rows.schema.name, self._rows.batch(rows)))
+                except BaseException as error:
+                    if not isinstance(error, Exception):
+                        _fail(futures, error)
+                        raise
+                    halves.settle(error)
+            for first, end, outcome in halves.outcomes:
+                if not isinstance(outcome, int):
+                    _fail(futures[first:end], outcome)
+                    continue
+                for future in futures[first:end]:
                     if not future.done():
-                        future.set_exception(error)
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                for future in futures:
-                    if not future.done():
-                        future.set_result(commit_ts)
+                        future.set_result(outcome)
             batch.is_done = True
             self._waiting -= len(batch.rows)
             self._waiting_bytes -= self._bytes(batch)
             self._answered.set()
+
+
+def _fail(futures: list[asyncio.Future[int]], error: BaseException) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
 
 
 def _full(what: str, limit: str, maximum: int) -> ResourceExhausted:

@@ -130,9 +130,11 @@ class Hub:
     def _rows(self, table: str, bind: Bind, terms: Terms) -> RowsLive:
         live = RowsLive(table, bind, terms)
         since = terms.since
+        if since is not None and since > self._store.watermark():  # of another store, or of this one before a restore
+            since = None
         group = self._enter(live)
         try:
-            lease = self._store.begin(min_snapshot=since)
+            lease = self._store.begin()
             try:
                 schema = self._store.table(table, lease)
                 live.schema, live.query = schema, bind(schema)
@@ -562,7 +564,10 @@ class Hub:
             said = live.shown(said)
             live.handed = said.ts
         then, live.then = live.then, None
-        if isinstance(said, Update) and said.changes:
+        more = isinstance(live, EventsLive) and (
+            live.behind or bool(live.kept)
+        )  # an interval gathers; it holds up none
+        if isinstance(said, Update) and said.changes and not more:
             live.told_at(now)
         self.told += 1
         if then is not None:

@@ -234,6 +234,8 @@ def _buckets(low: Array, high: Array) -> list[_Bucket]:
     for size in np.unique(sizes):
         chosen = sizes == size
         width = widths[chosen].max()
+        if not whole:  # rounded, perhaps down
+            width = np.nextafter(width, math.inf)
         if whole and int(width) > INT64_MAX:
             out.append(_Bucket(queries[chosen], low[chosen], high[chosen], 0, "high"))
         else:

@@ -17,11 +17,14 @@ from typing import Any
 
 import pytest
 
+import kivi
+import kivi.aio
 import kivi.aio.appender
 import kivi.appending
 from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, AppendFuture
 from kivi.definitions import event_table_schema
-from kivi.errors import ResourceExhausted, SchemaError, Unavailable
+from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError, Unavailable
+from tests.serverproc import ServerProcess
 
 INTS = {"ts": "timestamp", "who": "int64", "i": "int64"}
 
@@ -316,6 +319,75 @@ def test_a_bad_event_concerns_no_other():
 
 
 # -- futures ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with ServerProcess(tmp_path_factory.mktemp("appending") / "store") as server:
+        yield server
+
+
+def mixed(bad: set[int]) -> list[dict[str, Any]]:
+    """Events of which some are bad, as only the table's aggregate knows."""
+    return [{"ts": 1_700_000_000_000_000 + i, "who": None if i in bad else i % 7, "i": i} for i in range(1_000)]
+
+
+def aggregated(db: Any, name: str) -> str:
+    db.create_event_table(name, event_time="ts", columns=INTS)
+    db.create_aggregate(f"{name}_by_who", source=name, group_by=["who"], measures={"n": kivi.count()})
+    return name
+
+
+@contextlib.contextmanager
+def opened(where: str, server: ServerProcess) -> Iterator[Any]:
+    with kivi.open() if where == "embedded" else server.connect() as db:
+        yield db
+
+
+@pytest.mark.parametrize("where", ["embedded", "server"])
+@pytest.mark.parametrize("bad", [{0}, {999}, {17, 18, 500}, set(range(0, 1_000, 100))], ids=len)
+def test_an_event_that_an_aggregate_refuses_concerns_no_other(where, bad, server):
+    with opened(where, server) as db:
+        table = aggregated(db, f"refused_{len(bad)}_{min(bad)}")
+        with db.appender(table, linger_ms=60_000, max_events=1_000) as app:
+            futures = [app.append(**event) for event in mixed(bad)]
+            app.flush()
+        assert {i for i, future in enumerate(futures) if future.exception() is not None} == bad
+        for i in bad:
+            with pytest.raises(InvalidArgument, match="is null in an event"):
+                futures[i].result()
+            assert "InvalidArgument" in repr(futures[i])
+        waited = concurrent.futures.wait(futures, timeout=5)
+        assert not waited.not_done
+        with db.snapshot() as snapshot:
+            stored = {row["i"]: row["_commit_ts"] for row in snapshot.changes(table, since=0)}
+            assert sum(row["n"] for row in snapshot.scan(f"{table}_by_who")) == 1_000 - len(bad)
+        assert stored == {i: futures[i].result() for i in range(1_000) if i not in bad}
+
+
+def test_asyncio_an_event_that_an_aggregate_refuses_concerns_no_other(server):
+    async def run(table: str) -> None:
+        async with await kivi.aio.connect(server.endpoint) as db:
+            async with db.appender(table, linger_ms=60_000, max_events=1_000) as app:
+                futures = [app.append(**event) for event in mixed({3, 700})]
+                await app.flush()
+            outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        assert {i for i, outcome in enumerate(outcomes) if isinstance(outcome, InvalidArgument)} == {3, 700}
+
+    with server.connect() as db:
+        table = aggregated(db, "refused_asyncio")
+        asyncio.run(run(table))
+        with db.snapshot() as snapshot:
+            assert sorted(row["i"] for row in snapshot.scan(table)) == [i for i in range(1_000) if i not in (3, 700)]
+
+
+def test_a_batch_that_is_bad_throughout_is_not_tried_for_ever():
+    with kivi.open() as db:
+        table = aggregated(db, "bad")
+        with db.appender(table, linger_ms=60_000, max_events=1_000) as app:
+            futures = [app.append(**event) for event in mixed(set(range(1_000)))]
+            app.flush()
+        assert all(isinstance(future.exception(), InvalidArgument) for future in futures)
 
 
 def test_an_appends_future_is_one_to_whoever_asks():

@@ -91,11 +91,13 @@ def test_an_empty_store_is_not_an_error(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/api/view?range=7s", "range is one of"),
+        ("/api/view?range=7s", "a range is one of"),
         ("/api/view?application=shop", "leaves none out"),
-        ("/api/live?range=7s", "range is one of"),
+        ("/api/live?range=7s", "a range is one of"),
         ("/api/live?server=shop-1", "leaves none out"),
         ("/api/view?as_of=yesterday", "as_of is a moment"),
+        ("/api/view?as_of=2709315700000000", "yet to come"),
+        ("/api/live?customer=acme&application=shop&server=shop-1&endpoint_id=255", "endpoint_id is one of"),
         ("/api/view?customer=acme&endpoint_id=251", "endpoint_id is one of"),
         ("/api/view?customer=acme&application=shop&server=shop-1&endpoint_id=255", "endpoint_id is one of"),
         ("/api/view?customer=acme&application=shop&server=shop-1&endpoint_id=x", "endpoint_id is one of"),
@@ -361,6 +363,14 @@ def test_the_past_is_marked_and_stays_as_it_was(busy: Stand, browser: Any) -> No
     assert shown(browser, "#status-text") == "live"
     assert not browser.find_element("id", "past").is_displayed()
 
+    # What no moment of a table could be: said once, and not asked for again.
+    browser.get(f"{stand.address}#range=5m&customer=acme&application=shop&server=shop-1&endpoint_id=255")
+    until(browser, lambda: "Choose another place" in shown(browser, "#error"))
+    assert shown(browser, "#status-text") == "not shown"
+    browser.get(f"{stand.address}#range=5m")
+    until(browser, lambda: shown(browser, "#total-count") == f"{all_then + 2:,}")
+    assert shown(browser, "#newest") == "2024-03-01 17:57:25 UTC"
+
     # A moment before all, through the form: nothing of another moment stays on the page under its name.
     browser.execute_script("document.getElementById('moment').value = '2001-02-03T04:05:06'")
     browser.find_element("css selector", "#as-of button").click()
@@ -368,6 +378,52 @@ def test_the_past_is_marked_and_stays_as_it_was(busy: Stand, browser: Any) -> No
     assert shown(browser, "#past-when") == "2001-02-03 04:05:06 UTC."
     assert not browser.find_element("id", "total-count").is_displayed()
     assert shown(browser, "#snapshot") == "\N{EN DASH}"
+
+
+def test_a_clock_that_is_ahead_does_not_take_the_page_away(stand: Stand) -> None:
+    """What comes from tomorrow, or from no calendar, is in the store and in no range that ends now."""
+    now_us = micros(dt.datetime.now(dt.UTC))
+    ahead = [{**place(service.ENDPOINTS[0]), "ts": at, "resp_time_us": 5} for at in (now_us + 86_400_000_000, 2**62)]
+    stand.db.append("invocations", [{**place(service.ENDPOINTS[0]), "ts": now_us, "resp_time_us": 9}] * 3)
+    stand.db.append("invocations", ahead)
+    for name in RANGES:
+        view = stand.get(f"/api/view?range={name}")
+        assert (view["totals"]["count"], view["totals"]["sum"]) == (3, 27)
+        assert view["head"]["last"] <= now_us
+
+
+@pytest.mark.browser
+def test_any_name_has_a_row_and_its_own_page(stand: Stand, browser: Any) -> None:
+    names = ["", "__proto__", "constructor", "<b>bold</b>", "GET /api/v2/organizations/{organization_id}/members"]
+    calls = [
+        {"customer": name, "application": name, "server": name, "endpoint_id": n, "ts": START_US, "resp_time_us": 9}
+        for n, name in enumerate(names, start=1)
+        for _ in range(n)
+    ]
+    with stand.db.transaction() as tx:
+        for n, name in enumerate(names, start=1):
+            tx.insert("endpoints", (n,), customer=name, application=name, server=name, name=name)
+    stand.db.append("invocations", calls[:-1])
+    browser.get(stand.address)
+    until(browser, lambda: shown(browser, "#total-count") == f"{len(calls) - 1}")
+    stand.db.append("invocations", calls[-1:])  # as a difference, too
+    until(browser, lambda: shown(browser, "#total-count") == f"{len(calls)}")
+    listed = (
+        "[...document.querySelectorAll('#children tbody tr')].map((row) => [row.dataset.child, row.cells[1].innerText])"
+    )
+    assert sorted(browser.execute_script(f"return {listed}")) == sorted(
+        [name, f"{n}"] for n, name in enumerate(names, start=1)
+    )
+    browser.execute_script("document.querySelector('#children button[data-key=\"\"]').click()")
+    until(browser, lambda: shown(browser, "#path").replace("\n", " ").endswith("(no name)"))
+    until(browser, lambda: shown(browser, "#total-count") == "1")
+    assert browser.current_url.endswith("customer=")
+    metrics = {"width": 320, "height": 900, "deviceScaleFactor": 1, "mobile": True}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    path = "&".join(f"{level}={names[-1]}" for level in ("customer", "application", "server"))
+    browser.get(f"{stand.address}#{path}&endpoint_id={len(names)}")
+    until(browser, lambda: shown(browser, "#total-count") == f"{len(names)}")
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 320
 
 
 @pytest.mark.browser

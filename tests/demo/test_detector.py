@@ -95,23 +95,27 @@ def test_anomalies_are_raised_once_as_they_happen_though_all_is_killed(tmp_path:
             running.stop()
 
 
-def test_two_of_one_name_judge_each_event_once_and_a_table_made_anew_begins_anew() -> None:
-    def create() -> None:
-        db.create_event_table(
-            "calls", event_time="ts", columns={"endpoint_id": "int64", "ts": "timestamp", "resp_time_us": "int64"}
-        )
+def create(db: Any, *slots: str) -> None:
+    """Calls, and what ``by_endpoint`` says of them; for each further width an aggregate of its own."""
+    db.create_event_table(
+        "calls", event_time="ts", columns={"endpoint_id": "int64", "ts": "timestamp", "resp_time_us": "int64"}
+    )
+    for name, width in {"by_endpoint": "5m", **{f"by_endpoint_{width}": width for width in slots}}.items():
         db.create_aggregate(
-            "by_endpoint",
+            name,
             source="calls",
-            group_by=["endpoint_id", kivi.time_slot("ts", "5m")],
+            group_by=["endpoint_id", kivi.time_slot("ts", width)],
             measures={"n": kivi.count(), "total": kivi.sum("resp_time_us"), "slowest": kivi.max("resp_time_us")},
         )
 
-    def call(slot: int, resp_time_us: int) -> dict[str, int]:
-        return {"endpoint_id": 251, "ts": NOON_US + slot * SLOT_US, "resp_time_us": resp_time_us}
 
+def call(slot: int, resp_time_us: int, endpoint_id: int = 251) -> dict[str, int]:
+    return {"endpoint_id": endpoint_id, "ts": NOON_US + slot * SLOT_US, "resp_time_us": resp_time_us}
+
+
+def test_two_of_one_name_judge_each_event_once_and_a_table_made_anew_begins_anew() -> None:
     with kivi.open() as db:
-        create()
+        create(db)
         db.append("calls", [call(0, 10), call(0, 20), call(1, 999)])
         what = watched(db, "by_endpoint")
         for _ in range(2):
@@ -134,9 +138,46 @@ def test_two_of_one_name_judge_each_event_once_and_a_table_made_anew_begins_anew
             assert [row["resp_time_us"] for row in snapshot.scan("calls_anomalies")] == [999, 31]
         for name in ("by_endpoint", "calls"):
             db.drop(name)
-        create()
+        create(db)
         db.append("calls", [call(0, 5), call(1, 11)])
         assert (step(db, what, "mine"), step(db, what, "mine")) == (1, None)
         db.create_aggregate("by_slot", source="calls", group_by=["ts"], measures={"n": kivi.count()})
         with pytest.raises(kivi.InvalidArgument, match="how long calls took"):
             watched(db, "by_slot")
+
+
+def test_one_name_for_two_aggregates_is_two_places() -> None:
+    with kivi.open() as db:
+        create(db, "1h")
+        both = [watched(db, "by_endpoint"), watched(db, "by_endpoint_1h", "by_the_hour")]
+        for what in both:
+            start(db, what, "anomalies")
+        db.append("calls", [call(0, 10), call(12, 10), call(13, 999)])
+        assert [step(db, what, "anomalies") for what in both] == [1, 1]
+        assert [step(db, what, "anomalies") for what in both] == [None, None]
+        with db.snapshot() as snapshot:
+            for what in both:
+                assert [row["resp_time_us"] for row in snapshot.scan(what.anomalies)] == [999]
+        with db.transaction() as tx:
+            tx.delete("detectors", (both[0].place("anomalies"),))
+        with pytest.raises(kivi.NotFound, match="start the detector again"):
+            step(db, both[0], "anomalies")
+
+
+def test_an_average_that_cannot_be_told_stops_nobody() -> None:
+    """A sum that has outgrown its column, twice an average that does, moments that no calendar has."""
+    most, year_us = 2**63 - 1, 31_556_952_000_000
+    with kivi.open() as db:
+        create(db)
+        what = watched(db, "by_endpoint")
+        start(db, what, "mine")
+        db.append("calls", [call(0, most, 1), call(0, most, 1), call(1, 5, 1)])  # the sum before is of 65 bits
+        db.append("calls", [call(0, most - 1, 2), call(1, most, 2)])  # the limit is
+        db.append("calls", [{**call(0, 7), "ts": at} for at in (2**62, 10_030 * year_us, -(2**62))])
+        db.append("calls", [call(0, 10), call(1, 21), call(1, 20)])
+        judged = 0
+        while (found := step(db, what, "mine")) is not None:
+            judged += found
+        with db.snapshot() as snapshot:
+            assert [row["resp_time_us"] for row in snapshot.scan("calls_anomalies")] == [21]
+        assert judged == 1

@@ -15,7 +15,7 @@ import pytest
 import kivi
 import kivi.aio
 from kivi import subscribing
-from kivi.errors import NotFound, Unavailable
+from kivi.errors import InvalidArgument, NotFound, Unavailable
 from tests.serverproc import ServerProcess
 
 T0 = 1_750_000_000_000_000
@@ -95,6 +95,45 @@ def test_an_update_is_not_lost_with_an_acknowledgement(monkeypatch: pytest.Monke
         with pytest.raises(NotFound, match="no durable subscription"):
             live.next(5.0)
         live.close()
+
+
+def test_going_on_from_a_timestamp(server: ServerProcess) -> None:
+    """With the rows that it had, and for one who follows changes; what another store named begins anew, at once."""
+
+    def write(db: Any, **values: Any) -> None:
+        with db.transaction() as tx:
+            tx.put("goes_on", (1,), **values)
+
+    async def run(ts: int, had: list[dict[str, Any]]) -> None:
+        client = await kivi.aio.connect(server.endpoint)
+        async with client, client.subscribe("goes_on", since=ts, rows=had) as live:
+            update = await live.next(5.0)
+            assert update is not None
+            assert not update.reset
+            assert live.rows == [{"id": 1, "n": 2}]
+
+    with server.connect() as db:
+        db.create_table("goes_on", key={"id": "int64"}, columns={"n": "int64"}, history="1h")
+        write(db, n=1)
+        with db.subscribe("goes_on", interval_ms=0) as live:
+            live.next(5.0)
+            had, ts = live.rows, live.ts
+        write(db, n=2)
+        with db.subscribe("goes_on", since=ts) as live:
+            update = live.next(5.0)
+            assert update is not None
+            assert [(change.kind, change.row) for change in update.changes] == [("change", {"id": 1, "n": 2})]
+            with pytest.raises(InvalidArgument, match="rows="):
+                _ = live.rows
+        asyncio.run(run(ts, had))
+        began = time.monotonic()
+        for _ in range(12):  # more than the server has threads for reads
+            with db.subscribe("goes_on", since=2**62, rows=had) as live:
+                update = live.next(5.0)
+                assert update is not None
+                assert update.reset
+                assert live.rows == [{"id": 1, "n": 2}]
+        assert time.monotonic() - began < 5
 
 
 def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess) -> None:

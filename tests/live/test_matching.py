@@ -132,6 +132,19 @@ def _is_ranges(where: Expr | None) -> bool:
     return not matcher._others
 
 
+@given(
+    bounds=st.lists(st.tuples(*[st.floats(-1e3, 1e3) | st.integers(-200, 200).map(lambda n: n / 100)] * 2), min_size=1)
+)
+def test_a_range_has_both_its_bounds_however_its_width_is_rounded(bounds: list[tuple[float, float]]) -> None:
+    ranges = [(min(both), max(both)) for both in bounds]
+    matcher: Matcher[int] = Matcher(TYPES)
+    for i, (low, high) in enumerate(ranges):
+        matcher.add(i, Expr("and", args=(Expr(">=", "f", low), Expr("<=", "f", high))))
+    rows: list[dict[str, Any]] = [{"f": bound} for both in ranges for bound in both]
+    wanted = [(at, i) for at, row in enumerate(rows) for i, (low, high) in enumerate(ranges) if low <= row["f"] <= high]
+    assert sorted(hits(matcher, RowColumns(rows))) == wanted
+
+
 def test_text_in_codes_and_a_sum_that_has_left_64_bits() -> None:
     matcher: Matcher[str] = Matcher(TYPES)
     matcher.add("word", Expr("==", "s", "w3"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import queue
 import time
 from collections.abc import Iterator
@@ -190,6 +191,39 @@ def test_intervals_are_told_of_the_same_snapshots(db: Any) -> None:
     assert len(seldom) > 10
     for one, other in ((often, also_often), (seldom, also_seldom), (seldom, also_often), (also_seldom, often)):
         assert len(one & other) >= len(one) * 2 / 3
+
+
+def test_an_interval_holds_up_nothing_of_what_is_there(db: Any) -> None:
+    """It gathers what comes; it does not say how much may be read in a time."""
+    for at in range(0, 15_000, 5_000):
+        add(db, *range(at, at + 5_000))
+    with db.subscribe("calls", since=0, interval_ms=60_000) as live:
+        found: list[int] = []
+        while len(found) < 15_000:
+            update = live.next(5.0)
+            assert update is not None
+            found += [change.row["seq"] for change in update.changes]
+    assert found == list(range(15_000))
+
+
+def test_no_interval_ends_the_subscriptions_of_others(db: Any) -> None:
+    with db.subscribe("rows", interval_ms=1e-305) as odd, db.subscribe("rows", interval_ms=7.3) as other:
+        for n in range(5):
+            put(db, n, v=n)
+            for live in (odd, other):
+                while live.ts < db.watermark():
+                    live.next(5.0)
+                assert live.rows == at(db, live.ts)
+
+
+def test_one_that_is_forgotten_is_not_kept_up(db: Any) -> None:
+    for _ in range(20):
+        db.subscribe("rows").next(5.0)
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while db.hub.count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:

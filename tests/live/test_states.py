@@ -20,7 +20,7 @@ from kivi.embedded import Database
 from kivi.errors import Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
 from kivi.live import groups, windows
 from kivi.live import hub as hubs
-from kivi.subscriptions import Update
+from kivi.subscriptions import Update, applied
 
 HOUR = "1h"
 
@@ -268,11 +268,26 @@ def test_it_goes_on_from_a_timestamp(db: Database) -> None:
         had, ts = list(live.rows), live.ts
     for _ in range(10):
         change(db, rng)
-    with db.subscribe("rows", interval_ms=0, since=ts) as live:
-        live._follower.rows = had
+    for rows in (had, None):
+        with db.subscribe("rows", interval_ms=0, since=ts, rows=rows) as live:
+            update = live.next(5.0)
+            assert update is not None
+            assert not update.reset
+            assert applied(had, update.changes, value=lambda change: change.row) == judge(live.ts)
+            if rows is not None:
+                assert live.rows == judge(live.ts)
+                continue
+            with pytest.raises(InvalidArgument, match="give them too, as rows="):
+                _ = live.rows
+    with (
+        db.subscribe("rows", interval_ms=0, since=ts, rows=had[:1]) as live,
+        pytest.raises(InvalidArgument, match="not what its query gives at since"),
+    ):
+        live.next(5.0)
+    with db.subscribe("rows", interval_ms=0, since=db.watermark() + 1_000, rows=had) as live:  # of another store
         update = live.next(5.0)
         assert update is not None
-        assert not update.reset
+        assert update.reset
         assert live.rows == judge(live.ts)
     db.create_table("plain", key={"id": "int64"}, columns={"n": "int64"})
     with db.transaction() as tx:
