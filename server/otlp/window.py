@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kivi.errors import ResourceExhausted
+from kivi.errors import InvalidArgument, ResourceExhausted
 
 __all__ = ["SLOTS", "Ids", "Window", "first_ones"]
 
@@ -93,9 +93,16 @@ class Window:
         self._count = sum(len(run.hashes) for run in self._runs)
 
     def check_room(self, more: int) -> None:
-        """Raises ResourceExhausted, with the seconds until some of it is old enough to go."""
+        """Raises ResourceExhausted, with the seconds until some of it is old enough to go; or InvalidArgument."""
         if self._count + more <= self.spans_max:
             return
+        if more > self.spans_max:
+            raise InvalidArgument(
+                f"an export of {more:,} spans is larger than the limit otlp_window_spans = {self.spans_max:,}: raise "
+                "it, or send fewer at a time",
+                limit="otlp_window_spans",
+                maximum=self.spans_max,
+            )
         wait_s = 1.0
         if self._runs:
             wait_s = (self._runs[0].slot + 1) * self._slot_s + self.seconds - self._clock()

@@ -341,6 +341,9 @@ def test_the_window_ends_and_is_bounded_and_what_is_too_old_is_left_out(tmp_path
     settings = ["--otlp-window", "2s", "--otlp-window-spans", "50", "--otlp-retention", "2d"]
     with Server(tmp_path / "data", *settings, "--set", "consolidate_every_s=0.005") as server:
         spans = recorder.spans(60)
+        with pytest.raises(grpc.RpcError) as error:  # never: whoever sent it need not try it again
+            export(server.otlp, spans)
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         export(server.otlp, spans[:40])
         export(server.otlp, spans[:40])
         with pytest.raises(grpc.RpcError) as error:
