@@ -21,7 +21,9 @@ Events at or below c are read at a snapshot from after c, with the retention flo
 forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
 
 Float sums are added in commit order within each chunk, the chunks in commit order, and the result folds at b, before
-the deltas after it in CTS order; the log holds the result, so this too is the same for every replay.
+the deltas after it in CTS order; the log holds the result, so this too is the same for every replay. Chunks end after
+so many events, wherever those lie: when consolidation ran changes no bit. (An aggregate that was there from the start
+has added them commit by commit, and may differ from one made later in the last bits.)
 """
 
 from __future__ import annotations
@@ -129,7 +131,7 @@ def _drop(store: Store, schema: TableSchema) -> None:
 class _Events:
     """(chunk, total rows) of the source's events at or below the aggregate's catalog commit, in commit order.
 
-    A chunk has at least ``block_rows`` events, but the last: deriving has a price per call, and commits may be small.
+    Chunks have ``block_rows`` events each, but the last: deriving has a price per call, and commits may be small.
     ``floor_us``, once the first chunk is there: events before it had been forgotten, and are not given.
     """
 
@@ -140,13 +142,17 @@ class _Events:
 
     def __iter__(self) -> Generator[tuple[pa.RecordBatch, int]]:
         gathered: list[pa.RecordBatch] = []
-        rows = total = 0
+        rows, whole = 0, self._store.settings.block_rows
+        total = 0
         for batch, total in self._batches():
-            gathered.append(batch)
-            rows += batch.num_rows
-            if rows >= self._store.settings.block_rows:
-                yield together(gathered), total
-                gathered, rows = [], 0
+            at = 0
+            while at < batch.num_rows:
+                gathered.append(batch.slice(at, whole - rows))
+                at += gathered[-1].num_rows
+                rows += gathered[-1].num_rows
+                if rows == whole:
+                    yield together(gathered), total
+                    gathered, rows = [], 0
         if gathered:
             yield together(gathered), total
 
