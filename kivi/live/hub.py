@@ -564,9 +564,7 @@ class Hub:
             said = live.shown(said)
             live.handed = said.ts
         then, live.then = live.then, None
-        more = isinstance(live, EventsLive) and (
-            live.behind or bool(live.kept)
-        )  # an interval gathers; it holds up none
+        more = isinstance(live, EventsLive) and (live.behind or bool(live.kept))  # it has waited for long enough
         if isinstance(said, Update) and said.changes and not more:
             live.told_at(now)
         self.told += 1
