@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import grpc
 
 from kivi import client_methods as methods
+from kivi.client_codec import delimited
 from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
 from kivi.client_steps import Closed, ConnectionLost, Message, Stream, Timeout, Unary, Upload
@@ -167,7 +168,6 @@ class Releases:
 
 
 _TAG: Final = b"\x0a"  # of ``ClientFrame.requests`` and ``SubscribeRequest.begin``: field 1, length-delimited
-_BYTE: Final = tuple(bytes((i,)) for i in range(256))
 
 
 def leaving(queued: Queued) -> bytes:
@@ -190,12 +190,7 @@ Queued = bytes | list[Callable[[], session_pb2.Request]]
 
 def encoded(request: session_pb2.Request | service_pb2.BeginSubscription) -> bytes:
     """A request as a message of its own. Raises ResourceExhausted for one that no message can hold."""
-    body = request.SerializeToString()
-    size, head = len(body), _TAG
-    while size > 0x7F:  # its length as a varint
-        head += _BYTE[size & 0x7F | 0x80]
-        size >>= 7
-    data: bytes = head + _BYTE[size] + body
+    data = delimited(_TAG, request.SerializeToString())
     if len(data) > methods.MESSAGE_BYTES_MAX:
         raise ResourceExhausted(
             f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "

@@ -20,6 +20,8 @@ from kivi.types import ColumnType
 from kivi.wire.v1 import types_pb2 as pb
 
 __all__ = [
+    "delimited",
+    "fill_row",
     "fill_values",
     "from_expr",
     "from_table",
@@ -50,6 +52,7 @@ if hasattr(os, "register_at_fork"):
 
 # -- values -----------------------------------------------------------------------------------------
 
+_BYTE: Final = tuple(bytes((i,)) for i in range(256))
 _FIELD_OF: Final[dict[type, str]] = {
     int: "int_value",
     str: "string_value",
@@ -74,6 +77,23 @@ def fill_values(target: Any, values: Iterable[Any]) -> None:
                 target.add(**{_FIELD_OF[kind]: value})
 
 
+def delimited(tag: bytes, body: bytes) -> bytes:
+    """A message as a field of another: what is made in parts need not be copied into one."""
+    size, head = len(body), tag
+    while size > 0x7F:  # as a varint
+        head += _BYTE[size & 0x7F | 0x80]
+        size >>= 7
+    return head + _BYTE[size] + body
+
+
+def fill_row(target: pb.Row, values: Sequence[Any], packed: bool) -> None:
+    """Fills a row. ``packed``: the columns are of integers, and the reader takes those as such."""
+    if packed and None not in values:
+        target.integers.extend(values)
+    else:
+        fill_values(target.values, values)
+
+
 def from_values(values: Iterable[pb.Value]) -> list[Any]:
     out = []
     for value in values:
@@ -82,27 +102,34 @@ def from_values(values: Iterable[pb.Value]) -> list[Any]:
     return out
 
 
-def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[pb.Value]], dict[str, Any]]:
-    """Reads the values of these columns as a row in the form that callers see; made once for each choice of columns."""
+def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
+    """Reads a row of these columns in the form that callers see; made once for each choice of columns."""
     return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
 
 
-def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[pb.Value]], dict[str, Any]]:
-    plan = []
+def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
+    plan: list[tuple[str, str, Callable[[Any, str], Any] | None]] = []
     for name in names:
         column = schema.by_name.get(name)
         type_ = column.type if column is not None else _FLOAT  # a derived column
-        convert = type_.from_stored if type_.name in ("decimal", "timestamp") else None
+        convert = type_.quick_from_stored if type_.name in ("decimal", "timestamp") else None
         plan.append((name, _MEMBER_OF[type_.name], convert))
+    converted = [(name, convert) for name, _, convert in plan if convert is not None]
 
-    def read(values: Sequence[pb.Value]) -> dict[str, Any]:
+    def read(found: pb.Row) -> dict[str, Any]:
+        values = found.values
+        if not values:
+            integers: dict[str, Any] = dict(zip(names, found.integers, strict=True))
+            for name, as_seen in converted:
+                integers[name] = as_seen(integers[name], name)
+            return integers
         row: dict[str, Any] = {}
         for (name, member, convert), value in zip(plan, values, strict=True):
-            found = getattr(value, member)
-            if not found and value.WhichOneof("kind") is None:
+            cell = getattr(value, member)
+            if not cell and value.WhichOneof("kind") is None:
                 row[name] = None
             else:
-                row[name] = found if convert is None else convert(found, name)
+                row[name] = cell if convert is None else convert(cell, name)
         return row
 
     return read

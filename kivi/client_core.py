@@ -118,11 +118,27 @@ class Core:
 
     def write(self, table: str, into: TransactionCore, bind: Bind) -> bool | None:
         """``TransactionCore.write`` by the cached schema, without a step; None: it has to be looked at (``use``)."""
-        schema = self.schemas.get(table)
+        schema = self._cached(table)
         if schema is None:
             return None
         try:
             return into.write(schema, bind(schema))
+        except InvalidArgument:
+            return None
+
+    def _cached(self, table: str) -> TableSchema | None:
+        try:
+            return self.schemas.get(table)
+        except TypeError:  # no name at all, as ``fetch`` will say
+            return None
+
+    def used(self, table: str, fn: Callable[[TableSchema], T]) -> tuple[TableSchema, T] | None:
+        """The cached schema and what ``fn`` makes of it, without a step; None: it has to be looked at (``use``)."""
+        schema = self._cached(table)
+        if schema is None:
+            return None
+        try:
+            return schema, fn(schema)
         except InvalidArgument:
             return None
 
@@ -132,7 +148,7 @@ class Core:
         If it refuses what was written against the cached schema, the table may have been made anew since: the
         schema is fetched, and ``fn`` has the last word on that one.
         """
-        schema = self.schemas.get(table)
+        schema = self._cached(table)
         if schema is not None:
             try:
                 return fn(schema)

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from kivi.expr import Scan
     from kivi.schema import TableSchema
 
-__all__ = ["append_parts", "commit", "new_aggregate", "number", "read_batches", "request_token", "scan_spec"]
+__all__ = [
+    "append_parts",
+    "commit",
+    "fill_scan",
+    "new_aggregate",
+    "number",
+    "read_batches",
+    "request_token",
+    "scan_spec",
+]
 
 _APPEND_BYTES: Final = 24 << 20  # a larger append travels in several messages of one transaction
 
@@ -66,7 +75,14 @@ def read_batches(data: bytes) -> list[pa.RecordBatch]:
 
 def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
     """A scan that is bound to the schema."""
-    spec = types_pb2.ScanSpec(table=schema.name, table_id=schema.id, reverse=wanted.reverse)
+    spec = types_pb2.ScanSpec()
+    fill_scan(spec, schema, wanted)
+    return spec
+
+
+def fill_scan(spec: types_pb2.ScanSpec, schema: TableSchema, wanted: Scan) -> None:
+    """``scan_spec``, in place."""
+    spec.table, spec.table_id, spec.reverse = schema.name, schema.id, wanted.reverse
     fill_values(spec.prefix.values, wanted.prefix)
     for name, bound in (("start", wanted.start), ("end", wanted.end)):
         if bound is not None:
@@ -75,13 +91,14 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
             fill_values(key.values, bound)
     if wanted.where is not None:
         spec.where.CopyFrom(to_expr(wanted.where))
-    spec.columns.extend(wanted.columns or ())
-    spec.measures.extend(to_measures(wanted.measures))
+    if wanted.columns:
+        spec.columns.extend(wanted.columns)
+    if wanted.measures:
+        spec.measures.extend(to_measures(wanted.measures))
     if wanted.limit is not None:
         spec.limit = wanted.limit
     if wanted.changes is not None:
         spec.changes.CopyFrom(to_changes(wanted.changes))
-    return spec
 
 
 def to_changes(changes: Changes) -> types_pb2.Changes:

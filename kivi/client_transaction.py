@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi import errors
 from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, drops_late, stage_ids
 from kivi.client_codec import fill_values, row_reader
-from kivi.client_messages import append_parts, read_batches, request_token, scan_spec
+from kivi.client_messages import append_parts, fill_scan, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
 from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, timeout_ms
 from kivi.errors import InvalidArgument
@@ -359,7 +359,9 @@ class TransactionCore:
     ) -> Steps[tuple[TableSchema, Any]]:
         """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
         for attempt in (0, 1):
-            schema, asked = yield from self.core.use(table, lambda schema: (schema, request(schema)))
+            schema, asked = self.core.used(table, request) or (
+                yield from self.core.use(table, lambda schema: (schema, request(schema)))
+            )
             if self._next is not None or self.ended or self.broken is not None:
                 sent = self._take()
                 sent.MergeFrom(asked)
@@ -376,16 +378,18 @@ class TransactionCore:
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
         def request(schema: TableSchema) -> session_pb2.Request:
             keys, names = wanted.bound(schema)
-            get = session_pb2.Get(table=schema.name, table_id=schema.id)
+            asked = session_pb2.Request()
+            get = asked.get
+            get.table, get.table_id, get.packed = schema.name, schema.id, True
             if wanted.columns is not None:
                 get.columns.extend(names)
             for key in keys:
                 fill_values(get.keys.add().values, key)
-            return session_pb2.Request(get=get)
+            return asked
 
         schema, reply = yield from self._read(wanted.table, request)
         read = row_reader(schema, schema.output_columns(wanted.columns))
-        return [read(row.values) if row.found else None for row in reply.get.rows]
+        return [read(row) if row.found else None for row in reply.get.rows]
 
     def scan_open(
         self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False
@@ -393,9 +397,11 @@ class TransactionCore:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
         def request(schema: TableSchema) -> session_pb2.Request:
-            spec = scan_spec(schema, wanted.bound(schema))
-            scan_open = session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows)
-            return session_pb2.Request(scan_open=scan_open)
+            asked = session_pb2.Request()
+            scan_open = asked.scan_open
+            fill_scan(scan_open.spec, schema, wanted.bound(schema))
+            scan_open.page_rows, scan_open.rows, scan_open.packed = page_rows or 0, rows, rows
+            return asked
 
         schema, reply = yield from self._read(wanted.table, request)
         return schema, reply.page
@@ -406,7 +412,7 @@ class TransactionCore:
         if page.arrow or page.scan:
             return None, page
         read = row_reader(schema, schema.output_columns(wanted.columns))
-        return [read(row.values) for row in page.rows], page
+        return [read(row) for row in page.rows], page
 
     def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.

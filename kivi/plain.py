@@ -7,6 +7,7 @@ Whatever is not just so is None here, and goes the general way, which accepts it
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from kivi.types import ColumnType
 __all__ = ["GetPlan", "WritePlan", "plans_of"]
 
 _SIGN: Final = 1 << 63
+_INTEGERS: Final = frozenset({"int64", "timestamp", "decimal"})
 _NOTHING: Final[dict[int, Any]] = {}
 _KEY_CHARACTERS_MAX: Final = 256  # longer keys are measured on the general way, and so is longer text
 _TEXT_CHARACTERS_MAX: Final = 1_024
@@ -79,11 +81,12 @@ class WritePlan:
 class GetPlan:
     """What is read by key from one table: ``columns`` of rows of bounded size, so that thousands fit a message."""
 
-    __slots__ = ("columns", "key", "schema")
+    __slots__ = ("columns", "integers", "key", "schema")
 
     def __init__(self, schema: TableSchema, columns: tuple[str, ...]) -> None:
         self.schema = schema
         self.columns = columns
+        self.integers = all((c := schema.by_name.get(name)) and c.type.name in _INTEGERS for name in columns)
         self.key: Callable[[Sequence[Any]], bytes | None] = _key_of([column.type for column in schema.key])
 
     @staticmethod
@@ -102,6 +105,9 @@ def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:
         return lambda values: None
     if kinds == [int]:
         return lambda values: (values[0] + _SIGN).to_bytes(8, "big") if [*map(type, values)] == kinds else None
+    if kinds == [int] * len(kinds):
+        pack = struct.Struct(f">{len(kinds)}Q").pack
+        return lambda values: pack(*[v + _SIGN for v in values]) if [*map(type, values)] == kinds else None
 
     def encoded(values: Sequence[Any]) -> bytes | None:
         if [*map(type, values)] != kinds:

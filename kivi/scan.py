@@ -99,10 +99,7 @@ def get_each(
     for lease in dict.fromkeys(lease for lease, _ in wanted):
         check_visible(store, lease, schema)
     projection = Projection.of(schema, columns)
-    return [
-        projection.values(key, version) if version is not None else None
-        for (_, key), version in zip(wanted, store.reader.get_each(schema, wanted), strict=True)
-    ]
+    return store.reader.values_of_each(schema, wanted, projection.quick, projection.values)
 
 
 def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
@@ -151,8 +148,9 @@ def few_rows(store: Store, lease: Lease, schema: TableSchema, wanted: Scan) -> l
         return None
     check_visible(store, lease, schema)
     projection = Projection.of(schema, wanted.columns)
-    rows = _rows_of(store, lease, schema, wanted, None, {})
-    return [projection.values(key, version) for key, version in itertools.islice(rows, wanted.limit)]
+    start, end = key_range(schema, wanted)
+    quick, values = projection.quick, projection.values
+    return store.reader.few(lease, schema, start, end, wanted.limit, wanted.reverse, quick, values)
 
 
 def _rows_of(

@@ -134,7 +134,8 @@ class TableSchema:
     @property
     def output_names(self) -> tuple[str, ...]:
         """Every name a read returns, in order: key columns, columns, derived expressions."""
-        return self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
+        known: tuple[str, ...] | None = self.memo.get("output names")
+        return known or self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
 
     def remembered(self, what: Any, work_out: Callable[[], T]) -> T:
         """``work_out()``, once: it must depend on nothing but this definition and ``what``."""

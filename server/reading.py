@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from kivi_server.requests import Transaction
 from kivi_server.translate import Translator
 
-from kivi.client_codec import fill_values, from_values
+from kivi.client_codec import fill_row, from_values
 from kivi.errors import KiviError
 from kivi.store import GetPlan, Lease, Store
 from kivi.wire.v1 import session_pb2
@@ -53,7 +53,7 @@ class PlainGets:
             return None
         begins = request.HasField("first")
         if begins:
-            if transaction is not None or not self._is_plain(request.first):
+            if transaction is not None or not self.begins_plainly(request.first):
                 return None
             transaction = Transaction(request.txn)
         elif transaction is None or transaction.busy or transaction.failed or transaction.txn or not transaction.lease:
@@ -80,7 +80,8 @@ class PlainGets:
             keys.append(encoded)
         return PlainGet(request, received, transaction, begins, plan, keys)
 
-    def _is_plain(self, begin: session_pb2.Begin) -> bool:
+    def begins_plainly(self, begin: session_pb2.Begin) -> bool:
+        """Whether it wants the newest snapshot, which is there, kept as long as any."""
         if begin.min_snapshot > self._store.watermark() or begin.ttl_ms or begin.shared or begin.lease:
             return False
         return not (begin.HasField("as_of_ts") or begin.HasField("as_of_us"))
@@ -111,10 +112,10 @@ class PlainGets:
                 response = frame.responses.add(id=each.request.id, start_ts=lease.ts)
                 if plan is None:
                     continue
-                add = response.get.rows.add
+                add, packed = response.get.rows.add, plan.integers and each.request.get.packed
                 for _, values in zip(each.keys, rows, strict=False):
                     if values is None:
                         add()
                     else:
-                        fill_values(add(found=True).values, values)
+                        fill_row(add(found=True), values, packed)
         return frame

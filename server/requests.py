@@ -68,6 +68,16 @@ class Requests(ABC):
         self._scans = 0
 
     @abstractmethod
+    def _answer(
+        self, request: session_pb2.Request, transaction: Transaction | None, **body: Any
+    ) -> session_pb2.Response:
+        """An answer to be filled."""
+
+    @abstractmethod
+    def _reply(self, response: session_pb2.Response) -> None:
+        """Sends an answer."""
+
+    @abstractmethod
     def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
         """Answers it."""
 
@@ -184,7 +194,10 @@ class Requests(ABC):
         else:
             assert transaction.lease is not None
             if request.scan_open.rows and (few := self.store.few_rows(transaction.lease, schema, wanted)) is not None:
-                self._succeed(request, transaction, page=self.translator.page(few))
+                if request.id:
+                    response = self._answer(request, transaction)
+                    self.translator.fill_page(response.page, schema, wanted.columns, few, request.scan_open.packed)
+                    self._reply(response)
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)

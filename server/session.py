@@ -50,6 +50,7 @@ from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
 
+from kivi.client_codec import delimited
 from kivi.client_errors import to_error
 from kivi.errors import (
     CommitUnknown,
@@ -72,6 +73,7 @@ _SLOW_KEYS: Final = 500
 _LONE_BYTES: Final = 512
 _LONE_REQUESTS: Final = 3
 _FEW_ROWS: Final = 24
+_RESPONSES: Final = b"\x12"  # the tag of ``ServerFrame.responses``: field 2, length-delimited
 _GROUP: Final = 256  # plain commits, or gets, that are done together; or snapshots begun on the event loop
 
 
@@ -156,7 +158,9 @@ class Session(Requests):
         if len(frame.requests) > _LONE_REQUESTS or not all(map(self._reads_little, frame.requests)):
             return False
         began, reads = time.monotonic(), disk_reads()
-        self._handle(frame, len(data))
+        self._take(frame)
+        self._pump()
+        self._bytes_handled += len(data)
         self.sessions.took(time.monotonic() - began, disk_reads() - reads)
         return True
 
@@ -227,11 +231,11 @@ class Session(Requests):
     def _reply(self, response: session_pb2.Response) -> None:
         if self._closed:
             return
-        data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+        data = delimited(_RESPONSES, response.SerializeToString())
         if len(data) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
             large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
             response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
-            data = session_pb2.ServerFrame(responses=(response,)).SerializeToString()
+            data = delimited(_RESPONSES, response.SerializeToString())
         self._send(data, 1)
 
     def _send(self, data: bytes, answers: int) -> None:
@@ -251,10 +255,15 @@ class Session(Requests):
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._wake.set)
 
+    def _answer(
+        self, request: session_pb2.Request, transaction: Transaction | None, **body: Any
+    ) -> session_pb2.Response:
+        lease = transaction.lease if transaction is not None else None
+        return session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body)
+
     def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
         if request.id:
-            lease = transaction.lease if transaction is not None else None
-            self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body))
+            self._reply(self._answer(request, transaction, **body))
 
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         if not isinstance(error, KiviError):
@@ -262,8 +271,7 @@ class Session(Requests):
             _log.error("a request failed by a fault of the server", exc_info=error, extra={"request": name})
             error = KiviError(f"the server failed to answer this request; its log says why, at request {name}")
         if request.id:
-            lease = transaction.lease if transaction is not None else None
-            self._reply(session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, error=to_error(error)))
+            self._reply(self._answer(request, transaction, error=to_error(error)))
         if transaction is not None and transaction.failed is None and (not request.id or request.HasField("begin")):
             transaction.failed = error  # what is pipelined behind it gets the same answer
 
@@ -285,27 +293,36 @@ class Session(Requests):
         self._handle(frame, len(data))
 
     def _handle(self, frame: session_pb2.ClientFrame, size: int) -> None:
-        now = time.monotonic()
-        self.sessions.frames_in += 1
-        self.sessions.requests += len(frame.requests)
-        refused: ResourceExhausted | None = None
-        try:
-            self.client.take(sum(1 for request in frame.requests if request.id))
-        except ResourceExhausted as error:
-            refused = error
-        for request in frame.requests:
-            if request.id:
-                self._asked += 1
-                if refused is not None:
-                    self._fail(request, self.txns.get(request.txn), refused)
-                    continue
-            self._inbox.append((request, now))
+        self._take(frame)
         if len(frame.requests) > 1:
             with self.store.log.together():
                 self._pump()
         else:
             self._pump()
         self._bytes_handled += size
+
+    def _take(self, frame: session_pb2.ClientFrame) -> None:
+        """A frame's requests into the inbox; those beyond the client's rate are refused."""
+        now = time.monotonic()
+        requests = frame.requests
+        self.sessions.frames_in += 1
+        self.sessions.requests += len(requests)
+        if self.client.allowance.rate is None:
+            self._asked += sum([1 for request in requests if request.id])
+            self._inbox.extend([(request, now) for request in requests])
+            return
+        refused: ResourceExhausted | None = None
+        try:
+            self.client.take(sum(1 for request in requests if request.id))
+        except ResourceExhausted as error:
+            refused = error
+        for request in requests:
+            if request.id:
+                self._asked += 1
+                if refused is not None:
+                    self._fail(request, self.txns.get(request.txn), refused)
+                    continue
+            self._inbox.append((request, now))
 
     def _pause(self) -> bool:
         """Leaves the inbox until the writer finds room; False: it just has, and would not look again."""
@@ -323,6 +340,9 @@ class Session(Requests):
         while inbox:
             if self._out_bytes > limits.QUEUED_BYTES_MAX and self._pause():
                 return
+            if inbox[0][0].HasField("release"):
+                self._dispatch(*inbox.popleft())
+                continue
             group: list[Plain] = []
             version = self.translator.plain.version()
             while (
@@ -346,7 +366,8 @@ class Session(Requests):
         """Answers the plain reads at the head of the inbox together; False: there is none."""
         if self.sessions.stopping or self.client.allowance.snapshots is not None:
             return False
-        inbox, wanted = self._inbox, list[PlainGet]()
+        inbox = self._inbox
+        wanted: list[PlainGet] = []
         begun: dict[int, Transaction] = {}
         while inbox and len(wanted) < _GROUP:
             request, received = inbox[0]
@@ -433,13 +454,14 @@ class Session(Requests):
         number = request.txn
         if request.HasField("release"):
             self._release_these(request.release.txns, received)
+            if not number and not request.id:
+                self.sessions.calls.ended("Session/release", time.monotonic() - received)
+                return
         if request.HasField("first"):
             if number in self.txns or not number:
                 self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
                 return
-            begin = session_pb2.Request(txn=number, begin=request.first, timeout_ms=request.timeout_ms)
-            request.ClearField("first")
-            self._dispatch(begin, received)
+            self._begin_first(request, received)
         transaction = self.txns.get(number) if number else None
         if transaction is not None and transaction.busy:
             with self._lock:
@@ -467,6 +489,23 @@ class Session(Requests):
             pool.submit(self._run_slow, request, body, transaction, received)
         else:
             self._run(request, body, transaction, received)
+
+    def _begin_first(self, request: session_pb2.Request, received: float) -> None:
+        """Begins the request's transaction, as a Begin before it would."""
+        number, plain = request.txn, len(self.txns) < limits.SESSION_TRANSACTIONS_MAX and not self.sessions.stopping
+        if plain and self.client.allowance.snapshots is None and self.gets.begins_plainly(request.first):
+            transaction = Transaction(number)
+            try:
+                (transaction.lease,) = self.store.begin_together(1)
+            except KiviError:  # as told by a Begin
+                pass
+            else:
+                self.txns[number] = transaction
+                self.sessions.calls.ended("Session/begin", time.monotonic() - received)
+                return
+        begin = session_pb2.Request(txn=number, begin=request.first, timeout_ms=request.timeout_ms)
+        request.ClearField("first")
+        self._dispatch(begin, received)
 
     def _pool(self, request: session_pb2.Request, body: str | None) -> ThreadPoolExecutor | None:
         """Where a request runs that may take long; None for what is over in no time."""

@@ -19,7 +19,7 @@ from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.changes import COMMIT_TS, Changes
-from kivi.client_codec import fill_values, from_expr, from_measures, from_values
+from kivi.client_codec import fill_row, fill_values, from_expr, from_measures, from_values
 from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.expr import Expr
@@ -209,12 +209,21 @@ class Translator:
                 fill_values(reply.rows.add(found=True).values, [row[name] for name in names])
         return reply
 
-    def page(self, rows: Iterable[Sequence[Any]]) -> session_pb2.ScanPage:
+    def fill_page(
+        self,
+        page: session_pb2.ScanPage,
+        schema: TableSchema,
+        columns: Sequence[str] | None,
+        rows: Iterable[Sequence[Any]],
+        packed: bool,
+    ) -> None:
         """A scan's only page, of few rows."""
-        page = session_pb2.ScanPage()
+        add = page.rows.add
+        if packed:
+            plan = self.store.get_plan(schema, columns)
+            packed = plan is not None and plan.integers
         for row in rows:
-            fill_values(page.rows.add(found=True).values, row)
-        return page
+            fill_row(add(found=True), row, packed)
 
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
         """The same predicate with its literals checked; they are in stored form already."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
@@ -33,7 +33,7 @@ from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
-from kivi.spaces import Space, row_key, split_row_key, split_version_key, table_prefix, version_key, version_prefix
+from kivi.spaces import Space, row_key, split_version_key, table_prefix, version_key, version_prefix
 
 __all__ = ["Reader"]
 
@@ -43,6 +43,7 @@ _CHUNK_ROWS: Final = 1_024
 _OLDER_RANGE_KEYS: Final = 32
 _OLDER_RANGE_FACTOR: Final = 8
 
+T = TypeVar("T")
 Ops = Iterable[tuple[int, RowOp]]
 
 
@@ -92,6 +93,16 @@ class Reader:
 
     def get_each(self, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]]) -> list[Version | None]:
         """Rows at a snapshot each, or None. Tombstones count as None."""
+        return self.values_of_each(schema, wanted, lambda key, stored, upto: None, lambda key, version: version)
+
+    def values_of_each(
+        self,
+        schema: TableSchema,
+        wanted: Sequence[tuple[Lease, bytes]],
+        quick: Callable[[bytes, bytes, int], T | None],
+        values: Callable[[bytes, Version], T],
+    ) -> list[T | None]:
+        """``get_each``, each row as ``values`` makes it. ``quick``: see ``few``."""
         table = schema.id
         self.runs_searched.observe(self._pending.runs_of(table), len(wanted))
         ops = [self._pending.ops(table, key, lease.ts) for lease, key in wanted]
@@ -99,12 +110,15 @@ class Reader:
             raws = [self._engine.get(row_key(table, wanted[0][1]))]
         else:
             raws = self._engine.get_many([row_key(table, key) for _, key in wanted])
-        out = []
+        out: list[T | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
-            version = self._base(schema, key, raw, lease.ts)
-            if row_ops:
-                version = fold(schema, version, row_ops, lease.ts)
-            out.append(version if version is not None and version.alive else None)
+            row = quick(key, raw, lease.ts) if raw is not None and not row_ops else None
+            if row is None:
+                version = self._base(schema, key, raw, lease.ts)
+                if row_ops:
+                    version = fold(schema, version, row_ops, lease.ts)
+                row = values(key, version) if version is not None and version.alive else None
+            out.append(row)
         for lease in dict.fromkeys(lease for lease, _ in wanted):
             self.check(lease, schema)
         return out
@@ -126,8 +140,14 @@ class Reader:
         check_every: int = 1_024,
     ) -> Iterator[tuple[bytes, Version]]:
         """Live rows of [start, end) in key order. Everything is captured at the call, not at the first next()."""
-        upto = lease.ts
-        indexed, runs = self._pending.capture(schema.id, start, end, upto)
+        base, changed = self._captured(lease, schema, start, end, reverse)
+        return self._checked(self._rows(schema, base, changed, lease.ts, reverse), lease, schema, check_every)
+
+    def _captured(
+        self, lease: Lease, schema: TableSchema, start: bytes | None, end: bytes | None, reverse: bool
+    ) -> tuple[Iterator[tuple[bytes, bytes]], Iterator[tuple[bytes, list[tuple[int, RowOp]]]]]:
+        """What is pending, and then base: what is folded meanwhile is in both, and what both say is the same."""
+        indexed, runs = self._pending.capture(schema.id, start, end, lease.ts)
         space = table_prefix(Space.ROW, schema.id)
         low = space + (start or b"")
         high = prefix_end(space) if end is None else space + end
@@ -135,9 +155,7 @@ class Reader:
         self.check(lease, schema)
         if reverse:
             indexed.reverse()
-        changed = _joined(indexed, runs, start, end, upto, reverse)
-        rows = self._rows(schema, base, changed, upto, reverse)
-        return self._checked(rows, lease, schema, check_every)
+        return base, _joined(indexed, runs, start, end, lease.ts, reverse)
 
     def _checked(
         self, rows: Iterator[tuple[bytes, Version]], lease: Lease, schema: TableSchema, every: int
@@ -157,28 +175,40 @@ class Reader:
         upto: int,
         reverse: bool,
     ) -> Iterator[tuple[bytes, Version]]:
-        stored = next(base, None)
-        delta = next(changed, None)
-        while stored is not None or delta is not None:
-            base_key = split_row_key(stored[0])[1] if stored is not None else None
-            change_key = delta[0] if delta is not None else None
-            if base_key is not None and (
-                change_key is None or (base_key != change_key and (base_key < change_key) != reverse)
-            ):
-                key, raw = base_key, stored[1] if stored else None
-                ops: list[tuple[int, RowOp]] = []
-                stored = next(base, None)
-            else:
-                assert delta is not None and change_key is not None
-                key, ops = delta
-                raw = None
-                if base_key == change_key and stored is not None:
-                    raw = stored[1]
-                    stored = next(base, None)
-                delta = next(changed, None)
+        for key, raw, ops in _merged(schema.id, base, changed, reverse):
             version = fold(schema, self._base(schema, key, raw, upto), ops, upto)
             if version is not None and version.alive:
                 yield key, version
+
+    def few(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        start: bytes | None,
+        end: bytes | None,
+        limit: int,
+        reverse: bool,
+        quick: Callable[[bytes, bytes, int], T | None],
+        values: Callable[[bytes, Version], T],
+    ) -> list[T]:
+        """The first rows of ``scan``, each as ``values`` makes it. ``quick`` makes the same of most rows that nothing
+        is pending for, as they are stored."""
+        upto = lease.ts
+        base, changed = self._captured(lease, schema, start, end, reverse)
+        found: list[T] = []
+        if limit:
+            for key, raw, ops in _merged(schema.id, base, changed, reverse):
+                row = quick(key, raw, upto) if raw is not None and not ops else None
+                if row is None:
+                    version = fold(schema, self._base(schema, key, raw, upto), ops, upto)
+                    if version is None or not version.alive:
+                        continue
+                    row = values(key, version)
+                found.append(row)
+                if len(found) == limit:
+                    break
+        self.check(lease, schema)
+        return found
 
     def scan_portions(
         self,
@@ -267,6 +297,30 @@ class Reader:
         for _, older in self._engine.scan(version_key(schema.id, key, upto), prefix_end(prefix)):
             return older
         return None
+
+
+def _merged(
+    table: int,
+    base: Iterator[tuple[bytes, bytes]],
+    changed: Iterator[tuple[bytes, list[tuple[int, RowOp]]]],
+    reverse: bool,
+) -> Iterator[tuple[bytes, bytes | None, list[tuple[int, RowOp]]]]:
+    """(key, its row in base, what is pending for it) of every row that either knows."""
+    head = len(row_key(table, b""))
+    delta = next(changed, None)
+    for name, raw in base:
+        key = name[head:]
+        while delta is not None and delta[0] != key and (delta[0] < key) != reverse:
+            yield delta[0], None, delta[1]
+            delta = next(changed, None)
+        if delta is not None and delta[0] == key:
+            yield key, raw, delta[1]
+            delta = next(changed, None)
+        else:
+            yield key, raw, []
+    if delta is not None:
+        yield delta[0], None, delta[1]
+        yield from ((key, None, ops) for key, ops in changed)
 
 
 def _joined(

@@ -388,6 +388,29 @@ def test_few_rows_come_as_rows_only_if_they_were_asked_for(raw, sums):
     assert raw.reply(4).error.reason == "OutOfRange"  # all ten, as Arrow
 
 
+def test_rows_of_integers_are_packed_if_the_client_takes_them(raw, sums):
+    got, alone = reading(1, 9, 8, 77, table_id=sums), reading(2, 1, table_id=sums)
+    got.get.packed = alone.get.packed = True
+    alone.get.columns.extend(["n", "id"])
+    scanned = scanning(3, sums, 3, start=types_pb2.Key(values=[types_pb2.Value(int_value=8)]), columns=["id", "n"])
+    scanned.scan_open.packed = True
+    raw.send(got, alone, scanned, reading(4, 9, table_id=sums))
+    nine, eight, none = raw.reply(1).get.rows
+    assert (nine.found, list(nine.integers), len(nine.values)) == (True, [9, 9, 3], 0)
+    assert (eight.found, list(eight.integers), [value.int_value for value in eight.values]) == (True, [], [8, 8, 0])
+    assert eight.values[2].WhichOneof("kind") is None
+    assert (none.found, list(none.integers), len(none.values)) == (False, [], 0)
+    assert [list(row.integers) for row in raw.reply(2).get.rows] == [[1, 1]]
+    assert raw.reply(3).error.reason == "OutOfRange"  # row 10
+    (row,) = raw.reply(4).get.rows
+    assert not row.integers and [value.int_value for value in row.values] == [9, 9, 3]
+    scanned.scan_open.spec.limit = 2
+    scanned.id = scanned.txn = 5
+    raw.send(scanned)
+    page = raw.reply(5).page
+    assert [list(row.integers) for row in page.rows] == [[8, 8], [9, 9]] and not any(row.values for row in page.rows)
+
+
 def test_a_scan_of_few_rows_says_what_does_not_fit(raw, sums):
     raw.send(scanning(1, sums, 2, reverse=True), scanning(2, sums, 1, columns=["id", "hi"], reverse=True))
     assert raw.reply(1).error.reason == "OutOfRange"

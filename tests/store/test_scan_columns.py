@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 import kivi
 from kivi import scan as scans
 from kivi import txn as transactions
+from kivi.arguments import ScanArguments, type_of
 from kivi.delta.overlay import FixedRows
 from kivi.embedded import Database, Snapshot
 from kivi.engine import WriteBatch
@@ -141,6 +142,38 @@ def both(snap: Snapshot, table: str, chosen: dict[str, int], **wanted: Any) -> t
     return expected
 
 
+def first_rows(snap: Snapshot, table: str, **wanted: Any) -> tuple[str, Any]:
+    """``Store.few_rows``, as callers see rows."""
+    store = snap._db.store
+    schema = store.table(table)
+    scan = ScanArguments(table, **wanted).bound(schema)
+    try:
+        found = store.few_rows(snap._lease, schema, scan)
+        assert found is not None
+        names = schema.output_columns(scan.columns)
+        seen = [tuple(type_of(schema, n).from_stored(v, n) for n, v in zip(names, row, strict=True)) for row in found]
+    except KiviError as error:
+        return type(error).__name__, None
+    return "rows", [repr(dict(zip(names, row, strict=True))) for row in seen]
+
+
+def few(snap: Snapshot, table: str, **wanted: Any) -> None:
+    """The first rows, as they are read and the long way."""
+    with patch.object(Projection, "quick", property(lambda self: lambda key, stored, upto: None)):
+        expected = first_rows(snap, table, **wanted)
+    assert first_rows(snap, table, **wanted) == expected, (table, wanted)
+    scanned: tuple[str, Any]
+    try:
+        scanned = "rows", [repr(row) for row in snap.scan(table, **wanted)]
+    except KiviError as error:
+        scanned = type(error).__name__, None
+    assert scanned == expected, (table, wanted)
+    every = {name: value for name, value in wanted.items() if name not in ("limit", "reverse")}
+    with suppress(OutOfRange):  # in a row beyond the limit
+        rows = [repr(row) for row in snap.scan(table, **every)]
+        assert expected == ("rows", (rows[::-1] if wanted["reverse"] else rows)[: wanted["limit"]])
+
+
 def added(cell: Any, delta: Any) -> Any:
     return delta if cell is None else cell if delta is None else cell + delta
 
@@ -252,6 +285,78 @@ def run(db: Database, steps: list[Any], chosen: dict[str, int], data: st.DataObj
         both(snap, "exact", chosen)
         both(snap, "t", chosen, where=row_where, limit=wanted["limit"])
         both(snap, "t", chosen, columns=["f"], start=(2,), end=(8,))
+        reverse, limit = data.draw(st.booleans()), data.draw(st.integers(0, 24))
+        few(snap, "agg", limit=limit, reverse=reverse, columns=wanted["columns"])
+        few(snap, "exact", limit=limit, reverse=reverse)
+        few(snap, "exact", limit=limit, reverse=reverse, columns=["n", "mean", "id"], start=(-1,), end=(2,))
+        few(snap, "t", limit=limit, reverse=reverse)
+        few(snap, "t", limit=limit, reverse=reverse, columns=["n", "ok"])
+
+
+ACCOUNTS = {
+    "n": kivi.sum("int64"),
+    "c": kivi.sum("decimal(5,2)"),
+    "f": kivi.sum("float64"),
+    "hi": kivi.max("int64"),
+    "at": kivi.max("timestamp"),
+}
+WHOLE = st.fixed_dictionaries(
+    {
+        "n": st.integers(-3, 3) | st.sampled_from([BIG, -BIG]),
+        "c": st.sampled_from([Decimal("0.01"), Decimal("-7"), Decimal("999.99")]),
+        "f": st.sampled_from([0.1, -1.5, 1.7e308]),
+        "hi": st.integers(-3, 3),
+        "at": st.sampled_from([0, 1_700_000_000_000_000, 2**62, -(2**62)]),
+    }
+)
+CHANGES = st.lists(
+    st.tuples(st.sampled_from(["delta", "delta", "delta", "delete"]), st.integers(-4, 4), WHOLE), min_size=1, max_size=4
+)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["write", "write", "fold", "snapshot"]), CHANGES), max_size=12),
+    st.integers(0, 10),
+    st.booleans(),
+    st.sampled_from([None, ["n"], ["id", "hi"], ["c", "id"], ["f", "n"], ["at"]]),
+)
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
+def test_the_first_rows_are_those_of_a_scan(
+    steps: list[Any], limit: int, reverse: bool, columns: list[str] | None
+) -> None:
+    """Rows without nulls, which are read as they are stored, and whatever else may be true of them."""
+    db = Database(Store.open(None, settings=Settings.of({"background": False})))
+    try:
+        db.create_table("t", key={"id": "int64"}, columns=ACCOUNTS)
+        seen = []
+        for step, changes in steps:
+            if step == "fold":
+                db.consolidate()
+            elif step == "snapshot":
+                seen.append(db.snapshot())
+            else:
+                with suppress(OutOfRange), db.transaction() as tx:
+                    for kind, key, values in changes:
+                        tx.delete("t", (key,)) if kind == "delete" else tx.delta("t", (key,), **values)
+        for snap in [*seen, db.snapshot()]:
+            few(snap, "t", limit=limit, reverse=reverse, columns=columns)
+            few(snap, "t", limit=limit, reverse=reverse, columns=columns, start=(-2,), end=(3,))
+            keys = [(key,) for key in range(-4, 5)]
+            with patch.object(Projection, "quick", property(lambda self: lambda key, stored, upto: None)):
+                expected = each(snap, keys, columns)
+            assert each(snap, keys, columns) == expected
+    finally:
+        db.store.crash()
+
+
+def each(snap: Snapshot, keys: list[Any], columns: list[str] | None) -> Any:
+    store = snap._db.store
+    plan = store.get_plan(store.table("t"), columns)
+    assert plan is not None
+    try:
+        return [repr(row) for row in store.get_each(plan, [(snap._lease, plan.key(key)) for key in keys])]  # type: ignore[misc]
+    except KiviError as error:
+        return type(error).__name__
 
 
 # -- one by one -------------------------------------------------------------------------------------

@@ -127,26 +127,30 @@ class Begin(_message.Message):
     def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Get(_message.Message):
-    __slots__ = ("table", "table_id", "keys", "columns")
+    __slots__ = ("table", "table_id", "keys", "columns", "packed")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
     columns: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
+    packed: bool
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., packed: _Optional[bool] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
-    __slots__ = ("spec", "page_rows", "rows")
+    __slots__ = ("spec", "page_rows", "rows", "packed")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     spec: _types_pb2.ScanSpec
     page_rows: int
     rows: bool
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
+    packed: bool
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ..., packed: _Optional[bool] = ...) -> None: ...
 
 class ScanNext(_message.Message):
     __slots__ = ("scan", "close")

@@ -28,12 +28,14 @@ class Key(_message.Message):
     def __init__(self, values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
 
 class Row(_message.Message):
-    __slots__ = ("found", "values")
+    __slots__ = ("found", "values", "integers")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
     found: bool
     values: _containers.RepeatedCompositeFieldContainer[Value]
-    def __init__(self, found: _Optional[bool] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
+    integers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, found: _Optional[bool] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., integers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Expr(_message.Message):
     __slots__ = ("op", "column", "values", "args")
