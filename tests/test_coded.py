@@ -81,7 +81,8 @@ def test_what_does_not_repeat_stays_as_it_is() -> None:
         (["a", "b"], [0, 1, None, 1], True),
         (["a", "a"], [0, 1, 0, 1], False),  # two codes of one value would be two groups of one key
         (["a", None], [0, 1, 0, 1], False),
-        ([str(i) for i in range(ROWS_MIN)], [0, 1, 0, 1], False),
+        ([str(i) for i in range(ROWS_MIN)], [0, 1, 0, 1], True),  # without the names that nobody has
+        ([str(i) for i in range(ROWS_MIN + 1)], [0, 1, 0, 1], False),  # not worth looking at
     ],
 )
 def test_a_strangers_dictionary_is_kept_only_if_it_is_as_ours(
@@ -93,6 +94,13 @@ def test_a_strangers_dictionary_is_kept_only_if_it_is_as_ours(
     assert (found is not None) == kept
     if kept:
         assert found.dictionary_decode().equals(array.dictionary_decode())
+
+
+def test_a_strangers_dictionary_of_many_names_is_written_out() -> None:
+    names = pa.array([str(i) for i in range(ROWS_MIN // 4 + 1)])
+    every = pa.array(list(range(len(names))) * 4, pa.int32())
+    assert as_coded(pa.DictionaryArray.from_arrays(every.slice(0, ROWS_MIN), names)) is None
+    assert as_coded(pa.DictionaryArray.from_arrays(every, names)) is not None
 
 
 def test_a_stream_keeps_its_dictionaries_of_text_if_asked() -> None:

@@ -18,21 +18,31 @@ are coded, and in how: ``together`` makes one of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ROWS_MIN", "as_coded", "coded", "gathered", "is_coded", "plain", "together", "written_bytes"]
+__all__ = ["ROWS_MIN", "as_coded", "coded", "gathered", "is_coded", "plain", "settled", "together", "written_bytes"]
 
 ROWS_MIN: Final = 1_024
 """Fewer events are not worth a dictionary in each batch."""
 _REPEATS_MIN: Final = 4
+_SOON: Final = 32
+"""Most names have been met after so many events for each."""
 _LOOKED_AT: Final = 1_024
 _DISTINCT_MAX: Final = 0.95
 """Of a thousand values that are a tenth of a hundred thousand events' so many are different."""
 _WIDTHS: Final = ((2**7, pa.int8()), (2**15, pa.int16()), (2**31, pa.int32()))
+
+
+_EMPTY: Final[tuple[tuple[Any, Any], ...]] = (
+    (lambda type_: _is_text(type_), b""),
+    (pa.types.is_decimal, Decimal(0)),
+    (pa.types.is_boolean, False),
+)
 
 
 def is_coded(array: Any) -> bool:
@@ -76,14 +86,45 @@ def gathered(batches: Iterable[Any], rows: int) -> Iterator[Any]:
 
 
 def as_coded(array: Any) -> Any:
-    """A stranger's dictionary array, validated, as a coded column; None if it is none, or would not pay."""
-    values = array.dictionary
+    """A stranger's dictionary array, validated, as a coded column; None if it is none, or would not pay.
+
+    It is what ``coded`` makes of its values: events are the same events however they were encoded (R16).
+    """
+    values, codes = array.dictionary, array.indices
     rows, count = len(array), len(values)
-    if rows < ROWS_MIN or not _is_text(values.type) or count * _REPEATS_MIN > rows:
+    if rows < ROWS_MIN or not _is_text(values.type) or count > rows:
         return None
-    if values.null_count or len(values.unique()) < count:
+    if values.null_count or len(values.unique()) < count or _is_varied(codes):
         return None
-    return _narrow(array)
+    met = _met(codes.slice(0, _SOON * count))
+    if len(met) < count:
+        met = _met(codes)
+    if len(met) * _REPEATS_MIN > rows:
+        return None
+    if len(met) < count or (np.diff(met) < 0).any():
+        place = np.zeros(max(count, 1), _width(len(met)).to_pandas_dtype())
+        place[met] = np.arange(len(met))
+        if codes.null_count:
+            codes = pa.array(place[codes.fill_null(0).to_numpy()], mask=codes.is_null().to_numpy(zero_copy_only=False))
+        else:
+            codes = pa.array(place[codes.to_numpy()])
+        values = values.take(pa.array(met))
+    return _narrow(pa.DictionaryArray.from_arrays(settled(codes), values))
+
+
+def _met(codes: Any) -> Any:
+    """Each code, in the order in which they are met."""
+    return codes.unique().drop_null().to_numpy()
+
+
+def settled(array: Any) -> Any:
+    """The same values, with nothing under its nulls: equal columns are equal bytes."""
+    if not array.null_count or pa.types.is_null(array.type):
+        return array
+    empty = next((value for is_one, value in _EMPTY if is_one(array.type)), 0)
+    filled = array.fill_null(pa.scalar(empty, array.type))  # made anew, from its first bit on
+    valid = pc.and_(array.is_valid(), pa.scalar(True))  # and so is this
+    return pa.Array.from_buffers(array.type, len(array), [valid.buffers()[1], *filled.buffers()[1:]])
 
 
 def written_bytes(array: Any) -> int:
@@ -103,16 +144,24 @@ def _of(columns: list[Any], like: Any) -> Any:
     return pa.RecordBatch.from_arrays(columns, like.schema.names)
 
 
-def _coded(column: Any) -> Any:
+def _is_varied(column: Any) -> bool:
     look = column.slice(0, _LOOKED_AT)
-    if pc.count_distinct(look).as_py() > _DISTINCT_MAX * len(look):
+    return bool(pc.count_distinct(look).as_py() > _DISTINCT_MAX * len(look))
+
+
+def _coded(column: Any) -> Any:
+    if _is_varied(column):
         return column
     found = column.dictionary_encode()
     return column if len(found.dictionary) * _REPEATS_MIN > len(column) else _narrow(found)
 
 
+def _width(count: int) -> Any:
+    return next(type_ for beyond, type_ in _WIDTHS if count <= beyond)
+
+
 def _narrow(array: Any) -> Any:
-    width = next(type_ for beyond, type_ in _WIDTHS if len(array.dictionary) <= beyond)
+    width = _width(len(array.dictionary))
     if array.indices.type == width:
         return array
     return pa.DictionaryArray.from_arrays(array.indices.cast(width), array.dictionary)

@@ -36,7 +36,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.coded import as_coded, plain
+from kivi.arrow.coded import as_coded, plain, settled
 from kivi.arrow.columns import (
     FAILURES,
     TIMESTAMP,
@@ -264,7 +264,7 @@ def _converted(column: Column, array: Any, pandas: bool, validated: bool) -> Any
         if row is not None:
             raise InvalidArgument(f"column {name!r} is {array[row]} in row {row}: NaN and infinities are not accepted")
         array = pc.add(array, 0.0)  # -0.0 + 0.0 is 0.0
-    return array
+    return settled(array)
 
 
 def _codes(type_: ColumnType, array: Any) -> Any:
