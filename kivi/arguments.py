@@ -58,6 +58,7 @@ R = TypeVar("R")
 
 _MOMENT: Final = ColumnType("timestamp")
 _FLOAT: Final = ColumnType("float64")
+_PATIENCE_S_MAX: Final = 1e8  # three years: more is too much for some clocks
 POINTS_MAX: Final = 10_000
 
 
@@ -92,6 +93,8 @@ def type_of(schema: TableSchema, name: str) -> ColumnType:
 def _columns(columns: Iterable[str] | None) -> Sequence[str] | None:
     if columns is None or isinstance(columns, str):  # which the schema refuses, in its own words
         return columns
+    if not isinstance(columns, Iterable):
+        raise InvalidArgument(f"columns is a list of names, not {columns!r}")
     names = tuple(columns)
     if not names:
         raise InvalidArgument("columns names no column: leave it out to read all of them")
@@ -107,6 +110,8 @@ class GetArguments:
     columns: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.keys, (str, bytes)) or not isinstance(self.keys, Iterable):
+            raise InvalidArgument(f"keys are given as a list of tuples, not {self.keys!r}")
         self.keys = tuple(self.keys)
         self.columns = _columns(self.columns)
 
@@ -398,6 +403,35 @@ def directory(path: object) -> str:
     return os.fsdecode(path)
 
 
+def endpoint_name(endpoint: object) -> str:
+    """Where a server is. Raises InvalidArgument."""
+    if not isinstance(endpoint, str) or not endpoint or not _is_text(endpoint):
+        raise InvalidArgument(f"a server's endpoint is a text, 'host:port', and not {endpoint!r}")
+    return endpoint
+
+
+def patience_s(timeout: object, what: str = "timeout") -> float | None:
+    """For how many seconds somebody waits; None for ever. Raises InvalidArgument."""
+    if timeout is None or timeout == math.inf:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+        raise InvalidArgument(f"{what} is a number of seconds, or None to wait for ever, and not {timeout!r}")
+    return min(float(timeout), _PATIENCE_S_MAX)
+
+
+def check_work(fn: object) -> None:
+    """Of ``run``. Raises InvalidArgument."""
+    if not callable(fn):
+        raise InvalidArgument(f"run() takes a function of a transaction, not {fn!r}")
+
+
+def plain_text(value: object, what: str) -> str:
+    """Raises InvalidArgument for what is no text."""
+    if not isinstance(value, str) or not _is_text(value):
+        raise InvalidArgument(f"{what} is a text, not {value!r}")
+    return value
+
+
 def check_names(user: object, name: object) -> None:
     """Of a durable subscription. Raises InvalidArgument."""
     for what, value, least in (("name", name, 1), ("user", user, 0)):
@@ -491,6 +525,12 @@ class AggregateArguments:
 
     def __post_init__(self) -> None:
         groups: Any = self.group_by
+        table_name(self.source)
+        if not isinstance(groups, Iterable | TimeSlot):
+            raise SchemaError(f"group_by takes column names and kivi.time_slot, not {groups!r}")
+        measures: object = self.measures
+        if not isinstance(measures, Mapping):
+            raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
         self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
         for group in self.group_by:
             if not isinstance(group, (str, TimeSlot)):

@@ -18,6 +18,8 @@ from kivi.arguments import (
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
+    endpoint_name,
+    patience_s,
     takes,
 )
 from kivi.client_core import Core
@@ -51,7 +53,7 @@ def connect(
     ``tls``: True for the system's authorities, a CA file's path, or a ``Tls``. ``timeout``: how long, in
     seconds, a call waits for its answer; None waits for ever.
     """
-    return Database(endpoint, access_token, tls, timeout)
+    return Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout))
 
 
 class _Reads(interface.Reads):

@@ -103,6 +103,7 @@ class Link(ABC, Generic[S]):
         self._current: S | None = None
         self._epochs = 0
         self._closed = False
+        self._why_closed = "this client is closed"
 
     @abstractmethod
     def _begun(self, wait_for_ready: bool) -> S:
@@ -113,7 +114,7 @@ class Link(ABC, Generic[S]):
         session = self._current
         if session is None or session.broken is not None:
             if self._closed:
-                raise Closed("this client is closed")
+                raise Closed(self._why_closed)
             self._epochs += 1
             session = self._current = self._begun(wait_for_ready)
         return session

@@ -19,6 +19,7 @@ from kivi.arguments import (
     check_rows,
     check_token,
     directory,
+    plain_text,
     stage_ids,
     table_name,
 )
@@ -259,6 +260,7 @@ class Core:
         return int(reply.commit.commit_ts)
 
     def stage(self, table: str, records: Any, owner: str) -> Steps[bytes]:
+        plain_text(owner, "owner")
         for attempt in (0, 1):
             schema = self.schemas.get(table) or (yield from self.fetch(table))
             parts = append_parts(schema, records, rows=True)
@@ -279,7 +281,9 @@ class Core:
         yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=stage_ids(ids)))
 
     def batch_scopes(self, prefix: str) -> Steps[list[str]]:
-        reply = yield from self.call("ListBatchScopes", service_pb2.ListBatchScopesRequest(prefix=prefix))
+        reply = yield from self.call(
+            "ListBatchScopes", service_pb2.ListBatchScopesRequest(prefix=plain_text(prefix, "prefix"))
+        )
         return list(reply.scopes)
 
     # -- administration -------------------------------------------------------------------------

@@ -76,7 +76,11 @@ def as_tls(tls: Tls | bool | str | None) -> Tls | None:
         return None
     if tls is True:
         return Tls()
-    return Tls(ca=tls) if isinstance(tls, str) else tls
+    if isinstance(tls, str):
+        return Tls(ca=tls)
+    if not isinstance(tls, Tls):
+        raise InvalidArgument(f"tls is True, the path of a CA file or a kivi.Tls, and not {tls!r}")
+    return tls
 
 
 def credentials(tls: Tls) -> grpc.ChannelCredentials:

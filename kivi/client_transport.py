@@ -46,6 +46,7 @@ from kivi.client_methods import Tls
 from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
 from kivi.client_threads import Threads, close_at_exit
 from kivi.errors import KiviError, Unavailable
+from kivi.forks import told_of_forks
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Transport"]
@@ -255,7 +256,16 @@ class Transport(Link[_Session]):
         self._lock = threading.Lock()
         self.threads = Threads()
         self.lines = Lines(self.threads, self.begin)
+        self._forked = False
         close_at_exit(self)
+        told_of_forks(self)
+
+    def forked(self) -> None:
+        """This is a child, and the session its parent's."""
+        self._lock = threading.Lock()
+        self._forked = self._closed = True
+        self._why_closed = "this client was connected before os.fork(), and is the parent's: connect again here"
+        self._current = None
 
     def connect(self) -> None:
         """The first session: fails at once if nothing listens there."""
@@ -282,7 +292,7 @@ class Transport(Link[_Session]):
         self.open()
         with self._lock:
             if self._closed:
-                raise Closed("this client is closed")
+                raise Closed(self._why_closed)
             return self.threads.watch(self.calls.subscriptions(requests))
 
     def perform(self, effect: Effect) -> Any:
@@ -321,6 +331,8 @@ class Transport(Link[_Session]):
             steps.close()
 
     def close(self) -> None:
+        if self._forked:
+            return
         with self._lock:
             self._closed = True
             session = self._current

@@ -6,7 +6,6 @@ caller writes and stored form, and holds no rules.
 
 from __future__ import annotations
 
-import os
 import queue
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from kivi.arguments import (
     check_token,
     directory,
     drops_late,
+    plain_text,
     stage_ids,
     table_name,
     takes,
@@ -57,7 +57,7 @@ def open_database(path: Any = None, **settings: Any) -> Database:
     Settings are the fields of ``kivi.settings.Settings``. Raises NotAStore, FormatTooNew, StoreInUse, DataLoss,
     InvalidArgument for an unknown setting.
     """
-    return Database(Store.open(None if path is None else os.fspath(path), settings=Settings.of(settings)))
+    return Database(Store.open(None if path is None else directory(path), settings=Settings.of(settings)))
 
 
 class Transaction(interface.Transaction):
@@ -240,11 +240,12 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def close(self) -> None:
         """Finishes commits in progress and makes everything durable in base. Harmless twice."""
-        self.hub.stop()
-        self.store.close()
+        if not self.store.is_parents:
+            self.hub.stop()
+            self.store.close()
 
     def _schema(self, table: str, lease: Lease | None = None) -> TableSchema:
-        return self.store.table(table, lease)
+        return self.store.table(table_name(table), lease)
 
     @property
     def _value_bytes_max(self) -> int:
@@ -309,13 +310,13 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:
         schema = self._schema(table)
-        return self.store.stage_wait(schema, table_batch(schema, records), owner=owner)
+        return self.store.stage_wait(schema, table_batch(schema, records), owner=plain_text(owner, "owner"))
 
     def discard_stages(self, ids: Iterable[bytes]) -> None:
         self.store.discard_stages(stage_ids(ids))
 
     def batch_scopes(self, prefix: str = "") -> list[str]:
-        return self.store.batch_scopes(prefix)
+        return self.store.batch_scopes(plain_text(prefix, "prefix"))
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
@@ -323,6 +324,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
         self.store.check_open()
+        check_names(user, "-")
         return [listed(stored) for stored in self.hub.durable.listed(user)]
 
     def unsubscribe(self, name: str, user: str = "") -> None:

@@ -25,6 +25,8 @@ from kivi.arguments import (
     SummaryArguments,
     TailArguments,
     TransactionArguments,
+    check_work,
+    patience_s,
     summary_arguments,
     takes,
 )
@@ -156,7 +158,8 @@ class Database(ABC, Generic[Tx, Snap]):
         have effects outside the transaction. CommitUnknown is never rerun. Without ``timeout`` it is the
         client's; in process, 10 s.
         """
-        retries = Retries(timeout if timeout is not None else self._timeout_s)
+        check_work(fn)
+        retries = Retries(patience_s(timeout) if timeout is not None else self._timeout_s)
         while True:
             try:
                 with self._transaction(TransactionArguments()) as tx:

@@ -150,7 +150,7 @@ class TableSchema:
     def column(self, name: str) -> Column:
         try:
             return self.by_name[name]
-        except KeyError:
+        except (KeyError, TypeError):
             known = ", ".join(self.by_name)
             raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {known}") from None
 
@@ -250,7 +250,10 @@ class TableSchema:
         if isinstance(columns, str):
             raise InvalidArgument(f"columns is a list of names, not the string {columns!r}")
         known = self.output_names
-        out = tuple(dict.fromkeys(columns))
+        try:
+            out = tuple(dict.fromkeys(columns))
+        except TypeError:
+            raise InvalidArgument(f"columns is a list of names, not {shown(columns)}") from None
         for name in out:
             if name not in known:
                 raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")

@@ -49,6 +49,7 @@ from kivi.errors import (
 )
 from kivi.events.store import EventStore
 from kivi.expr import Scan
+from kivi.forks import told_of_forks
 from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
@@ -127,6 +128,10 @@ class Store:
         self._event_mutex = threading.Lock()
         self._ddl = threading.RLock()
         self._closed = False
+        self._why_closed = "the store is closed"
+        self.is_parents = False
+        """This is a child of the process that opened it, which has none of its threads."""
+        told_of_forks(self)
         self.summary_blocks_known = self.summary_blocks_read = self.late_dropped = 0
         position = recovery.load_base(self)
         recovered = recovery.replay(self, position)
@@ -235,6 +240,12 @@ class Store:
         except Unavailable as error:
             _log.warning("closed without folding (%s): the next opening replays it from the commit log", error.message)
 
+    def forked(self) -> None:
+        """This is a child, and the store its parent's: it is not to be touched here, nor closed."""
+        self._ddl = threading.RLock()
+        self._closed = self.is_parents = True
+        self._why_closed = "the store was opened before os.fork(), and is the parent's: it has one process at a time"
+
     def _room_in_the_log(self, error: KiviError | None) -> None:
         if error is None:
             self.shortage.works(LOG)
@@ -253,7 +264,7 @@ class Store:
 
     def check_open(self) -> None:
         if self._closed:
-            raise Unavailable("the store is closed")
+            raise Unavailable(self._why_closed)
         if self.consolidator.failure is not None:
             failure = self.consolidator.failure
             if isinstance(failure, KiviError):

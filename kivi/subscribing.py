@@ -29,7 +29,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from kivi.arguments import SubscribeArguments
+from kivi.arguments import (
+    SubscribeArguments,
+    patience_s,
+)
 from kivi.errors import InvalidArgument
 from kivi.schema import TableSchema
 from kivi.subscriptions import Change, Stored, Update, applied
@@ -148,7 +151,8 @@ class Subscription(ABC):
 
     def next(self, timeout_s: float | None = None) -> Update | None:
         """The next update; None when ``timeout_s`` is over, or after the last. Raises what ended the subscription."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        patience = patience_s(timeout_s, "timeout_s")
+        deadline = None if patience is None else time.monotonic() + patience
         self._follower.asks()
         self._tell(self._follower.to_tell())
         while not self._follower.ended:

@@ -53,6 +53,7 @@ ROOMS: dict[str, Room] = {
         "kivi.histogram",
         "how often something took how long, counted wherever it happens",
     ),
+    "forks": Room("kivi.forks", "what a child inherits and cannot use: told by whoever holds threads"),
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
         " kivi.rows kivi.event_rows kivi.changes kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface"
@@ -103,7 +104,7 @@ ROOMS: dict[str, Room] = {
         "kivi.store kivi.backfill kivi.backups kivi.overwrite kivi.recovery kivi.retention kivi.scan kivi.splitting"
         " kivi.tailing kivi.txn",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
-        rooms="errors counting values settings engine rocks log delta mvcc tables",
+        rooms="errors counting forks values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",
     ),
     "live": Room(
@@ -129,7 +130,7 @@ ROOMS: dict[str, Room] = {
     "client": Room(
         "kivi.client* kivi.aio*",
         "a client is on the other side of the network: it shares errors and values with the store, nothing else",
-        rooms="errors values wire interface",
+        rooms="errors forks values wire interface",
         packages="google grpc grpc_status numpy pyarrow",
     ),
     "face": Room(

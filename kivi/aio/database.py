@@ -26,6 +26,9 @@ from kivi.arguments import (
     SummaryArguments,
     TailArguments,
     TransactionArguments,
+    check_work,
+    endpoint_name,
+    patience_s,
     summary_arguments,
     takes,
 )
@@ -63,7 +66,7 @@ async def connect(
     ``tls``: True for the system's authorities, a CA file's path, or a ``Tls``. ``timeout``: how long, in
     seconds, a call waits for its answer; None waits for ever.
     """
-    db = Database(endpoint, access_token, tls, timeout)
+    db = Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout))
     await db._transport.connect()
     return db
 
@@ -335,7 +338,8 @@ class Database:
         return Snapshot(self, TransactionCore(self._core, wanted))
 
     async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
-        retries = Retries(timeout if timeout is not None else self._core.timeout_s)
+        check_work(fn)
+        retries = Retries(patience_s(timeout) if timeout is not None else self._core.timeout_s)
         while True:
             try:
                 async with self.transaction() as tx:

@@ -10,7 +10,10 @@ from typing import Any, Self
 
 from kivi import client_subscriptions as subscriptions
 from kivi.aio.transport import Transport
-from kivi.arguments import SubscribeArguments
+from kivi.arguments import (
+    SubscribeArguments,
+    patience_s,
+)
 from kivi.client_calls import silent
 from kivi.client_core import Core
 from kivi.errors import InvalidArgument, KiviError
@@ -57,13 +60,14 @@ class Subscription:
 
     async def next(self, timeout_s: float | None = None) -> Update | None:
         """The next update; None when ``timeout_s`` is over, or after the last. Raises what ended the subscription."""
+        patience = patience_s(timeout_s, "timeout_s")
         if self._follower is not None:
             self._follower.asks()
             await self._tell(self._follower.to_tell())
-        if timeout_s is None:
+        if patience is None:
             return await self._news()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
+            async with asyncio.timeout(patience):
                 return await self._news()
         return None
 

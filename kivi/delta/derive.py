@@ -146,7 +146,7 @@ def _extremes(column: Column, array: Any, group_of: Array, groups: int) -> Cells
 
 def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:
     return OutOfRange(
-        f"the events of this commit add up to more than a float64 holds in {aggregate.name!r}.{column.name}",
+        f"these events add up to more than a float64 holds in {aggregate.name!r}.{column.name}",
         column=column.name,
     )
 

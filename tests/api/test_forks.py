@@ -1,0 +1,87 @@
+"""A child has its parent's handles, and none of its threads: they say so at once, and the parent goes on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.serverproc import ServerProcess
+
+SCRIPT = """
+import os, sys, traceback, warnings
+import kivi
+from kivi.errors import Unavailable
+
+warnings.simplefilter("ignore")
+endpoint, path = sys.argv[1:]
+db = kivi.connect(endpoint) if endpoint else kivi.open(path)
+db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+
+def add(tx):
+    tx.delta("t", (1,), n=1)
+
+db.run(add)
+begun = db.transaction()
+begun.__enter__()
+begun.delta("t", (1,), n=1)
+held = db.snapshot()
+assert held.get("t", (1,))["n"] == 1
+
+def refused(what):
+    try:
+        what()
+    except Unavailable as error:
+        assert "fork" in str(error), error
+    else:
+        raise AssertionError(what)
+
+for _ in range(3):
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            for what in (lambda: db.run(add), begun.commit, lambda: db.snapshot().get("t", (1,)), db.watermark,
+                         lambda: held.get("t", (1,)), lambda: list(held.scan("t")), db.tables,
+                         lambda: db.create_table("u", key={"id": "int64"}, columns={"n": "int64"})):
+                refused(what)
+            held.close()
+            db.close()
+            if endpoint:
+                with kivi.connect(endpoint) as own:
+                    own.run(add)
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    db.run(add)
+
+begun.commit()
+with db.snapshot() as snap:
+    print(snap.get("t", (1,))["n"])
+held.close()
+db.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.parametrize("how", ["embedded", "client"])
+def test_a_child_is_told_that_what_it_has_is_its_parents(how: str, tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
+
+    def run(endpoint: str) -> str:
+        command = [sys.executable, "-c", SCRIPT, endpoint, str(tmp_path / "store")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    if how == "embedded":
+        assert run("") == "5"  # its own four, and the one that was begun before
+        return
+    with ServerProcess(tmp_path / "served") as server:
+        assert run(server.endpoint) == "8"  # and three children's
