@@ -172,7 +172,7 @@ def test_a_bad_write_changes_nothing_and_the_transaction_may_go_on(db: Database,
 
 READS: dict[str, tuple[Call, type[KiviError]]] = {
     "unknown table": (lambda s: s.get("nowhere", (1,)), NotFound),
-    "a table that is no name": (lambda s: s.get(None, (1,)), NotFound),
+    "a table that is no name": (lambda s: s.get(None, (1,)), InvalidArgument),
     "get on events": (lambda s: s.get(E, (1,)), SchemaError),
     "unknown column": (lambda s: s.get(T, (1, "a"), columns=["nothing"]), SchemaError),
     "columns as one text": (lambda s: s.get(T, (1, "a"), columns="v"), InvalidArgument),
