@@ -633,7 +633,7 @@ class Store:
 
     def plain(self, does: PlainRows, token: str, tag: Any) -> Plain:
         """A transaction of deltas and puts that begins now, for ``submit_plain``."""
-        return Plain(self.leases.blind(), does, token, tag)
+        return Plain(self.watermark(), does, token, tag)
 
     def submit_plain(
         self,
@@ -644,7 +644,7 @@ class Store:
         """Commits transactions of deltas and puts together; gives back those that have to go through ``commit``.
 
         ``catalog_version`` is that of the catalog by which they were made. ``done`` is called once, from the log's
-        thread, unless all are given back: it must be quick. The leases of those that are entered end.
+        thread, unless all are given back: it must be quick.
         """
         self.check_open()
         began = time.monotonic()
@@ -652,9 +652,6 @@ class Store:
         def settled(entered: list[Plain], error: CommitUnknown | None) -> None:
             if error is None:
                 self.committer.times.observe(time.monotonic() - began, len(entered))
-            for plain in entered:
-                if plain.lease.id:
-                    self.leases.release(plain.lease)
             done(entered, error)
 
         return self.committer.submit_plain(group, catalog_version, settled)

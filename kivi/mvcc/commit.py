@@ -52,7 +52,7 @@ from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
-from kivi.mvcc.plain import Plain, Touched
+from kivi.mvcc.plain import Plain, PlainRows, Touched
 from kivi.mvcc.record import Abort, Commit, begin_at
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
@@ -418,11 +418,18 @@ class Committer:
                 return group
             facts, seen, touched = self._facts, set[str](), Touched()
             known = self._tokens.known([plain.token for plain in group if plain.token], self.now_us())
+            free: dict[PlainRows, int] = {}  # what was decided for deltas holds for the same from the same start
             for plain in group:
-                if self._is_regular(plain, seen, known) and not facts.collides(plain) and touched.may_join(plain):
-                    entered.append(plain)
-                else:
+                if not self._is_regular(plain, seen, known):
                     left.append(plain)
+                    continue
+                if free.get(plain.does) != plain.start_ts:
+                    if facts.collides(plain) or not touched.may_join(plain):
+                        left.append(plain)
+                        continue
+                    if not plain.does.puts:
+                        free[plain.does] = plain.start_ts
+                entered.append(plain)
             if not entered:
                 return left
             try:
@@ -435,13 +442,17 @@ class Committer:
             cts = ticket.first
             self._watermark.enter_many(cts, ticket.last)
             self._timeline.note_many(cts, ticket.last, ticket.time_us)
+            last: dict[PlainRows, Plain] = {}  # of those that do the same, in the order of their CTS
             for plain in entered:
                 plain.cts = cts
                 self._in_flight[cts] = plain
-                facts.note_patches(plain, cts, ticket.time_us)
+                last.pop(plain.does, None)
+                last[plain.does] = plain
                 if plain.token:
                     self._by_token[plain.token] = plain
                 cts += 1
+            for plain in last.values():
+                facts.note_patches(plain, plain.cts, ticket.time_us)
         return left
 
     def _is_regular(self, plain: Plain, seen: set[str], known: set[str]) -> bool:
@@ -451,10 +462,6 @@ class Committer:
             if token in seen or token in known or token in self._by_token or token in self._fencing:
                 return False
             seen.add(token)
-        try:
-            self._leases.check(plain.lease)
-        except SnapshotTooOld:
-            return False
         return plain.start_ts >= self._facts.floor
 
     def _plain_durable(

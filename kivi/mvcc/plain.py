@@ -8,7 +8,7 @@ together after all were decided: ``commit.Committer.submit_plain``. A put may co
 group: one that meets a row again is not decided there (``Touched``). On the general way 1,000 puts a second, in bursts
 of five, took 0.76 of a core, and 0.36 as deltas are entered here; now they take as much as deltas.
 
-Whatever is not regular (a token that is known, a collision, a lease that has ended, a catalog that has changed, no
+Whatever is not regular (a token that is known, a collision, a start below the floor, a catalog that has changed, no
 room, a held commit) is not decided there: it is given back and goes the way of every other commit, which says what is
 wrong with it. Records and digests are the same bytes on both ways.
 """
@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kivi.delta.ops import RowOp
-from kivi.mvcc.leases import Lease
 from kivi.mvcc.record import deltas_body, deltas_section
 from kivi.mvcc.verdict import Guard
 
@@ -59,14 +58,14 @@ class PlainRows:
 class Plain:
     """One transaction.
 
-    ``tag`` is the caller's. Once entered it is the attempt in flight (``commit.Flying``).
+    It reads nothing, and so holds no snapshot: it begins at ``start_ts``, the watermark. ``tag`` is the caller's. Once
+    entered it is the attempt in flight (``commit.Flying``).
     """
 
-    __slots__ = ("cts", "does", "guards", "lease", "rows", "runs", "start_ts", "tag", "token", "unknown", "waiters")
+    __slots__ = ("cts", "does", "guards", "rows", "runs", "start_ts", "tag", "token", "unknown", "waiters")
 
-    def __init__(self, lease: Lease, does: PlainRows, token: str, tag: Any) -> None:
-        self.lease = lease
-        self.start_ts = lease.ts
+    def __init__(self, start_ts: int, does: PlainRows, token: str, tag: Any) -> None:
+        self.start_ts = start_ts
         self.does = does
         self.rows = does.rows
         self.guards = does.guards

@@ -78,8 +78,7 @@ def test_records_and_digests_are_the_same_bytes_as_on_the_general_way():
         (301, b"", RowOp(Barrier.PATCH, {}, {2: 0.5})),
         (301, b"x", RowOp(Barrier.PATCH, {3: "text", 0: 7}, {})),
     ]
-    lease = type("L", (), {"ts": 77})()
-    found = Plain(lease, PlainRows(rows, []), "k1-1-abc", None)
+    found = Plain(77, PlainRows(rows, []), "k1-1-abc", None)
     general = Commit(77, rows=list(rows))
     general.request = ("k1-1-abc", _digest(general))
     assert found.digest == general.request[1]
