@@ -27,6 +27,11 @@ instead of 36 (99th percentile), and the stream beside it was a quarter faster. 
 went to whoever was first to ask, folding had it again and again, and every few seconds an append waited for one or two.
 For the same reason a whole pass does not combine what it folds: that was one long turn for each table.
 
+Appends go on while a pass lasts, and a long one would leave readers a hundred runs to search. So what comes in
+meanwhile is combined between its steps. The last 12 slots of an endpoint, beside batches of 100,000: 7 runs instead of
+24 (median; of 99 in 100, 14 instead of 80), 2.8 ms instead of 3.9, 15 instead of 19 (99th percentile), and the stream
+is a tenth faster, as the next fold finds fewer runs (8 s each, alternately, three times).
+
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 
 Where base cannot be written, for want of disk space most of all, nothing is dropped from pending: the same is tried
@@ -71,6 +76,8 @@ __all__ = ["POSITION", "Consolidator", "Sealer"]
 POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
 
+_RUNS_MEANWHILE: Final = 8
+"""So many runs that came in during a pass are worth combining before it ends."""
 _RETRY_S: Final = 0.5
 _FIRST_ROWS: Final = 64
 _RANGE_ROWS: Final = 256
@@ -155,6 +162,7 @@ class Consolidator:
         self._seen = position
         self._replayed = log.last
         self._begun: dict[int, int] = {}  # table -> up to where a fold of it was begun
+        self._whole_upto = 0  # F of the newest whole pass
         self._applied_bytes = 0
         self._folded_at = time.monotonic()
         self.passes = 0
@@ -264,6 +272,7 @@ class Consolidator:
         started = time.perf_counter()
         upto, keep = self._leases.boundaries()
         if upto > self.position:
+            self._whole_upto = upto
             for table in self._pending.tables():
                 schema = self._schema_of(table)
                 if schema is None:
@@ -313,6 +322,22 @@ class Consolidator:
             self._seen = upto
             self.passes += 1
             self._took(time.perf_counter() - started)
+
+    def _combine_meanwhile(self) -> None:
+        """Between two steps of a pass: combines what has come in since it began, as a light pass would.
+
+        Nothing at or below the F of a whole pass, whether or not it has come to that table: what base will have with
+        the position must not become part of a row that it will not have.
+        """
+        for table in self._pending.tables():
+            above = max(self._above(table), self._whole_upto)
+            if self._pending.runs_above(table, above) < _RUNS_MEANWHILE:
+                continue
+            schema = self._schema_of(table)
+            if schema is not None and is_combined(schema):
+                upto, keep = self._leases.boundaries()
+                with self._computing:
+                    combine(self._pending, schema, above, upto, keep)
 
     def _took(self, seconds: float) -> None:
         self.busy_s += seconds
@@ -387,6 +412,7 @@ class Consolidator:
                 self._compactable.add(schema.id)
                 self.rows_folded += rows
                 parts, rows = [], 0
+                self._combine_meanwhile()
 
     def sweep(self) -> None:
         """One bounded step of what nobody needs any more."""
@@ -494,6 +520,7 @@ class Consolidator:
             if gathered.next_start is None:
                 break
             start = gathered.next_start
+            self._combine_meanwhile()
         self._pending.drop_rows(schema.id, keys, upto)
         self._pending.drop_runs(schema.id, upto)
 

@@ -191,6 +191,11 @@ class Pending:
         pending = self._tables.get(table)
         return 0 if pending is None else len(pending.runs)
 
+    def runs_above(self, table: int, cts: int) -> int:
+        """How many delta runs are of later commits only."""
+        pending = self._tables.get(table)
+        return 0 if pending is None else sum(run.first_cts > cts for run in pending.runs)
+
     def newest(self, table: int, key: bytes) -> int:
         """The CTS of the newest operation on a row, visible or not; 0 if none is pending."""
         ops = self.ops(table, key, 2**63)

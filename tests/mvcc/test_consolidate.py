@@ -6,6 +6,7 @@ import itertools
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -254,6 +255,59 @@ def test_r1_what_base_may_have_already_is_not_combined_with_what_came_later(make
             step()
             with driver.db.snapshot() as snap:
                 assert [row["n"] for row in snap.scan("sums")] == [2, 2, 2], keep
+
+
+@pytest.mark.parametrize("keep", [0, 5, 20, 1_000])
+@pytest.mark.parametrize("every", [None, 1, 5])
+def test_r14_what_comes_in_during_a_pass_is_combined_before_it_ends(
+    make: Make, monkeypatch: pytest.MonkeyPatch, every: int | None, keep: int
+) -> None:
+    """Readers never have many runs to search; and whoever begins meanwhile, or after a crash, sees what was there.
+
+    ``every``: a snapshot is begun after so many appends. ``keep``: so many of the engine's writes outlive the crash.
+    """
+    driver = make(consolidate_rows=4)
+    db, store = driver.db, driver.store
+    db.create_event_table("ev", event_time="ts", columns={"ts": "timestamp", "k": "int64"})
+    db.create_aggregate("sums", source="ev", group_by=["k"], measures={"n": kivi.count()})
+    table, choice = store.table("sums").id, random.Random(keep)
+    counts: Counter[int] = Counter()
+    seen: list[tuple[Any, Counter[int]]] = []
+    runs: list[int] = []
+
+    def append() -> None:
+        keys = [choice.randrange(200) for _ in range(40)]
+        db.append("ev", [{"ts": 0, "k": key} for key in keys])
+        counts.update(keys)
+
+    combine = store.consolidator._combine_meanwhile
+
+    def meanwhile() -> None:
+        append()
+        if every and len(runs) % every == 0:
+            seen.append((db.snapshot(), Counter(counts)))
+        combine()
+        runs.append(store.pending.runs_above(table, store.consolidator._whole_upto))
+
+    monkeypatch.setattr(store.consolidator, "_combine_meanwhile", meanwhile)
+    for _ in range(20):
+        append()
+    db.consolidate()
+    assert len(runs) > 30
+    if not every:
+        assert max(runs) <= 12
+    seen.append((db.snapshot(), Counter(counts)))
+    for snap, expected in seen:
+        assert {row["k"]: row["n"] for row in snap.scan("sums")} == expected
+        snap.close()
+    store.crash()
+    driver._engine.crash(keep)  # type: ignore[union-attr]
+    driver._log.crash()  # type: ignore[union-attr]
+    driver._open()
+    for step in (lambda: None, driver.store.consolidator.run_light, driver.db.consolidate):
+        step()
+        with driver.db.snapshot() as snap:
+            assert {row["k"]: row["n"] for row in snap.scan("sums")} == counts
 
 
 def test_r14_a_stalled_commit_stops_consolidation_below_it(make: Make) -> None:
