@@ -81,10 +81,12 @@ class PlainGets:
         return PlainGet(request, received, transaction, begins, plan, keys)
 
     def begins_plainly(self, begin: session_pb2.Begin) -> bool:
-        """Whether it wants the newest snapshot, which is there, kept as long as any."""
-        if begin.min_snapshot > self._store.watermark() or begin.ttl_ms or begin.shared or begin.lease:
+        """Whether it wants one snapshot, the newest, which is there, kept as long as any."""
+        if begin.count > 1 or begin.ttl_ms or begin.shared or begin.lease:
             return False
-        return not (begin.HasField("as_of_ts") or begin.HasField("as_of_us"))
+        if begin.HasField("as_of_ts") or begin.HasField("as_of_us"):
+            return False
+        return begin.min_snapshot <= self._store.watermark()
 
     def begin(self, wanted: Sequence[PlainGet]) -> list[Transaction]:
         """Opens the snapshots of those that begin; these."""

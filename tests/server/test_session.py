@@ -432,6 +432,22 @@ def test_snapshots_begun_together_are_released_each_on_its_own(raw, sums, db):
     assert db.stats()["server_open_transactions"] == held
 
 
+def test_a_first_request_may_begin_several(raw, sums):
+    scan = scanning(31, sums, 1)
+    scan.first.count = 2
+    raw.send(
+        reading(21, 1, table_id=sums, count=3),
+        *(later(n, 2, sums, txn=n) for n in (22, 23, 24)),
+        scan,
+        later(32, 3, sums, txn=32),
+    )
+    assert cells(raw.reply(21)) == [[1, 1, None]]
+    assert [cells(raw.reply(n)) for n in (22, 23)] == [[[2, 2, None]]] * 2
+    assert raw.reply(24).error.reason == "SnapshotTooOld"
+    assert len(raw.reply(31).page.rows) == 1
+    assert cells(raw.reply(32)) == [[3, 3, None]]
+
+
 def later(request: int, key: int, table_id: int, txn: int) -> pb.Request:
     out = reading(request, key, table_id=table_id, txn=txn)
     out.ClearField("first")
