@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -38,20 +39,31 @@ class Order:
 
 
 class Appending:
-    """The running process."""
+    """The running process. What it says at its end is read meanwhile: a pipe holds less than a minute's batches."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self._said = ""
+        self._reading = threading.Thread(target=self._read, name="bench-appending", daemon=True)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        self._said = self._process.stdout.read()
+
+    def killed(self) -> None:
+        self._process.kill()
+        self._reading.join()
 
     def running(self) -> bool:
-        return self._process.poll() is None
+        return self._reading.is_alive()
 
     def streamed(self) -> Streamed:
         """Waits for its end. Raises RuntimeError if it failed."""
-        said, _ = self._process.communicate()
-        if self._process.returncode:
+        self._reading.join()
+        if self._process.wait():
             raise RuntimeError(f"the appending process ended with exit code {self._process.returncode}")
-        return Streamed(**json.loads(said))
+        return Streamed(**json.loads(self._said))
 
 
 @contextmanager
@@ -65,9 +77,14 @@ def started(order: Order) -> Iterator[Appending]:
                 raise RuntimeError("the appending process did not come up")
             process.stdin.write("\n")
             process.stdin.flush()
-            yield Appending(process)
-        finally:
+        except BaseException:
             process.kill()
+            raise
+        appending = Appending(process)
+        try:
+            yield appending
+        finally:
+            appending.killed()
 
 
 def _main(order: Order) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 import kivi
 import kivi.aio
 from bench import matching, notified, peers, subscribers, tables, verify
+from bench.appending import Order, started
 from bench.data import SLOT_US, START_US, Pool, Totals, make
 from bench.peers import limit
 from bench.producers import _check, _Producer
@@ -68,6 +71,20 @@ def test_a_store_that_holds_what_was_sent_is_believed_and_one_event_more_is_not(
         db.append(tables.EVENTS, [{"endpoint_id": 3, "ts": START_US, "resp_time_us": 0}])
         with pytest.raises(WrongTotals, match="kivi holds .*count=5501.* was sent .*count=5500"):
             tables.check(db, pool.expected(done.sent), "kivi")
+
+
+def test_a_long_stream_ends_while_nobody_asks_what_it_did(tmp_path: Path) -> None:
+    """What it says at its end is more than a pipe holds."""
+    with Server(tmp_path / "data") as server, server.connect() as db:
+        tables.create(db)
+        with started(Order(server.endpoint, "hot", 10, 1_000, batches=5_000)) as appending:
+            until = time.monotonic() + 60
+            while appending.running():
+                assert time.monotonic() < until
+                time.sleep(0.01)
+            done = appending.streamed()
+        assert len(json.dumps(done.at_s)) > 65_536
+        tables.check(db, make("hot", 10, 1_000).expected(done.sent), "kivi")
 
 
 @pytest.mark.parametrize("column", ["endpoint_id", "slot", "n", "total"])

@@ -61,6 +61,9 @@ class DurableSubscriptions:
         # A user's rows are read again only after a change of them, all of which are made here.
         self._changes = itertools.count(1)
         self._changed: dict[str, int] = {}
+        self._forgotten = (
+            0  # the number of the change since when ``_changed`` knows all; of a user that it does not know
+        )
         self._known_of: dict[str, tuple[int, list[Stored]]] = {}
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
@@ -133,7 +136,7 @@ class DurableSubscriptions:
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
         """The user's others on this table."""
-        changed = self._changed.get(user, 0)
+        changed = self._changed.get(user, self._forgotten)
         known = self._known_of.get(user)
         if known is None or known[0] != changed:
             if len(self._known_of) >= _USERS_KNOWN:
@@ -176,7 +179,14 @@ class DurableSubscriptions:
             finally:
                 self._store.rollback(txn)
                 if user is not None:
-                    self._changed[user] = next(self._changes)
+                    self._note(user)
+
+    def _note(self, user: str) -> None:
+        """The user's rows are others now. Of many users, only those of late are known."""
+        if len(self._changed) >= _USERS_KNOWN:
+            self._forgotten = next(self._changes)  # first: who looks between the two reads once more than needed
+            self._changed = {}
+        self._changed[user] = next(self._changes)
 
     def _sweep(self) -> None:
         """Deletes rows that have expired, now and then."""

@@ -18,6 +18,7 @@ import kivi.aio
 from kivi.catalog import SUBSCRIPTIONS
 from kivi.embedded import Database
 from kivi.errors import InvalidArgument, NotFound, PermissionDenied, StoreInUse
+from kivi.live import durable
 from kivi.store import Scan, Store
 from tests.serverproc import ServerProcess
 
@@ -139,6 +140,24 @@ def test_what_others_of_the_user_saw_is_left_out(db: Any) -> None:
         assert drain(one) == [e["seq"] for e in late if e["us"] >= 700 and e["service"] != "x"]
     with db.subscribe("calls", name="x", user="bob", where=service, unseen=True, interval_ms=0) as other:
         assert len(drain(other)) == sum(e["service"] == "x" for e in (*events, *late))
+
+
+def test_of_many_users_only_those_of_late_are_remembered(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is forgotten is read again: whoever asks gets the others as they are."""
+    monkeypatch.setattr(durable, "_USERS_KNOWN", 3)
+    known, schema, rng = db.hub.durable, db.store.table("calls"), random.Random(1)
+    names: dict[str, set[str]] = {f"u{i}": set() for i in range(8)}
+    for step in range(120):
+        user = rng.choice(list(names))
+        if names[user] and rng.random() < 0.4:
+            db.unsubscribe(gone := rng.choice(sorted(names[user])), user=user)
+            names[user].discard(gone)
+        else:
+            with db.subscribe("calls", name=f"s{step}", user=user):
+                names[user].add(f"s{step}")
+        for asks in rng.sample(sorted(names), 3):
+            assert {other.name for other in known.others(asks, "", schema)} == names[asks]
+        assert len(known._changed) <= 3 and len(known._known_of) <= 3
 
 
 def test_of_two_that_are_connected_one_gets_it(db: Any) -> None:
