@@ -59,11 +59,11 @@ class PlainReader:
         _, plans, remembered = self._plans
         if plans is None:
             return None
+        if any([operation.kind not in _PLAIN for operation in operations]):  # noqa: C419 (there is one)
+            return None  # before its bytes are looked at, which may be megabytes of events
         name = b"".join([operation.SerializeToString() for operation in operations])
         does = remembered.get(name)
         if does is None:
-            if any(operation.kind not in _PLAIN for operation in operations):
-                return None
             does = self._does(plans, operations)
             if does is None:
                 return None
