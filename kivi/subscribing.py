@@ -29,10 +29,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final, Self
 
-from kivi.arguments import (
-    SubscribeArguments,
-    patience_s,
-)
+from kivi.arguments import SubscribeArguments, patience_s
 from kivi.errors import InvalidArgument
 from kivi.schema import TableSchema
 from kivi.subscriptions import Change, Stored, Update, applied

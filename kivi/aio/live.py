@@ -10,10 +10,7 @@ from typing import Any, Self
 
 from kivi import client_subscriptions as subscriptions
 from kivi.aio.transport import Transport
-from kivi.arguments import (
-    SubscribeArguments,
-    patience_s,
-)
+from kivi.arguments import SubscribeArguments, patience_s
 from kivi.client_calls import silent
 from kivi.client_core import Core
 from kivi.errors import InvalidArgument, KiviError

@@ -61,9 +61,8 @@ class DurableSubscriptions:
         # A user's rows are read again only after a change of them, all of which are made here.
         self._changes = itertools.count(1)
         self._changed: dict[str, int] = {}
-        self._forgotten = (
-            0  # the number of the change since when ``_changed`` knows all; of a user that it does not know
-        )
+        # Since this change ``_changed`` knows every user whose rows changed: of any other it is the newest.
+        self._forgotten = 0
         self._known_of: dict[str, tuple[int, list[Stored]]] = {}
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
