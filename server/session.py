@@ -1,4 +1,4 @@
-"""The session stream: frames of requests in, frames of replies out, and hardly a store call on the event loop.
+"""The session stream: frames of requests in, frames of replies out, and only short work on the event loop.
 
 ::
 
@@ -8,11 +8,11 @@
     take all of out <------------------------------------------------ commit outcomes -> out
     write frame
 
-*Order.* A session's frames are handled by one worker, in order; a lone read of few rows by the event loop itself, as
-long as no such read has taken it more than some milliseconds. A request that may take long goes to
-a pool and marks its transaction busy; what follows in that transaction waits behind it, and other
-transactions pass. There is a pool each for reads, for writes, for commits that wait for room in pending
-and for what only waits, so that none of these holds up another.
+*Order.* A session's frames are handled by one worker, in order; a lone read of few rows, and plain commits, by the
+event loop itself, as long as no such frame has taken it more than some milliseconds. A request that may take long goes
+to a pool and marks its transaction busy; what follows in that transaction waits behind it, and other transactions pass.
+There is a pool each for reads, for writes, for commits that wait for room in pending and for what only waits, so that
+none of these holds up another.
 A commit is answered whenever the log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
@@ -46,6 +46,7 @@ import grpc
 from kivi_server import limits
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
+from kivi_server.leading import Leading
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
@@ -70,6 +71,7 @@ _WRITE_BYTES: Final = 4 << 20
 _SLOW_OPERATIONS: Final = 500
 _SLOW_BYTES: Final = 64 << 10
 _SLOW_KEYS: Final = 500
+_HERE_BYTES: Final = 32 << 10
 _LONE_BYTES: Final = 512
 _LONE_REQUESTS: Final = 3
 _FEW_ROWS: Final = 24
@@ -93,6 +95,7 @@ class Session(Requests):
         self._wake = asyncio.Event()
         self._woken = False
         self._jobs = sessions.next_queue()
+        self._leading = sessions.leading = sessions.leading or Leading(sessions, loop)
         self._bytes_in = 0  # read; only the event loop adds
         self._bytes_handled = 0  # only the worker adds
         self._asked = 0  # requests that want an answer; only the worker adds
@@ -123,7 +126,7 @@ class Session(Requests):
             while (data := await _next_frame(context)) is not None:
                 idle = self._bytes_in == self._bytes_handled and not self._paused and self._resumes == self._resumed
                 self._bytes_in += len(data)
-                if not (idle and len(data) <= _LONE_BYTES and self._read_here(data)):
+                if not (idle and len(data) <= _HERE_BYTES and self._handle_here(data)):
                     self._jobs.put(functools.partial(self.handle, data))
                 while self._full():
                     await asyncio.sleep(0.002)
@@ -143,26 +146,56 @@ class Session(Requests):
                     await writer
             self._jobs.put(self._release_all)
 
-    def _read_here(self, data: bytes) -> bool:
-        """Answers a lone read of few rows on the event loop, if that has been quick; False: it is for the worker.
+    def _handle_here(self, data: bytes) -> bool:
+        """Does a small frame's work on the event loop, if that has been quick; False: it is for the worker.
 
-        Two hand-overs between threads cost more than the read (measured alone: 1.3 ms a get here, 2.0 ms by the
-        worker). Many at a time are the worker's, as are commits, whose answers come from the log's thread anyhow.
+        That is a lone read of few rows, since two hand-overs between threads cost more than the read (measured alone:
+        1.3 ms a get here, 2.0 ms by the worker), and plain commits (``kivi_server.leading``). Many reads at a time are
+        the worker's: as many are answered there.
         """
         if not self.sessions.is_quick():
+            return False
+        may_commit = self.store.log.is_quick() and self.client.allowance.rate is None
+        if not may_commit and len(data) > _LONE_BYTES:
             return False
         try:
             frame = session_pb2.ClientFrame.FromString(data)
         except Exception:
             return False
         if len(frame.requests) > _LONE_REQUESTS or not all(map(self._reads_little, frame.requests)):
-            return False
+            return may_commit and self._read_commits(frame, len(data))
         began, reads = time.monotonic(), disk_reads()
         self._take(frame)
         self._pump()
         self._bytes_handled += len(data)
         self.sessions.took(time.monotonic() - began, disk_reads() - reads)
         return True
+
+    def _read_commits(self, frame: session_pb2.ClientFrame, size: int) -> bool:
+        """Reads a frame of plain commits, to be done in the loop's next turn; False: there is something else in it."""
+        now, plain = time.monotonic(), self.translator.plain
+        version = plain.version()
+        group: list[Plain] = []
+        for request in frame.requests:
+            found = plain.read(request, now) if self._may_write(request) else None
+            if found is None or len(group) == _GROUP:
+                return False
+            group.append(found)
+        self.sessions.frames_in += 1
+        self.sessions.requests += len(group)
+        self._asked += len(group)
+        self._leading.add(self, group, version, size)
+        return True
+
+    def commit_here(self, group: list[Plain], version: int, size: int) -> None:
+        """Commits what ``_read_commits`` has read. What takes its time, as a conflict or a retry, is the worker's."""
+        if left := self._commit_plain(group, version):
+            self._jobs.put(functools.partial(self._dispatch_each, left))
+        self._bytes_handled += size
+
+    def _dispatch_each(self, left: list[Plain]) -> None:
+        for plain in left:
+            self._dispatch(*plain.tag)
 
     def _reads_little(self, request: session_pb2.Request) -> bool:
         """Whether it begins or ends snapshots, or reads few rows of a table whose rows are of bounded size."""
@@ -354,7 +387,7 @@ class Session(Requests):
                 group.append(plain)
                 inbox.popleft()
             if group:
-                self._commit_plain(group, version)
+                self._dispatch_each(self._commit_plain(group, version))
             elif inbox and not self._get_plain():
                 self._dispatch(*inbox.popleft())
 
@@ -402,8 +435,8 @@ class Session(Requests):
         self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
         return True
 
-    def _commit_plain(self, group: list[Plain], version: int) -> None:
-        """Transactions of deltas and puts, together; those that are not as regular as they look, one by one."""
+    def _commit_plain(self, group: list[Plain], version: int) -> list[Plain]:
+        """Transactions of deltas and puts, together; gives back those that are not as regular as they look."""
         try:
             if self.sessions.stopping:
                 raise stopping()
@@ -418,9 +451,8 @@ class Session(Requests):
             for plain in group:
                 self._fail(plain.tag[0], None, error)
             self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], error, len(group))
-            return
-        for plain in left:
-            self._dispatch(*plain.tag)
+            return []
+        return left
 
     def _plain_done(self, group: list[Plain], error: CommitUnknown | None) -> None:
         """Called by the log's thread: one message for all of them."""

@@ -29,6 +29,7 @@ from kivi.settings import COMPUTING
 from kivi.store import Lease, Store
 
 if TYPE_CHECKING:
+    from kivi_server.leading import Leading
     from kivi_server.session import Session
 
 __all__ = ["Sessions", "disk_reads"]
@@ -75,6 +76,7 @@ class Sessions:
         self.frames_in = 0
         self.frames_out = 0
         self.dropped = 0
+        self.leading: Leading | None = None  # comes with the first session, of whose event loop it is
         self._commits = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")

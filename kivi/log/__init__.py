@@ -110,9 +110,9 @@ class CommitLog(ABC):
 
         Does no I/O, and may be called under a mutex that makes the order of the calls meaningful. It
         can only block while a log that has no room yet makes some. The buffers must not change until
-        ``done`` is called: exactly once, by a thread of the log, in log order, with None or with the
-        `LogFailed` that makes the outcome unknown. ``done`` may take the caller's mutex; it should be
-        short, since the next group's ``done`` waits for it, and what it raises is logged and dropped.
+        ``done`` is called: exactly once, by a thread of the log or one that is leading, in log order, with
+        None or with the `LogFailed` that makes the outcome unknown. ``done`` may take the caller's mutex; it
+        should be short, since the next group's ``done`` waits for it, and what it raises is logged and dropped.
 
         When this raises, nothing has entered, no number was taken and ``done`` is never called:
         `DiskFull` if there is no disk space for the group, `ResourceExhausted` if too much is waiting to be
@@ -123,6 +123,18 @@ class CommitLog(ABC):
     def together(self) -> AbstractContextManager[object]:
         """A hint, for as long as it is entered: more will be appended at once, and one sync for all is better."""
         return nullcontext()
+
+    def leading(self) -> AbstractContextManager[object]:
+        """A hint: the calling thread has time to write and sync by itself what it appends as long as this is entered.
+
+        It does so as it leaves, and calls ``done``, so it holds no mutex then that ``done`` takes. Or a thread of the
+        log does, as ever, where that is better.
+        """
+        return self.together()
+
+    def is_quick(self) -> bool:
+        """Whether who is ``leading`` now would most likely not wait long for the disk."""
+        return False
 
     def afterwards(self, fn: Callable[[], None]) -> bool:
         """For a ``done``: has ``fn`` called when those that were synced together with it are done, too.

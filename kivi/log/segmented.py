@@ -3,15 +3,17 @@
 The way of a group of records::
 
     append     caller's thread   find room, take numbers, time and place under the lock, join the queue
-    write      a writer          take what is queued, chain the checksums, pwritev         (write lock)
+    write      a writer          take what is queued, chain the checksums, pwritev         (``_taken``)
     sync       the same writer   fdatasync through its own open file, with no lock
     complete   the same writer   in turn: write the mark, raise `durable`, call every done()
 
 Two writers alternate: while one syncs, the other may already write and sync what came in meanwhile. An idle
-log writes and syncs at once, nothing lingers. Invariants, and where they are kept:
+log writes and syncs at once, nothing lingers. A thread that appends while it is *leading* is the writer of what it
+has appended, if nothing else is there to write: it spares two hand-overs between threads, for the time of a sync in
+which it can do nothing else. Who cannot spare that asks `is_quick` first. Invariants, and where they are kept:
 
-* **Log order.** Numbers and places are given under ``_lock`` in `append`; the queue is emptied and written
-  under ``_write_lock`` in `_writer`; groups complete by turn in `_complete`.
+* **Log order.** Numbers and places are given under ``_lock`` in `append`; from when the queue is emptied until that
+  is written, ``_taken`` keeps every other writer away (`_take`); groups complete by turn in `_complete`.
 * **A failed sync is never missed.** The kernel reports a failed write-back once to each open file
   description, so each writer has its own for every segment. A group completes only after its own sync and all
   syncs that began before have returned without an error; any error seen by then fails it (`_fail`,
@@ -81,6 +83,9 @@ _TAIL_BYTES = 4 << 20
 _IOV_MAX = 1024
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
+_LEADER = _WRITERS  # its place among those who write
+_QUICK_S = 0.0005
+_QUICK_BYTES = 1 << 20
 _GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 
@@ -138,7 +143,10 @@ class SegmentedLog(CommitLog):
         self._ready = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         self._queue: deque[_Group] = deque()
+        self._taken = False  # by one who has not written yet what was in the queue
         self._gathering = 0
+        self._here = threading.local()  # `led`: what this thread has appended while it is leading
+        self._sync_s = 0.0  # the syncs' moving average
         self._segments = state.segments
         self._active: Segment | None = None
         self._next = self._mark.current.start
@@ -150,8 +158,7 @@ class SegmentedLog(CommitLog):
         self._turns = 0
         self.sync_times = Histogram()
         self._counts = {"groups": 0, "syncs": 0, "written_bytes": 0, "rolls": 0, "sync_s": 0.0}
-        # Under the write lock: the segment being written, and the state of the chain at its end.
-        self._write_lock = threading.Lock()
+        # Who has taken the queue: the segment being written, and the state of the chain at its end.
         self._writing: Segment | None = None
         self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
         # Under the order lock:
@@ -167,7 +174,7 @@ class SegmentedLog(CommitLog):
             self._lock,
             self._sync_mark,
             lambda error: self.on_room(error),
-            writers=_WRITERS,
+            writers=_WRITERS + 1,
         )
         with self._lock:
             self._room.prepare()
@@ -249,8 +256,13 @@ class SegmentedLog(CommitLog):
             self._inflight_records += len(prepared)
             self._inflight_bytes += size
             ticket = Ticket(first, self._last, self._time_us)
-            self._queue.append(_Group(prepared, first, self._time_us, segment, offset, size, done))
-            self._ready.notify()
+            group = _Group(prepared, first, self._time_us, segment, offset, size, done)
+            self._queue.append(group)
+            led: list[_Group] | None = getattr(self._here, "led", None)
+            if led is not None:
+                led.append(group)
+            elif not self._taken:
+                self._ready.notify()
             if segment.end > segment.capacity // 2:
                 self._room.prepare()
         return ticket
@@ -265,7 +277,45 @@ class SegmentedLog(CommitLog):
             with self._lock:
                 self._gathering -= 1
                 if self._queue and not self._gathering:
-                    self._ready.notify()
+                    self._ready.notify_all()
+
+    @contextmanager
+    def leading(self) -> Iterator[None]:
+        led: list[_Group] = []
+        self._here.led = led
+        try:
+            yield
+        finally:
+            self._here.led = None
+            if led:
+                self._lead(led)
+
+    def _lead(self, led: list[_Group]) -> None:
+        """Writes, syncs and completes these, if they are all that there is; else a writer does."""
+        with self._lock:
+            idle = not self._taken and self._turns == self._completing and not self._closing
+            mine = len(led) == len(self._queue) and led[0] is self._queue[0]
+            if not (idle and mine) or led[-1].segment is not self._writing or led[0].segment is not self._writing:
+                self._ready.notify()
+                return
+            turn, groups = self._take()
+        self._write_through(_LEADER, turn, groups)
+
+    def is_quick(self) -> bool:
+        """Whether a thread that is leading would most likely have its records written and synced in no time.
+
+        That is, nothing else is being written, there is room, and syncs have been quick: one that was slow is felt for
+        a dozen of them.
+        """
+        active = self._active
+        return (
+            self._sync_s < _QUICK_S
+            and self._turns == self._completing
+            and not self._queue
+            and active is not None
+            and active is self._writing
+            and active.end + _QUICK_BYTES <= active.capacity
+        )
 
     def _gathered(self) -> bool:
         return not self._gathering or self._closing
@@ -302,34 +352,46 @@ class SegmentedLog(CommitLog):
 
     def _writer(self, me: int) -> None:
         while True:
-            with self._write_lock:
-                with self._lock:
-                    while not self._queue and not self._closing:
-                        self._ready.wait()
-                    if self._gathering:
-                        self._ready.wait_for(self._gathered, _GATHER_S)
-                    groups: list[_Group] = []
-                    size = 0
-                    while self._queue and size < _FLIGHT_BYTES:
-                        groups.append(self._queue.popleft())
-                        size += groups[-1].size
-                    if not groups:
-                        return
-                    turn = self._turns
-                    self._turns += 1
-                if self._failed is None:
-                    try:
-                        self._write(me, groups)
-                    except Exception as error:
-                        self._fail(error)
-                writing, chain = self._writing, self._chain
-            began = time.perf_counter()
-            if self._failed is None and writing is not None:
-                try:
-                    self._files.fdatasync(writing.fds[me])
-                except Exception as error:
-                    self._fail(error)
-            self._complete(turn, groups, chain, time.perf_counter() - began)
+            with self._lock:
+                while self._taken or not (self._queue or self._closing):
+                    self._ready.wait()
+                if not self._queue:
+                    return
+                self._taken = True
+                if self._gathering:
+                    self._ready.wait_for(self._gathered, _GATHER_S)
+                turn, groups = self._take()
+            self._write_through(me, turn, groups)
+
+    def _take(self) -> tuple[int, list[_Group]]:
+        """What is written next, and when it completes; under the lock, with something in the queue."""
+        groups: list[_Group] = []
+        size = 0
+        while self._queue and size < _FLIGHT_BYTES:
+            groups.append(self._queue.popleft())
+            size += groups[-1].size
+        self._taken = True
+        self._turns += 1
+        return self._turns - 1, groups
+
+    def _write_through(self, me: int, turn: int, groups: list[_Group]) -> None:
+        if self._failed is None:
+            try:
+                self._write(me, groups)
+            except Exception as error:
+                self._fail(error)
+        writing, chain = self._writing, self._chain
+        with self._lock:
+            self._taken = False
+            if self._queue or self._closing:
+                self._ready.notify_all()
+        began = time.perf_counter()
+        if self._failed is None and writing is not None:
+            try:
+                self._files.fdatasync(writing.fds[me])
+            except Exception as error:
+                self._fail(error)
+        self._complete(turn, groups, chain, time.perf_counter() - began)
 
     def _write(self, me: int, groups: list[_Group]) -> None:
         buffers: list[bytes | memoryview] = []
@@ -418,6 +480,7 @@ class SegmentedLog(CommitLog):
             counts["syncs"] += 1
             counts["written_bytes"] += size
             counts["sync_s"] += sync_s
+            self._sync_s += (sync_s - self._sync_s) / 8
             self.sync_times.observe(sync_s)
             self._progress.notify_all()
         if not self._abandoned:
@@ -604,6 +667,8 @@ class SegmentedLog(CommitLog):
             self._room.wake()
         for thread in self._threads:
             thread.join()
+        with self._order:
+            self._order.wait_for(lambda: self._completing == self._turns)  # one that is leading
         clean = self._failed is None
         self._room.stop(trim=clean)
         for segment in (self._writing, self._active):  # two, if the log failed before it could roll

@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,7 @@ def open_log(path: Path, files: Files | None = None, **options: Any) -> Segmente
     return SegmentedLog(str(path), store_id=STORE, files=files, **options)
 
 
-def append(log: SegmentedLog, *bodies: bytes) -> tuple[Ticket, BaseException | None]:
+def append(log: SegmentedLog, *bodies: bytes, leading: bool = False) -> tuple[Ticket, BaseException | None]:
     """Append one group and wait: its ticket and what its done() got."""
     event = threading.Event()
     outcome: list[BaseException | None] = []
@@ -92,7 +93,8 @@ def append(log: SegmentedLog, *bodies: bytes) -> tuple[Ticket, BaseException | N
         outcome.append(error)
         event.set()
 
-    ticket = log.append([(Kind.COMMIT, [body]) for body in bodies], done)
+    with log.leading() if leading else nullcontext():
+        ticket = log.append([(Kind.COMMIT, [body]) for body in bodies], done)
     assert event.wait(30)
     assert outcome[0] is None or isinstance(outcome[0], LogFailed)
     return ticket, outcome[0]

@@ -120,7 +120,8 @@ def test_short_writes_are_continued(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_failed_sync_fails_the_log_for_good_and_is_not_retried(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leading", [False, True])
+def test_a_failed_sync_fails_the_log_for_good_and_is_not_retried(tmp_path: Path, leading: bool) -> None:
     failing = threading.Event()
 
     def fault(name: str, number: int) -> None:
@@ -134,7 +135,7 @@ def test_a_failed_sync_fails_the_log_for_good_and_is_not_retried(tmp_path: Path)
     log = open_log(tmp_path / "log", files)
     assert append(log, b"good")[1] is None
     failing.set()
-    _, error = append(log, b"unknown")
+    _, error = append(log, b"unknown", leading=leading)
     assert isinstance(error, LogFailed)
     assert log.durable == 1
     failing.clear()
@@ -214,12 +215,12 @@ def test_a_later_sync_that_fails_first_fails_the_earlier_group_too(tmp_path: Pat
     assert [type(error) for error in outcomes] == [LogFailed, LogFailed]
 
 
-def run(log: SegmentedLog, count: int) -> list[bytes]:
+def run(log: SegmentedLog, count: int, leading: bool) -> list[bytes]:
     """Append until it fails; returns what was acknowledged."""
     acknowledged: list[bytes] = []
     for i in range(count):
         try:
-            _, error = append(log, body(i) * 20)
+            _, error = append(log, body(i) * 20, leading=leading)
         except KiviError:
             return acknowledged
         if error is not None:
@@ -234,7 +235,8 @@ def run(log: SegmentedLog, count: int) -> list[bytes]:
 
 
 @pytest.mark.timeout(300)
-def test_every_call_fails_once_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leading", [False, True])
+def test_every_call_fails_once_and_nothing_acknowledged_is_lost(tmp_path: Path, leading: bool) -> None:
     number, finished = 0, False
     while not finished:
         number += 1
@@ -246,7 +248,7 @@ def test_every_call_fails_once_and_nothing_acknowledged_is_lost(tmp_path: Path) 
         except KiviError:
             pass
         else:
-            acknowledged = run(log, 40)
+            acknowledged = run(log, 40, leading)
             finished = len(files.calls) < number
             log.abandon()
         log = open_log(path)

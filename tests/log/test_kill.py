@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -38,7 +39,8 @@ def child(path: str, seed: int) -> None:
                 with out:
                     print(log.durable, flush=True)
 
-            log.append([(Kind.COMMIT, [head, bytes(size)])], done)
+            with log.leading() if rng.random() < 0.5 else nullcontext():
+                log.append([(Kind.COMMIT, [head, bytes(size)])], done)
             time.sleep(0.0005)
 
     for name in range(4):

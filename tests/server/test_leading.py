@@ -1,0 +1,263 @@
+"""Plain commits on the event loop: which are done there, with whom they share a sync, and what the worker gets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kivi_server import leading
+from kivi_server.auth import Access, Allowance, Grant
+from kivi_server.session import Session
+from kivi_server.sessions import Sessions
+
+import kivi
+from kivi.client_codec import new_token
+from kivi.log.segmented import SegmentedLog
+from kivi.store import Store
+from kivi.wire.v1 import session_pb2
+
+DELTA = session_pb2.Operation.KIND_DELTA
+
+
+class Peer:
+    """A session without a stream: frames in, and what is answered, by which thread."""
+
+    def __init__(self, sessions: Sessions, grant: Grant | None = None) -> None:
+        grant = grant or Grant()
+        self.session = Session(sessions, grant, sessions.clients.of(grant, "peer"), asyncio.get_running_loop())
+        self.answers: list[session_pb2.Response] = []
+        self.threads: set[int] = set()
+        self._ids = 0
+        self.session._send = self._send  # type: ignore[method-assign]
+
+    def _send(self, data: bytes, answers: int) -> None:
+        self.threads.add(threading.get_ident())
+        self.answers += session_pb2.ServerFrame.FromString(data).responses
+
+    def has(self, answers: int) -> bool:
+        return len(self.answers) == answers
+
+    def commit(self, hits: int = 1, token: str | None = None, row: int = 1) -> session_pb2.Request:
+        self._ids += 1
+        request = session_pb2.Request(id=self._ids)
+        operation = request.operations.add(kind=DELTA, table="counters", columns=["hits"])
+        operation.key.add(int_value=row)
+        operation.values.add(int_value=hits)
+        request.commit.token = token or new_token()
+        return request
+
+    def read(self) -> session_pb2.Request:
+        self._ids += 1
+        request = session_pb2.Request(id=self._ids, txn=self._ids)
+        request.first.SetInParent()
+        request.get.table = "counters"
+        request.get.keys.add().values.add(int_value=1)
+        return request
+
+    def here(self, *requests: session_pb2.Request) -> bool:
+        """Hands a frame of these to the event loop; False: it is for the worker."""
+        return self.session._handle_here(session_pb2.ClientFrame(requests=requests).SerializeToString())
+
+
+def hits(store: Store, row: int = 1) -> int | None:
+    lease = store.begin()
+    try:
+        (found,) = store.get(lease, store.table("counters"), [(row,)], None)
+        return None if found is None else found["hits"]
+    finally:
+        store.release(lease)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not holds():  # noqa: ASYNC110 (of threads that tell nobody)
+            await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def served(path: Path, allowance: Allowance | None = None) -> AsyncIterator[Sessions]:
+    """Sessions of a store with a table of counters, whose log is idle and has been quick."""
+    with contextlib.closing(kivi.open(str(path / "data"))) as db:
+        db.create_table("counters", key={"id": "int64"}, columns={"hits": kivi.sum("int64")})
+        with db.transaction() as tx:
+            tx.delta("counters", (0,), hits=1)
+        sessions = Sessions(db.store, "test", allowance)
+        await quick(db.store)
+        yield sessions
+        sessions.close()
+
+
+def log_of(store: Store) -> SegmentedLog:
+    assert isinstance(store.log, SegmentedLog)
+    return store.log
+
+
+async def quick(store: Store) -> None:
+    """Whatever this disk took until now."""
+    log_of(store)._sync_s = 0.0
+    await until(store.log.is_quick)
+
+
+def run(story: Callable[[Sessions], Coroutine[Any, Any, None]], path: Path, allowance: Allowance | None = None) -> None:
+    async def told() -> None:
+        async with served(path, allowance) as sessions:
+            await story(sessions)
+
+    asyncio.run(told())
+
+
+def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        peer, store = Peer(sessions), sessions.store
+        syncs = store.log.stats()["syncs"]
+        assert peer.here(*[peer.commit(hits=n) for n in range(1, 6)])
+        assert peer.answers == []
+        await asyncio.sleep(0)
+        assert [answer.id for answer in peer.answers] == [1, 2, 3, 4, 5]
+        stamps = [answer.commit.commit_ts for answer in peer.answers]
+        assert stamps == list(range(stamps[0], stamps[0] + 5)) and store.watermark() == stamps[-1]
+        assert peer.threads == {threading.get_ident()}
+        assert hits(store) == 15
+        assert store.log.stats()["syncs"] == syncs + 1
+        assert peer.session._bytes_handled > 0 and sessions.commits_in_flight == 0
+
+    run(story, tmp_path)
+
+
+def test_frames_of_several_sessions_share_a_sync(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        peers = [Peer(sessions) for _ in range(8)]
+        syncs = sessions.store.log.stats()["syncs"]
+        for peer in peers:
+            assert peer.here(peer.commit(), peer.commit())
+        await asyncio.sleep(0)
+        assert all(len(peer.answers) == 2 for peer in peers)
+        assert sessions.store.log.stats()["syncs"] == syncs + 1
+        assert hits(sessions.store) == 16
+
+    run(story, tmp_path)
+
+
+def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(leading, "_AT_ONCE", 3)
+
+    async def story(sessions: Sessions) -> None:
+        peers = [Peer(sessions) for _ in range(4)]
+        for peer in peers:
+            assert peer.here(peer.commit(), peer.commit())
+        turns = []
+        while not all(peer.answers for peer in peers):
+            await asyncio.sleep(0)
+            turns.append(sum(len(peer.answers) for peer in peers))
+        assert [*dict.fromkeys(turns)] == [4, 8]
+        assert hits(sessions.store) == 8
+
+    run(story, tmp_path)
+
+
+def test_a_frame_with_anything_else_in_it_is_the_workers_as_a_whole(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        unknown = peer.commit()
+        unknown.operations[0].table = "nowhere"
+        within = peer.commit()
+        within.txn = 77
+        for other in (peer.read(), unknown, within):
+            assert not peer.here(peer.commit(), peer.commit(), peer.commit(), other)
+        many = [peer.commit() for _ in range(257)]
+        assert not peer.here(*many)
+        await asyncio.sleep(0.01)
+        assert peer.answers == [] and hits(sessions.store) is None
+
+    run(story, tmp_path)
+
+
+def test_a_retry_and_one_that_is_misused_are_told_by_the_worker(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        assert peer.here(peer.commit(token="a"), peer.commit(token="b"))
+        await asyncio.sleep(0)
+        first = {answer.id: answer.commit.commit_ts for answer in peer.answers}
+        await quick(sessions.store)
+        assert peer.here(peer.commit(token="a"), peer.commit(token="c"), peer.commit(hits=7, token="b"))
+        await until(lambda: len(peer.answers) == 5)
+        answers = {answer.id: answer for answer in peer.answers}
+        assert answers[3].commit.commit_ts == first[1]
+        assert answers[4].commit.commit_ts == first[2] + 1
+        assert "another payload" in answers[5].error.message
+        assert hits(sessions.store) == 3
+        await until(lambda: sessions.commits_in_flight == 0)
+
+    run(story, tmp_path)
+
+
+def test_while_syncs_are_slow_or_the_log_is_busy_commits_are_the_workers(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        peer, log = Peer(sessions), log_of(sessions.store)
+        log._sync_s = 0.1
+        assert not peer.here(peer.commit())
+        await quick(sessions.store)
+        sessions.took(1.0, 0)
+        assert not peer.here(peer.commit())
+        sessions._slow_until = 0.0
+        assert peer.here(peer.commit())
+        await asyncio.sleep(0)
+        assert hits(sessions.store) == 1
+
+    run(story, tmp_path)
+
+
+def test_a_disk_that_stalls_is_felt_once(tmp_path, monkeypatch):
+    """And what the log's threads then sync makes it quick again."""
+
+    async def story(sessions: Sessions) -> None:
+        peer, log = Peer(sessions), log_of(sessions.store)
+        sync = log._files.fdatasync
+
+        def stalls(fd: int) -> None:
+            time.sleep(0.3)
+            sync(fd)
+
+        monkeypatch.setattr(log._files, "fdatasync", stalls)
+        assert peer.here(peer.commit())
+        await asyncio.sleep(0)
+        assert len(peer.answers) == 1
+        monkeypatch.setattr(log._files, "fdatasync", sync)
+        assert not log.is_quick() and not sessions.is_quick()
+        assert not peer.here(peer.commit())
+        for n in range(100):
+            peer.session.handle(session_pb2.ClientFrame(requests=[peer.commit()]).SerializeToString())
+            await until(partial(peer.has, n + 2))
+        await until(lambda: log._sync_s < 0.1)
+
+    run(story, tmp_path)
+
+
+def test_who_may_not_write_is_told_so_and_who_has_a_rate_is_the_workers(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        reader = Peer(sessions, Grant(Access.READ, name="reader"))
+        assert reader.here(reader.commit())
+        await asyncio.sleep(0)
+        assert reader.answers[0].error.message and hits(sessions.store) is None
+        limited = Peer(sessions)
+        limited.session.client.allowance = Allowance(rate=1.0)
+        assert not limited.here(limited.commit())
+
+    run(story, tmp_path)
+
+
+def test_once_the_server_stops_nothing_new_begins(tmp_path):
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        assert peer.here(peer.commit())
+        sessions.stopping = True
+        await asyncio.sleep(0)
+        assert "stopping" in peer.answers[0].error.message and hits(sessions.store) is None
+
+    run(story, tmp_path)
