@@ -84,8 +84,8 @@ _IOV_MAX = 1024
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
 _LEADER = _WRITERS  # its place among those who write
-_QUICK_S = 0.0005
-_QUICK_BYTES = 1 << 20
+_QUICK_S = 0.001
+_QUICK_BYTES = 256 << 10
 _GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 

@@ -65,7 +65,7 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
-from kivi.mvcc.tokens import Tokens
+from kivi.mvcc.tokens import Taken, Tokens
 from kivi.mvcc.turns import Turns
 from kivi.rows import RowLayout, Version
 from kivi.schema import TableSchema
@@ -79,6 +79,8 @@ POSITION: Final = meta_key("position")
 
 _RUNS_MEANWHILE: Final = 16
 """So many runs that came in during a pass are worth combining before it ends."""
+_TOKENS_AT_ONCE: Final = 256
+"""Nobody commits while tokens are looked through."""
 _RETRY_S: Final = 0.5
 _FIRST_ROWS: Final = 64
 _RANGE_ROWS: Final = 256
@@ -352,17 +354,34 @@ class Consolidator:
     def _record_position(self, upto: int) -> None:
         self._before_position(upto)
         batch = WriteBatch()
+        taken = []
+        try:
+            while some := self._take_tokens(upto):
+                taken.append(some)
+                for key, value in self._tokens.rows(some):
+                    batch.put(key, value)
+            with self._entry_lock:
+                rows = [*self._tokens.batch_rows(upto), *self._stages.rows(upto)]
+            rows += self._timeline.take(upto)
+            for key, value in rows:
+                batch.put(key, value)
+            batch.put(POSITION, upto.to_bytes(8, "little"))
+            self._write(batch)
+        except BaseException:
+            with self._entry_lock:
+                self._tokens.put_back(itertools.chain.from_iterable(taken))
+            raise
+        for some in taken:
+            with self._entry_lock:
+                self._tokens.drop(some)
         with self._entry_lock:
-            rows = [*self._tokens.take(upto), *self._stages.rows(upto)]
-        rows += self._timeline.take(upto)
-        for key, value in rows:
-            batch.put(key, value)
-        batch.put(POSITION, upto.to_bytes(8, "little"))
-        self._write(batch)
-        with self._entry_lock:
-            self._tokens.drop(upto)
+            self._tokens.drop_batches(upto)
         self._timeline.forget(upto)
         self.position = upto
+
+    def _take_tokens(self, upto: int) -> list[Taken]:
+        with self._entry_lock:
+            return self._tokens.take(upto, _TOKENS_AT_ONCE)
 
     def _maybe_flush(self) -> None:
         if self.position == self.durable_position:

@@ -12,13 +12,15 @@ batch holds this time; leaving one out is OutOfSequence; the scope keeps its hig
 abort record for the token first; an attempt that arrives later meets the fence and aborts.
 
 Lives under the committer's entry lock. Persisted by consolidation together with the commits it covers; until then
-rebuilt from the log.
+rebuilt from the log. Many commit between two passes, and nobody commits while the lock is held: consolidation takes
+and drops request tokens some at a time (`take`). Taken all at once, 150,000 of them held every commit up for 0.1 s.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kivi.engine import Engine, WriteBatch
@@ -26,7 +28,7 @@ from kivi.errors import InvalidArgument, OutOfSequence
 from kivi.keys import prefix_end
 from kivi.spaces import batch_key, meta_key, token_key
 
-__all__ = ["FENCED", "Remembered", "Tokens", "issued_at_us"]
+__all__ = ["FENCED", "Remembered", "Taken", "Tokens", "issued_at_us"]
 
 FENCED: Final = 0
 """The CTS of a token that will never commit."""
@@ -38,6 +40,10 @@ _SCOPE: Final = "scope/"
 class Remembered(NamedTuple):
     cts: int
     digest: bytes
+
+
+Taken = tuple[str, Remembered]
+"""A request token that is on its way to the engine."""
 
 
 def issued_at_us(token: str) -> int | None:
@@ -62,7 +68,10 @@ class Tokens:
         self._requests: dict[str, Remembered] = {}
         self._batches: dict[tuple[str, int], int] = {}
         self._high: dict[str, int] = {}
-        self._taken: list[tuple[str, Remembered]] = []
+        # Of the requests, what was not taken yet: as their CTS ascend, and those that came behind a later one.
+        self._queued: deque[Taken] = deque()
+        self._late: list[Taken] = []
+        self._newest = 0
         self.hits = 0
         prefix = meta_key(_SCOPE)
         for key, value in engine.scan(prefix, prefix_end(prefix)):
@@ -95,11 +104,16 @@ class Tokens:
         }
 
     def remember(self, token: str, cts: int, digest: bytes) -> None:
-        self._requests[token] = Remembered(cts, digest)
+        found = self._requests[token] = Remembered(cts, digest)
+        if cts >= self._newest:
+            self._newest = cts
+            self._queued.append((token, found))
+        else:
+            self._late.append((token, found))
 
     def forget(self, token: str) -> None:
         """The commit that carried it aborted after it had taken a CTS: the token is fenced with it."""
-        self._requests[token] = Remembered(FENCED, bytes(16))
+        self.remember(token, FENCED, bytes(16))
 
     # -- batch tokens ---------------------------------------------------------------------------
 
@@ -148,24 +162,54 @@ class Tokens:
 
     # -- persistence ----------------------------------------------------------------------------
 
-    def take(self, upto: int) -> Iterator[tuple[bytes, bytes]]:
-        """Engine rows for what commits at or below ``upto`` brought; call ``drop`` once they are written."""
-        self._taken = [(token, found) for token, found in self._requests.items() if found.cts <= upto]
-        for token, (cts, digest) in self._taken:
-            yield token_key(token), _VALUE.pack(cts, digest)
-        for (scope, sequence), cts in tuple(self._batches.items()):
-            if cts <= upto:
-                yield batch_key(scope, sequence), cts.to_bytes(8, "little")
-                yield meta_key(_SCOPE + scope), sequence.to_bytes(8, "little")
+    def take(self, upto: int, limit: int) -> list[Taken]:
+        """About ``limit`` request tokens of commits at or below ``upto`` that were not taken yet; none: that is all.
 
-    def drop(self, upto: int) -> None:
-        """What ``take`` gave is in the engine now. A fence that came in between was not given, and stays."""
-        for token, found in self._taken:
+        Fences are always among them. They are to be written (`rows`), and then dropped, or put back.
+        """
+        requests, queued = self._requests, self._queued
+        late, self._late = self._late, []
+        out: list[Taken] = []
+        for taken in late:
+            if taken[1].cts > upto:
+                self._late.append(taken)
+            elif requests.get(taken[0]) is taken[1]:
+                out.append(taken)
+        while queued and queued[0][1].cts <= upto and len(out) < limit:
+            taken = queued.popleft()
+            if requests.get(taken[0]) is taken[1]:  # else it was fenced since, which is to be the last word
+                out.append(taken)
+        return out
+
+    def put_back(self, taken: Iterable[Taken]) -> None:
+        """They could not be written, and are to be taken again."""
+        self._late.extend(taken)
+
+    def drop(self, taken: Iterable[Taken]) -> None:
+        """They are in the engine now. A fence that came in between is not, and stays."""
+        for token, found in taken:
             if self._requests.get(token) is found:
                 del self._requests[token]
-        self._taken = []
-        for batch in [batch for batch, cts in tuple(self._batches.items()) if cts <= upto]:
-            self._batches.pop(batch, None)
+
+    @staticmethod
+    def rows(taken: Iterable[Taken]) -> Iterator[tuple[bytes, bytes]]:
+        """Engine rows. Needs no lock."""
+        for token, (cts, digest) in taken:
+            yield token_key(token), _VALUE.pack(cts, digest)
+
+    def batch_rows(self, upto: int) -> list[tuple[bytes, bytes]]:
+        """Engine rows for the batch tokens of commits at or below ``upto``."""
+        rows = []
+        for (scope, sequence), cts in self._batches.items():
+            if cts <= upto:
+                rows.append((batch_key(scope, sequence), cts.to_bytes(8, "little")))
+                rows.append((meta_key(_SCOPE + scope), sequence.to_bytes(8, "little")))
+        return rows
+
+    def drop_batches(self, upto: int) -> None:
+        """What ``batch_rows`` gave is in the engine now."""
+        for batch in [batch for batch, cts in self._batches.items() if cts <= upto]:
+            del self._batches[batch]
 
     def trim(self, now_us: int, limit: int) -> WriteBatch | None:
         """Deletes up to ``limit`` library tokens past their time limit; None if there is nothing to do."""

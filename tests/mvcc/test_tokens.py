@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld
+from kivi.engine.memory import MemoryEngine
+from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld, Unavailable
+from kivi.mvcc import consolidate
 from kivi.mvcc.commit import Aborted, Outcome
-from kivi.mvcc.tokens import issued_at_us
+from kivi.mvcc.tokens import FENCED, Taken, Tokens, issued_at_us
 from kivi.outcomes import ABORTED, UNKNOWN
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
@@ -331,3 +333,102 @@ def test_r16_a_batch_that_aborted_after_its_timestamp_may_come_again(driver: Emb
     add(driver, batch=("job", 1))
     assert add(driver, batch=("job", 0)) < add(driver, batch=("job", 1))
     assert total(driver) == 2
+
+
+# -- how they come into the engine ----------------------------------------------------------------
+
+
+@pytest.fixture
+def tokens() -> Tokens:
+    return Tokens(MemoryEngine(), ttl_us=10**12)
+
+
+def names(taken: list[Taken]) -> list[tuple[str, int]]:
+    return [(token, found.cts) for token, found in taken]
+
+
+def test_tokens_are_taken_some_at_a_time_and_none_above_the_position(tokens: Tokens) -> None:
+    for cts in range(1, 11):
+        tokens.remember(f"t{cts}", cts, bytes(16))
+    pieces = []
+    while piece := tokens.take(8, 3):
+        pieces.append([cts for _, cts in names(piece)])
+    assert pieces == [[1, 2, 3], [4, 5, 6], [7, 8]]
+    assert [cts for _, cts in names(tokens.take(10, 100))] == [9, 10]
+    assert tokens.take(10, 100) == []
+
+
+def test_what_came_behind_a_later_one_is_not_left_behind(tokens: Tokens) -> None:
+    for cts in (5, 10, 7, 12, 9):
+        tokens.remember(f"t{cts}", cts, bytes(16))
+    assert sorted(cts for _, cts in names(tokens.take(8, 100))) == [5, 7]
+    assert sorted(cts for _, cts in names(tokens.take(12, 100))) == [9, 10, 12]
+
+
+def test_a_fence_is_the_last_word_whatever_was_taken_when(tokens: Tokens) -> None:
+    tokens.remember("before", 1, bytes(16))
+    tokens.remember("between", 2, bytes(16))
+    tokens.forget("before")
+    first = tokens.take(2, 100)
+    assert sorted(names(first)) == [("before", FENCED), ("between", 2)]
+    tokens.forget("between")
+    tokens.drop(first)
+    found = tokens.find("between")
+    assert found is not None and found.cts == FENCED, "written with its CTS, and fenced since"
+    assert names(tokens.take(2, 100)) == [("between", FENCED)]
+    assert tokens.unsaved == 1
+
+
+def test_what_could_not_be_written_is_taken_again(tokens: Tokens) -> None:
+    for cts in range(1, 6):
+        tokens.remember(f"t{cts}", cts, bytes(16))
+    taken = tokens.take(3, 100)
+    tokens.put_back(taken)
+    assert sorted(names(tokens.take(3, 100))) == names(taken)
+    assert [cts for _, cts in names(tokens.take(5, 100))] == [4, 5]
+
+
+def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
+    driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the engine takes nothing at first, and if the process dies in between."""
+    monkeypatch.setattr(consolidate, "_TOKENS_AT_ONCE", 4)
+    stamps = {f"t{i}": add(driver, token=f"t{i}") for i in range(30)}
+    take, write = Tokens.take, driver.store.engine.write
+    failures = 2
+
+    def committing(self: Tokens, upto: int, limit: int) -> list[Taken]:
+        found = take(self, upto, limit)
+        assert len(found) <= 4 or failures < 2, "what was put back comes at once"
+        return found
+
+    def rows(taken: Any) -> Iterator[tuple[bytes, bytes]]:
+        name = f"t{len(stamps)}"
+        thread = threading.Thread(target=lambda: stamps.update({name: add(driver, token=name)}))
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "a commit waits for consolidation"
+        yield from written(taken)
+
+    def failing(batch: Any) -> None:
+        nonlocal failures
+        if failures and any(key == consolidate.POSITION for key, _ in batch):
+            failures -= 1
+            raise Unavailable("the engine takes nothing")
+        write(batch)
+
+    written = Tokens.rows
+    monkeypatch.setattr(Tokens, "take", committing)
+    monkeypatch.setattr(Tokens, "rows", staticmethod(rows))
+    monkeypatch.setattr(driver.store.engine, "write", failing)
+    for _ in range(2):
+        with pytest.raises(Unavailable):
+            driver.db.consolidate()
+    driver.db.consolidate()
+    assert len(stamps) > 38 and not failures
+    assert driver.db.stats()["tokens_unsaved"] < 20
+    driver.crash()
+    before = total(driver)
+    assert before == len(stamps)
+    assert {token: add(driver, token=token) for token in stamps} == stamps
+    assert total(driver) == before
