@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Final, NamedTuple
 
 from kivi.engine import Engine, WriteBatch
@@ -35,6 +35,8 @@ FENCED: Final = 0
 
 _VALUE: Final = struct.Struct("<Q16s")
 _SCOPE: Final = "scope/"
+_IRREGULAR_MAX: Final = 100
+_NEVER_US: Final = 1 << 63
 
 
 class Remembered(NamedTuple):
@@ -59,6 +61,25 @@ def library_prefix(issued_us: int) -> str:
     return f"k1-{issued_us:016d}-"
 
 
+def _regular_us(token: str) -> int:
+    """The time of issue of a token that sorts by it among its like, as all of the library's do; else 0."""
+    issued = token[3:19]
+    if token[:3] == "k1-" and token[19:20] == "-" and issued.isascii() and issued.isdigit():
+        return int(issued)
+    return 0
+
+
+def _newest_us(engine: Engine) -> int:
+    """The time of issue of the newest regular token in the engine, or a later one. 0 if there is none."""
+    prefix = token_key(library_prefix(0)[:3])
+    for i, (key, _) in enumerate(engine.scan(prefix, prefix_end(prefix), reverse=True)):
+        if issued := _regular_us(key[1:].decode()):
+            return issued
+        if i == _IRREGULAR_MAX:
+            return _NEVER_US
+    return 0
+
+
 class Tokens:
     """``ttl_us`` bounds how long library tokens are remembered."""
 
@@ -72,6 +93,8 @@ class Tokens:
         self._queued: deque[Taken] = deque()
         self._late: list[Taken] = []
         self._newest = 0
+        # No regular token that was issued later is in the engine, so that new ones need not be looked for there.
+        self._saved_us = _newest_us(engine)
         self.hits = 0
         prefix = meta_key(_SCOPE)
         for key, value in engine.scan(prefix, prefix_end(prefix)):
@@ -93,15 +116,23 @@ class Tokens:
             self.hits += 1
         return found
 
-    def known(self, tokens: Sequence[str], now_us: int) -> set[str]:
+    def known(self, tokens: Iterable[str], now_us: int) -> set[str]:
         """Those about which ``find`` or ``check_age`` would have something to say."""
         oldest, requests = now_us - self._ttl_us, self._requests
-        stored = self._engine.get_many([token_key(token) for token in tokens])
-        return {
-            token
-            for token, raw in zip(tokens, stored, strict=True)
-            if raw is not None or token in requests or ((issued := issued_at_us(token)) is not None and issued < oldest)
-        }
+        new_us = max(self._saved_us, oldest)
+        found, others = set[str](), list[str]()
+        for token in tokens:
+            if _regular_us(token) <= new_us:
+                others.append(token)
+            elif token in requests:
+                found.add(token)
+        if others:
+            stored = self._engine.get_many([token_key(token) for token in others])
+            for token, raw in zip(others, stored, strict=True):
+                issued = issued_at_us(token)
+                if raw is not None or token in requests or (issued is not None and issued < oldest):
+                    found.add(token)
+        return found
 
     def remember(self, token: str, cts: int, digest: bytes) -> None:
         found = self._requests[token] = Remembered(cts, digest)
@@ -179,6 +210,7 @@ class Tokens:
             taken = queued.popleft()
             if requests.get(taken[0]) is taken[1]:  # else it was fenced since, which is to be the last word
                 out.append(taken)
+        self._saved_us = max([self._saved_us, *(_regular_us(token) for token, _ in out)])
         return out
 
     def put_back(self, taken: Iterable[Taken]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import kivi
+from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld, Unavailable
 from kivi.mvcc import consolidate
@@ -432,3 +435,95 @@ def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
     assert before == len(stamps)
     assert {token: add(driver, token=token) for token in stamps} == stamps
     assert total(driver) == before
+
+
+# -- which of them are looked for in the engine ----------------------------------------------------
+
+
+class Asked(MemoryEngine):
+    """Knows what it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[bytes] = []
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.asked += keys
+        return super().get_many(keys)
+
+
+NOW = 1_800_000_000_000_000
+
+
+def library(issued_us: int, name: str = "x") -> str:
+    return f"k1-{issued_us}-{name}"
+
+
+def save(tokens: Tokens, engine: MemoryEngine, *names: str) -> None:
+    """As a pass does."""
+    for cts, name in enumerate(names, tokens._newest + 1):
+        tokens.remember(name, cts, bytes(16))
+    while taken := tokens.take(1 << 60, 2):
+        batch = WriteBatch()
+        for key, value in tokens.rows(taken):
+            batch.put(key, value)
+        engine.write(batch)
+        tokens.drop(taken)
+
+
+@given(st.data())
+def test_r16_a_token_that_was_saved_is_always_found_whoever_made_it(data: st.DataObject) -> None:
+    """Clocks of clients differ, and callers make tokens that look like the library's."""
+    times = st.integers(NOW - 50, NOW + 50) | st.sampled_from([0, 7, 10**15, 10**16 - 1, 10**16, 9 * 10**18])
+    made = st.builds(library, times, st.sampled_from(["x", "y", ""])) | st.sampled_from(
+        [
+            "k1-",
+            "k1-12",
+            "mine",
+            "k1--",
+            "k1-\u0663" + "1" * 15 + "-x",
+            "k1-" + "9" * 15 + "a-",
+            "k2-1800000000000000-x",
+        ]
+    )
+    engine = MemoryEngine()
+    tokens = Tokens(engine, ttl_us=1 << 62)
+    known: set[str] = set()
+    for group in data.draw(st.lists(st.lists(made, max_size=6, unique=True), max_size=8)):
+        assert tokens.known(group, NOW) == known & set(group)
+        match data.draw(st.sampled_from(["save", "reopen", "remember"])):
+            case "save":
+                save(tokens, engine, *(token for token in group if token not in known))
+            case "reopen":
+                save(tokens, engine, *(token for token in group if token not in known))
+                tokens = Tokens(engine, ttl_us=1 << 62)
+            case _:
+                for cts, token in enumerate((token for token in group if token not in known), tokens._newest + 1):
+                    tokens.remember(token, cts, bytes(16))
+        known |= set(group)
+        assert tokens.known(sorted(known), NOW) == known
+
+
+def test_new_tokens_are_not_looked_for_in_the_engine_and_all_others_are() -> None:
+    engine = Asked()
+    tokens = Tokens(engine, ttl_us=10**12)
+    assert tokens.known([library(NOW), library(NOW + 1)], NOW) == set() and engine.asked == []
+    save(tokens, engine, library(NOW + 5), library(NOW))
+    assert tokens.known([library(NOW + 6), library(NOW + 9)], NOW) == set() and engine.asked == []
+    again = [library(NOW + 5), library(NOW + 5, "y"), library(NOW), "mine"]
+    assert tokens.known(again, NOW) == {again[0], again[2]}
+    assert len(engine.asked) == 4
+
+
+def test_a_token_past_its_time_limit_is_told_also_where_none_was_saved() -> None:
+    tokens = Tokens(MemoryEngine(), ttl_us=1_000)
+    assert tokens.known([library(NOW - 1_001), library(NOW - 999)], NOW) == {library(NOW - 1_001)}
+
+
+def test_where_many_tokens_only_look_like_the_librarys_all_are_looked_for() -> None:
+    engine = Asked()
+    tokens = Tokens(engine, ttl_us=10**12)
+    save(tokens, engine, library(NOW), *(f"k1-zz{i}" for i in range(200)))
+    tokens = Tokens(engine, ttl_us=10**12)
+    assert tokens.known([library(NOW), library(NOW + 9)], NOW) == {library(NOW)}
+    assert len(engine.asked) == 2
