@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Leading"]
 
 _AT_ONCE: Final = 256
+_AT_ONCE_BYTES: Final = 64 << 10
 
 
 class _Frame(NamedTuple):
@@ -54,12 +55,15 @@ class Leading:
 
     def _run(self) -> None:
         began = time.monotonic()
-        count = 0
-        with self._sessions.store.log.leading():
-            while self._frames and count < _AT_ONCE:
-                frame = self._frames.popleft()
-                count += len(frame.group)
-                frame.session.commit_here(frame.group, frame.version, frame.size)
+        count = size = 0
+        try:
+            with self._sessions.store.log.leading():
+                while self._frames and count < _AT_ONCE and size < _AT_ONCE_BYTES:
+                    frame = self._frames.popleft()
+                    count += len(frame.group)
+                    size += frame.size
+                    frame.session.commit_here(frame.group, frame.version, frame.size)
+        finally:
+            if self._frames:
+                self._loop.call_soon(self._run)
         self._sessions.took(time.monotonic() - began, 0)  # how long the disk takes is the log's to know
-        if self._frames:
-            self._loop.call_soon(self._run)

@@ -1,8 +1,8 @@
 """The calls of kivi.v1.Kivi: decode, ask the store, encode. Nothing is decided here.
 
-Handlers are registered by name instead of through generated stubs: a session's frames pass through gRPC
-as bytes and are parsed by a worker thread, off the event loop. Store calls of unary methods run in a
-thread. A deadline or a cancel ends a call's handler; what the store has begun it finishes.
+Handlers are registered by name instead of through generated stubs: a session's frames pass through gRPC as bytes, and
+all but small ones are parsed by a worker thread, off the event loop. Store calls of unary methods run in a thread. A
+deadline or a cancel ends a call's handler; what the store has begun it finishes.
 """
 
 from __future__ import annotations

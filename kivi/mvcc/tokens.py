@@ -73,7 +73,7 @@ def _newest_us(engine: Engine) -> int:
     """The time of issue of the newest regular token in the engine, or a later one. 0 if there is none."""
     prefix = token_key(library_prefix(0)[:3])
     for i, (key, _) in enumerate(engine.scan(prefix, prefix_end(prefix), reverse=True)):
-        if issued := _regular_us(key[1:].decode()):
+        if issued := _regular_us(key[1:].decode(errors="replace")):
             return issued
         if i == _IRREGULAR_MAX:
             return _NEVER_US

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kivi_server import leading
 from kivi_server.auth import Access, Allowance, Grant
 from kivi_server.session import Session
@@ -144,8 +145,9 @@ def test_frames_of_several_sessions_share_a_sync(tmp_path):
     run(story, tmp_path)
 
 
-def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(leading, "_AT_ONCE", 3)
+@pytest.mark.parametrize(("limit", "most"), [("_AT_ONCE", 3), ("_AT_ONCE_BYTES", 300)])
+def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path, monkeypatch, limit, most):
+    monkeypatch.setattr(leading, limit, most)
 
     async def story(sessions: Sessions) -> None:
         peers = [Peer(sessions) for _ in range(4)]
@@ -157,6 +159,23 @@ def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path, monkeypatch):
             turns.append(sum(len(peer.answers) for peer in peers))
         assert [*dict.fromkeys(turns)] == [4, 8]
         assert hits(sessions.store) == 8
+
+    run(story, tmp_path)
+
+
+def test_a_fault_in_one_frame_does_not_keep_the_others_waiting(tmp_path, monkeypatch):
+    async def story(sessions: Sessions) -> None:
+        bad, good = Peer(sessions), Peer(sessions)
+        heard: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+
+        def fault(*_: object) -> None:
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(bad.session, "commit_here", fault)
+        assert bad.here(bad.commit()) and good.here(good.commit())
+        await until(lambda: good.answers)
+        assert len(heard) == 1 and hits(sessions.store) == 1
 
     run(story, tmp_path)
 
