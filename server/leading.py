@@ -3,9 +3,9 @@
 By a worker and the log's threads a commit is handed over three times, and each time somebody waits for the
 interpreter. On the event loop they are done in the turn after the one in which they were read, those of all sessions
 together, so that they share a sync as they would in the log's queue. Measured alternately, commits a second by worker
-and here, medians of four: 64 tasks of one client 22,600 and 32,500; 64 threads 14,900 and 22,000; 1, 4 and 8 clients
-with one thread each 870, 1,520, 1,800 and 1,030, 2,490, 2,540. With the worker as the log's writer, or the event loop
-in place of the worker alone, it was 24,400 each for the tasks.
+and here: 64 tasks of one client 22,900 and 32,700; 64 threads 14,900 and 22,000 (medians of four); 1, 4 and 8 clients
+with one thread each 870, 1,520, 1,800 and 1,030, 2,490, 2,540 (means of two). With the worker as the log's writer the
+tasks did 24,300, and with the event loop in place of the worker, but the log's threads as ever, 23,700.
 
 The price is that nobody else is served for as long as the disk takes. So it is done only where that is hardly longer
 than a hand-over: while the log is idle and its syncs have been quick (``CommitLog.is_quick``), and while what was done
