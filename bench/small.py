@@ -8,12 +8,17 @@ threads and 64 tasks of an echo client. *Alone*: one call after the other, the m
 * one aggregate row read within 1.6 times an echo; the last 12 slots of an endpoint within 2 times;
 * 64 readers of one aggregate row together: 4 times the echo's rate.
 
+*Threads on one core*: the same 64 threads, of a client that the system keeps on one of the cores (``taskset``), and
+so the echo's. Threads of one interpreter run one at a time, and to hand it over to another core costs more than the
+call: a read took 54 us of the client's threads on two virtual cores, and 24 us on one.
+
 Every read is a snapshot of its own: what is read is what was committed when the call was made.
 """
 
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable
@@ -21,6 +26,7 @@ from typing import Any, Final
 
 from bench import echo, tables
 from bench.context import Context
+from bench.cores import pinned
 from bench.data import SLOTS, Expected, Pool
 from bench.machine import sync_p50_s
 from bench.peers import postgres
@@ -31,7 +37,8 @@ from bench.verify import WrongTotals, each_own
 __all__ = ["sheet", "take"]
 
 TOGETHER: Final = 64
-_HOW: Final = ("threads", "tasks")
+_ON_ONE: Final = "threads on one core"
+_HOW: Final = ("threads", _ON_ONE, "tasks")
 _COUNTER: Final = "counters"
 _KEY: Final = (1,)
 
@@ -78,13 +85,21 @@ def _of(function: Callable[..., float], *arguments: str) -> Callable[[Figures], 
 def take(context: Context, sheet: Sheet) -> None:
     """One run."""
     with echo.served() as endpoint:
-        sheet.record("echo", "64 threads", echo.threads_rate(endpoint, TOGETHER, context.seconds), "calls/s")
+        for how, cores in _of_threads():
+            with pinned(cores):
+                rate = echo.threads_rate(endpoint, TOGETHER, context.seconds)
+            sheet.record("echo", f"{TOGETHER} {how}", rate, "calls/s")
         sheet.record("echo", "64 tasks", echo.tasks_rate(endpoint, TOGETHER, context.seconds), "calls/s")
         sheet.record("echo", "alone, p50", percentile(echo.alone(endpoint, context.seconds), 50) * 1e6, "us")
     sheet.record("disk", "one sync, p50", sync_p50_s(context.disk) * 1e6, "us")
     _commits(context, sheet)
     _reads(context, sheet)
     postgres.counters(context, sheet)
+
+
+def _of_threads() -> list[tuple[str, set[int]]]:
+    """How threads are measured, and on which cores the client is then."""
+    return [("threads", os.sched_getaffinity(0)), (_ON_ONE, {max(os.sched_getaffinity(0))})]
 
 
 def _commits(context: Context, sheet: Sheet) -> None:
@@ -103,9 +118,11 @@ def _commits(context: Context, sheet: Sheet) -> None:
             increment()
         took = _timed(increment, context.seconds)
         sheet.record("kivi", "commit, alone, p50", percentile(took, 50) * 1e6, "us", p99_us=percentile(took, 99) * 1e6)
-        count, seconds = in_threads([increment] * TOGETHER, context.seconds)
-        _counted(db, stamps, "threads")
-        sheet.record("kivi", f"commits, {TOGETHER} threads", count / seconds, "transactions/s")
+        for how, cores in _of_threads():
+            with pinned(cores):
+                count, seconds = in_threads([increment] * TOGETHER, context.seconds)
+            _counted(db, stamps, how)
+            sheet.record("kivi", f"commits, {TOGETHER} {how}", count / seconds, "transactions/s")
         count, seconds = run(_commits_of_tasks(server, context.seconds, stamps))
         _counted(db, stamps, "tasks")
         sheet.record("kivi", f"commits, {TOGETHER} tasks", count / seconds, "transactions/s")
@@ -178,8 +195,10 @@ def _reads(context: Context, sheet: Sheet) -> None:
             took = _timed(read, context.seconds)
             case = f"{case}, alone, p50"
             sheet.record("kivi", case, percentile(took, 50) * 1e6, "us", p99_us=percentile(took, 99) * 1e6)
-        count, seconds = in_threads([one_row] * TOGETHER, context.seconds)
-        sheet.record("kivi", f"reads of a row, {TOGETHER} threads", count / seconds, "reads/s")
+        for how, cores in _of_threads():
+            with pinned(cores):
+                count, seconds = in_threads([one_row] * TOGETHER, context.seconds)
+            sheet.record("kivi", f"reads of a row, {TOGETHER} {how}", count / seconds, "reads/s")
         count, seconds = run(_reads_of_tasks(server, reading, context.seconds))
         sheet.record("kivi", f"reads of a row, {TOGETHER} tasks", count / seconds, "reads/s")
 
