@@ -5,7 +5,7 @@ each of another row. Anything else is for the translator, which says what is wro
 
 Applications that count send the same operations again and again (this page, one more view). What operations are is
 remembered by their bytes: those of a commit that comes again are read, checked, encoded and digested once. 64 commits
-in a frame, everything but gRPC, medians of three: 42 us each where all are alike, 79 where none is like another.
+in a frame, everything but gRPC, medians of three: 17 us each where all are alike, 46 where none is like another.
 """
 
 from __future__ import annotations
