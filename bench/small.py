@@ -10,8 +10,9 @@ threads and 64 tasks of an echo client. *Alone*: one call after the other, the m
 
 *Threads on one core*: the same 64 threads, of a client that the system keeps on one of the cores (``taskset``), and
 so the echo's. Threads of one interpreter run one at a time, and to hand it over to another core costs more than the
-call: a read took 54 us of the client's threads on two virtual cores, and 24 us on one. The first core: on the other the
-machine of these figures serves the interrupts of its disk, which woke the server there, before the client's threads.
+call: a read took 54 us of the client's threads on two virtual cores, and 24 us on one. The first core: the other one
+serves the disk's interrupts on the machine of these figures, and commits were 13 to 16 thousand a second there, not 26
+to 30. On a machine where the first one serves them the figures of commits are to be read with that in mind.
 
 Every read is a snapshot of its own: what is read is what was committed when the call was made.
 """

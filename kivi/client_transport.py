@@ -11,10 +11,11 @@ again and again: 3.1 times the rate of an echo instead of 2.6, medians of six ru
 
 What is left is the processors. A thread that is woken on another one finds the interpreter's state in none of its
 caches: a read took 54 us of the client's threads on two virtual cores, and 24 on one (``taskset``: 12 and 28 thousand
-reads a second), and 64 threads do 15 or 25 thousand commits a second, as they happen to lie beside the server's thread,
-which its disk's interrupts wake, or not. Nothing here keeps a caller's thread on a processor: what it starts would
-inherit that. To do so only while it waits took as much as it saved; nor did threads that wake the next just before they
-wait, pipes instead of locks, or a server that polls.
+reads a second). 64 threads do 15 or 25 thousand commits a second, as those here happen to run on the processor that
+serves the disk's interrupts, or on the other: kept there 13 to 16 thousand, on the other 24 to 30. Nothing here keeps
+a caller's thread on a processor: what it starts would inherit that. Only while it waits, it gave reads a half more, and
+took a tenth to a quarter from commits. Threads that wake the next just before they wait, pipes instead of locks, and a
+server that polls gained nothing.
 
 A lone request takes this way too. A unary call of its own would spare it two hand-overs between threads, and yet a row
 took 0.93 ms so instead of 0.77, 12 slots 1.25 instead of 1.03: beginning a call costs more than they do.
