@@ -27,7 +27,9 @@ __all__ = [
     "from_table",
     "from_values",
     "new_token",
+    "prefix",
     "row_reader",
+    "tag",
     "to_expr",
     "to_table",
 ]
@@ -79,11 +81,22 @@ def fill_values(target: Any, values: Iterable[Any]) -> None:
 
 def delimited(tag: bytes, body: bytes) -> bytes:
     """A message as a field of another: what is made in parts need not be copied into one."""
-    size, head = len(body), tag
+    return prefix(tag, len(body)) + body
+
+
+def prefix(tag: bytes, size: int) -> bytes:
+    """What stands before a field of so many bytes: a message, text or bytes."""
+    head = tag
     while size > 0x7F:  # as a varint
         head += _BYTE[size & 0x7F | 0x80]
         size >>= 7
-    return head + _BYTE[size] + body
+    return head + _BYTE[size]
+
+
+def tag(message: Any, name: str) -> bytes:
+    """The tag of such a field (wire type 2), of those with numbers below 16."""
+    number: int = message.DESCRIPTOR.fields_by_name[name].number
+    return _BYTE[number << 3 | 2]
 
 
 def fill_row(target: pb.Row, values: Sequence[Any], packed: bool) -> None:

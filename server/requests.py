@@ -10,12 +10,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
 from typing import Any, Final
 
 from kivi_server import limits
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
+from kivi_server.pages import Pages
 from kivi_server.sessions import Sessions
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
@@ -39,7 +39,7 @@ def stopping() -> Unavailable:
 class Transaction:
     """One of a session's transactions or snapshots."""
 
-    __slots__ = ("backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
+    __slots__ = ("ahead", "backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -50,7 +50,21 @@ class Transaction:
         self.failed: BaseException | None = None
         self.busy = False
         self.backlog: deque[tuple[session_pb2.Request, float]] = deque()
-        self.scans: dict[int, Iterator[tuple[bytes, bool]]] = {}
+        self.scans: dict[int, Pages] = {}
+        self.ahead: Pages | None = None  # the scan that is read ahead: one, so that one page more is in memory
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether there is a page to be read ahead."""
+        return self.ahead is not None and not self.ahead.is_ready
+
+    def close_scan(self, number: int) -> None:
+        if (pages := self.scans.pop(number, None)) is not None and pages is self.ahead:
+            self.ahead = None
+
+    def close_scans(self) -> None:
+        self.scans.clear()
+        self.ahead = None
 
 
 class Requests(ABC):
@@ -82,6 +96,12 @@ class Requests(ABC):
         """Answers it."""
 
     @abstractmethod
+    def _succeed_page(
+        self, request: session_pb2.Request, transaction: Transaction | None, data: Any, number: int
+    ) -> None:
+        """Answers it with a page of a scan, an Arrow IPC stream."""
+
+    @abstractmethod
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         """Answers it with an error."""
 
@@ -96,6 +116,10 @@ class Requests(ABC):
     def _do_begin(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         assert transaction is not None
         begin = request.begin
+        if request.operations:
+            raise InvalidArgument(
+                "a Begin has no operations: send them with a request that follows, or begin by `first`"
+            )
         if self.sessions.stopping:
             raise stopping()
         if not begin.lease:
@@ -201,8 +225,8 @@ class Requests(ABC):
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
-        pages = self.translator.pages(batches, rows)
-        data, more = next(pages)
+        pages = Pages(self.translator.pages(batches, rows))
+        data, more = pages.next()
         number = 0
         if more:
             with self._lock:
@@ -212,26 +236,29 @@ class Requests(ABC):
             if open_scans > limits.SESSION_SCANS_MAX:
                 raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
             transaction.scans[number] = pages
-        self._succeed(request, transaction, page=session_pb2.ScanPage(arrow=data, scan=number))
+        self._succeed_page(request, transaction, data, number)
 
     def _do_scan_next(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
+        self._apply(request, transaction)
         number = request.scan_next.scan
         pages = transaction.scans.get(number)
         if request.scan_next.close:
-            transaction.scans.pop(number, None)
+            transaction.close_scan(number)
             self._succeed(request, transaction, page=session_pb2.ScanPage())
             return
         if pages is None:
             raise NotFound(f"scan {number} has ended, or was never begun")
         try:
-            data, more = next(pages)
+            data, more = pages.next()
         except BaseException:
-            transaction.scans.pop(number, None)
+            transaction.close_scan(number)
             raise
         if not more:
-            transaction.scans.pop(number, None)
-        self._succeed(request, transaction, page=session_pb2.ScanPage(arrow=data, scan=number if more else 0))
+            transaction.close_scan(number)
+        elif transaction.ahead is None:
+            transaction.ahead = pages
+        self._succeed_page(request, transaction, data, number if more else 0)
 
     def _do_commit(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         one_shot = transaction is None
@@ -246,7 +273,7 @@ class Requests(ABC):
                 transaction.lease = transaction.txn.lease
         transaction = self._begun(transaction)
         self.txns.pop(transaction.number, None)
-        transaction.scans.clear()
+        transaction.close_scans()
         token = request.commit.token or None
         batch = None
         if request.commit.HasField("batch"):
@@ -308,6 +335,7 @@ class Requests(ABC):
 
     def _do_renew(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
+        self._apply(request, transaction)
         assert transaction.lease is not None
         ttl_ms = request.renew.ttl_ms
         self.store.renew(transaction.lease.id, ttl_ms / 1000 if ttl_ms else None)
@@ -322,7 +350,7 @@ class Requests(ABC):
     # -- the end --------------------------------------------------------------------------------
 
     def _end(self, transaction: Transaction) -> None:
-        transaction.scans.clear()
+        transaction.close_scans()
         if transaction.shared or transaction.lease is None:
             return
         if transaction.txn is not None:

@@ -12,7 +12,8 @@
 event loop itself, as long as no such frame has taken it more than some milliseconds. A request that may take long goes
 to a pool and marks its transaction busy; what follows in that transaction waits behind it, and other transactions pass.
 There is a pool each for reads, for writes, for commits that wait for room in pending and for what only waits, so that
-none of these holds up another.
+none of these holds up another. Where nothing is left to do in a transaction that reads a scan page by page, the next
+page is read ahead, and the transaction is busy meanwhile (``kivi_server.pages``).
 A commit is answered whenever the log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
@@ -51,7 +52,7 @@ from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
 
-from kivi.client_codec import delimited
+from kivi.client_codec import delimited, prefix, tag
 from kivi.client_errors import to_error
 from kivi.errors import (
     CommitUnknown,
@@ -75,7 +76,9 @@ _HERE_BYTES: Final = 32 << 10
 _LONE_BYTES: Final = 512
 _LONE_REQUESTS: Final = 3
 _FEW_ROWS: Final = 24
-_RESPONSES: Final = b"\x12"  # the tag of ``ServerFrame.responses``: field 2, length-delimited
+_RESPONSES: Final = tag(session_pb2.ServerFrame, "responses")
+_PAGE: Final = tag(session_pb2.Response, "page")
+_ARROW: Final = tag(session_pb2.ScanPage, "arrow")
 _GROUP: Final = 256  # plain commits, or gets, that are done together; or snapshots begun on the event loop
 
 
@@ -262,9 +265,10 @@ class Session(Requests):
     # -- any thread -----------------------------------------------------------------------------
 
     def _reply(self, response: session_pb2.Response) -> None:
-        if self._closed:
-            return
-        data = delimited(_RESPONSES, response.SerializeToString())
+        self._send_one(delimited(_RESPONSES, response.SerializeToString()), response)
+
+    def _send_one(self, data: bytes, response: session_pb2.Response) -> None:
+        """An answer, encoded; ``response`` is what it answers, and when that began."""
         if len(data) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
             large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
             response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
@@ -297,6 +301,18 @@ class Session(Requests):
     def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
         if request.id:
             self._reply(self._answer(request, transaction, **body))
+
+    def _succeed_page(
+        self, request: session_pb2.Request, transaction: Transaction | None, data: Any, number: int
+    ) -> None:
+        """As ``_succeed``; but the rows are copied once, into the frame, and not by way of three messages."""
+        if not request.id:
+            return
+        size = memoryview(data).nbytes
+        page = session_pb2.ScanPage(scan=number).SerializeToString() + prefix(_ARROW, size)
+        answer = self._answer(request, transaction)
+        response = answer.SerializeToString() + prefix(_PAGE, len(page) + size) + page
+        self._send_one(b"".join((prefix(_RESPONSES, len(response) + size), response, data)), answer)
 
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         if not isinstance(error, KiviError):
@@ -521,6 +537,9 @@ class Session(Requests):
             pool.submit(self._run_slow, request, body, transaction, received)
         else:
             self._run(request, body, transaction, received)
+            if transaction is not None and transaction.reads_ahead:
+                transaction.busy = True
+                self._drain(transaction)
 
     def _begin_first(self, request: session_pb2.Request, received: float) -> None:
         """Begins the request's transaction, as a Begin before it would."""
@@ -554,7 +573,9 @@ class Session(Requests):
             case "get" if len(request.get.keys) > _SLOW_KEYS:
                 return pools.reads
             case "scan_next":
-                return pools.reads
+                transaction = self.txns.get(request.txn)
+                pages = transaction.scans.get(request.scan_next.scan) if transaction is not None else None
+                return None if pages is not None and pages.is_ready and not request.operations else pools.reads
             case "scan_open":
                 spec = request.scan_open.spec
                 if spec.HasField("where") or not (spec.prefix.values or spec.limit):
@@ -576,6 +597,14 @@ class Session(Requests):
             if transaction is not None:
                 self._drain(transaction)
 
+    def _read_ahead(self, transaction: Transaction) -> None:
+        """Behind everything that was asked of the transaction; what is asked meanwhile waits, as behind a page."""
+        try:
+            if (pages := transaction.ahead) is not None:
+                pages.read_ahead()
+        finally:
+            self._drain(transaction)
+
     def _drain(self, transaction: Transaction) -> None:
         """Runs what gathered behind a slow request, here, until nothing is left or something else takes long."""
         while True:
@@ -585,7 +614,9 @@ class Session(Requests):
                     return
             with self._lock:
                 if not transaction.backlog:
-                    transaction.busy = False
+                    transaction.busy = transaction.reads_ahead and not self._closed
+                    if transaction.busy:
+                        self.sessions.reads.submit(self._read_ahead, transaction)
                     return
                 request, received = transaction.backlog.popleft()
             body = request.WhichOneof("body")

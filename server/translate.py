@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from kivi_server import limits
+from kivi_server.pages import Page
 from kivi_server.plain import PlainReader
 
 from kivi.arguments import type_of
@@ -274,14 +275,14 @@ class Translator:
             fields.append(pa.field(COMMIT_TS, pa.int64()))
         return pa.RecordBatch.from_pylist([], schema=pa.schema(fields))
 
-    def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[tuple[bytes, bool]]:
+    def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
         """Encoded pages of at most ``rows`` rows, and for each whether another follows."""
         ahead = None
         for page in pieces(batches, rows):
             if ahead is not None:
-                yield bytes(encode_ipc(ahead)), True
+                yield encode_ipc(ahead), True
             ahead = page
-        yield (bytes(encode_ipc(ahead)) if ahead is not None else b""), False
+        yield (encode_ipc(ahead) if ahead is not None else b""), False
 
     # -- definitions ----------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class _Reads:
     def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
         """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
 
-        Each is read when it is asked for: nothing here or at the server ever holds the table.
+        Each is read when it is asked for, and at a server one before that: nothing ever holds the table.
         """
         return self._batches(wanted, BATCH_ROWS)
 

@@ -1,0 +1,191 @@
+"""Scans by pages, one of which may be read before it is asked for: the same rows, in the same order, in any tempo."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kivi_server.pages import Page, Pages
+
+import kivi
+from kivi.client_codec import new_token
+from kivi.client_messages import read_batches
+from kivi.errors import DataLoss
+from kivi.wire.v1 import session_pb2 as pb
+from kivi.wire.v1 import types_pb2
+from tests.server.test_session import RawSession
+
+ROWS = 70_000  # of one portion of the store's are several of these pages, and several portions
+
+
+def made(count: int, error: Exception | None) -> Iterator[Page]:
+    for i in range(count):
+        yield b"%d" % i, i < count - 1
+    if error is not None:
+        raise error
+
+
+@given(st.lists(st.booleans(), max_size=20), st.integers(1, 6), st.booleans())
+def test_pages_come_in_order_however_they_are_read(ahead: list[bool], count: int, fails: bool) -> None:
+    error = DataLoss("a block is damaged") if fails else None
+    pages = Pages(made(count, error))
+    steps = iter(ahead)
+
+    def read() -> Page:
+        if next(steps, False):
+            pages.read_ahead()
+            assert pages.is_ready
+            pages.read_ahead()  # one page, however often
+        return pages.next()
+
+    for i in range(count):
+        assert read() == (b"%d" % i, i < count - 1)
+        assert not pages.is_ready
+    with pytest.raises(DataLoss if fails else StopIteration):
+        read()
+
+
+@pytest.fixture
+def raw(server) -> Iterator[RawSession]:
+    session = RawSession(server.endpoint)
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def many(db) -> Iterator[int]:
+    """The id of an aggregate of ROWS rows: (i, i) for each i."""
+    for name in ("many_5m", "many"):
+        if name in db.tables():
+            db.drop(name)
+    db.create_event_table("many", event_time="ts", columns={"id": "int64", "ts": "timestamp", "us": "int64"})
+    db.create_aggregate("many_5m", source="many", group_by=["id"], measures={"total": kivi.sum("us")})
+    ids = pa.array(range(ROWS), pa.int64())
+    db.append("many", pa.table({"id": ids, "ts": pa.array([0] * ROWS, pa.timestamp("us", "UTC")), "us": ids}))
+    db.consolidate()
+    yield db.describe("many_5m")["id"]
+    for name in ("many_5m", "many"):
+        if name in db.tables():
+            db.drop(name)
+
+
+def opening(number: int, txn: int, table_id: int, page_rows: int = 65_536) -> pb.Request:
+    spec = types_pb2.ScanSpec(table="many_5m", table_id=table_id)
+    return pb.Request(id=number, txn=txn, scan_open=pb.ScanOpen(spec=spec, page_rows=page_rows))
+
+
+def following(number: int, txn: int, scan: int, close: bool = False) -> pb.Request:
+    return pb.Request(id=number, txn=txn, scan_next=pb.ScanNext(scan=scan, close=close))
+
+
+def ids(page: pb.ScanPage) -> list[int]:
+    return [i for batch in read_batches(page.arrow) for i in batch.column("id").to_pylist()]
+
+
+def test_every_row_comes_once_in_any_tempo(raw, many):
+    """Two scans of one snapshot by turns, asked for late, at once, several at a time, with other requests between."""
+    moves = random.Random(7)
+    numbers = itertools.count(1)
+    raw.send(pb.Request(txn=1, begin=pb.Begin()))
+    scans: dict[int, list[int]] = {}
+    for page_rows in (5_000, 65_536):
+        raw.send(opening(number := next(numbers), 1, many, page_rows))
+        page = raw.reply(number).page
+        scans[page.scan] = ids(page)
+    left = set(scans)
+    while left:
+        scan = moves.choice(sorted(left))
+        asked = [next(numbers) for _ in range(moves.choice([1, 1, 2, 3]))]
+        row = next(numbers)
+        get = pb.Get(table="many_5m", table_id=many, keys=[types_pb2.Key(values=[types_pb2.Value(int_value=row)])])
+        raw.send(*(following(number, 1, scan) for number in asked), pb.Request(id=row, txn=1, get=get))
+        for number in asked:
+            reply = raw.reply(number)
+            if scan not in left:
+                assert reply.error.reason == "NotFound"  # it had ended
+                continue
+            assert not reply.HasField("error"), reply.error
+            scans[scan] += ids(reply.page)
+            if not reply.page.scan:
+                left.discard(scan)
+        assert [value.int_value for value in raw.reply(row).get.rows[0].values] == [row, row]
+        time.sleep(moves.choice([0, 0, 0.02]))
+    assert all(found == list(range(ROWS)) for found in scans.values())
+
+
+def test_own_writes_after_a_scan_began_are_not_in_the_page_that_was_read_ahead(raw, db, accounts):
+    with db.transaction() as tx:
+        for i in range(9_000):
+            tx.put(accounts, (i,), name="old")
+    table_id = db.describe(accounts)["id"]
+    spec = types_pb2.ScanSpec(table=accounts, table_id=table_id)
+    raw.send(
+        pb.Request(txn=1, begin=pb.Begin()),
+        pb.Request(id=1, txn=1, scan_open=pb.ScanOpen(spec=spec, page_rows=2_000)),
+    )
+    page = raw.reply(1).page
+    scan, names = page.scan, [name for batch in read_batches(page.arrow) for name in batch.column("name").to_pylist()]
+    write = pb.Operation(kind=pb.Operation.KIND_PUT, table=accounts, table_id=table_id, columns=["name"])
+    write.key.add(int_value=8_999)
+    write.values.add(string_value="new")
+    for number in itertools.count(2):
+        raw.send(pb.Request(id=number, txn=1, operations=[write], scan_next=pb.ScanNext(scan=scan)))
+        page = raw.reply(number).page
+        names += [name for batch in read_batches(page.arrow) for name in batch.column("name").to_pylist()]
+        if not page.scan:
+            break
+    assert names == ["old"] * 9_000
+    raw.send(pb.Request(id=100, txn=1, commit=pb.Commit(token=new_token())))
+    assert raw.reply(100).commit.commit_ts
+    with db.snapshot() as snapshot:
+        assert snapshot.get(accounts, (8_999,))["name"] == "new"
+
+
+def dropped(raw: RawSession, db, many: int, asked: int) -> list[str]:
+    """What a scan answers, of which so many pages are asked for before its table is dropped: rows, or the reason."""
+    raw.send(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, many))
+    page, found = raw.reply(1).page, []
+    for number in range(2, 2 + asked):
+        raw.send(following(number, 1, page.scan))
+        assert ids(raw.reply(number).page)
+    time.sleep(0.5)  # a page takes some milliseconds
+    db.drop("many_5m")
+    for number in range(100, 103):
+        raw.send(following(number, 1, page.scan))
+        reply = raw.reply(number)
+        found.append(reply.error.reason if reply.HasField("error") else "rows")
+    return found
+
+
+def test_a_page_is_read_ahead_once_a_second_one_was_asked_for(raw, db, many):
+    """It is there before its table is dropped; the one behind it is not, and says so once."""
+    assert dropped(raw, db, many, asked=1) == ["rows", "NotFound", "NotFound"]
+
+
+def test_who_reads_one_page_has_the_server_read_no_other(raw, db, many):
+    assert dropped(raw, db, many, asked=0)[0] == "NotFound"
+
+
+def test_a_scan_may_be_closed_and_a_snapshot_released_while_a_page_is_read(raw, db, many):
+    leases = db.stats()["leases"]
+    for txn in range(1, 30):
+        raw.send(pb.Request(txn=txn, begin=pb.Begin()), opening(1, txn, many))
+        scan = raw.reply(1).page.scan
+        raw.send(following(2, txn, scan))
+        assert ids(raw.reply(2).page)
+        if txn % 2:
+            raw.send(following(3, txn, scan, close=True), following(4, txn, scan))
+            assert not raw.reply(3).HasField("error")
+            assert raw.reply(4).error.reason == "NotFound"
+        raw.send(pb.Request(txn=txn, release=pb.Release()), following(5, txn, scan))
+        assert raw.reply(5).error.reason == "SnapshotTooOld"
+    deadline = time.monotonic() + 10
+    while db.stats()["leases"] > leases and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert db.stats()["leases"] == leases
