@@ -31,6 +31,7 @@ COLUMNS_MAX: Final = 32_767
 Operator = Literal["sum", "min", "max"]
 T = TypeVar("T")
 _MEMO_MAX: Final = 256
+_COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them, and given as that too
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +172,7 @@ class TableSchema:
             )
         out = []
         for column, value in zip(self.key, key, strict=False):
-            if type(value) is int and column.type.name == "int64" and INT64_MIN <= value <= INT64_MAX:
+            if type(value) is int and column.type.name in _COUNTED and INT64_MIN <= value <= INT64_MAX:
                 out.append(value)  # most are: worth a short way
                 continue
             if value is None:

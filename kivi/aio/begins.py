@@ -26,11 +26,12 @@ class Begins:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
+        self._loop = asyncio.get_running_loop()
         self._joining: _Joined = []
 
     async def begin(self, transaction: TransactionCore) -> bool:
         """Begins a snapshot that ``is_plain``. False: the connection was lost, begin it by itself."""
-        begun: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        begun: asyncio.Future[bool] = self._loop.create_future()
         self._joining.append((transaction, begun))
         if len(self._joining) == 1:
             self._ask()
