@@ -215,6 +215,9 @@ class Database(interface.Database[Transaction, Snapshot]):
         """
         return Snapshot(self, TransactionCore(self._core, wanted))
 
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        return self._run(self._core.get_many(wanted))
+
     def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
         return self._run(self._core.append(table, records, token, batch))
 

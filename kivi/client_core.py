@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from kivi import errors
 from kivi.arguments import (
     AggregateArguments,
+    GetArguments,
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
@@ -25,7 +26,7 @@ from kivi.arguments import (
 )
 from kivi.changes import TailPoints
 from kivi.client_codec import from_table, from_values, to_table
-from kivi.client_messages import append_parts, new_aggregate, number, request_token
+from kivi.client_messages import append_parts, get, got, new_aggregate, number, request_token
 from kivi.client_messages import commit as commit_message
 from kivi.client_methods import MESSAGE_BYTES_MAX
 from kivi.client_steps import (
@@ -188,6 +189,29 @@ class Core:
                     raise
             attempt += 1
             yield Sleep(min(backoff_s(attempt + 4), max(0.0, deadline - time.monotonic())))
+
+    def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
+        """Rows at a snapshot of this read's own: one message there, one back, and again after a lost connection."""
+        for attempt in (0, 1):
+
+            def made(schema: TableSchema) -> tuple[TableSchema, session_pb2.Request]:
+                return schema, get(schema, wanted)
+
+            used = self.used(wanted.table, made)
+            schema, request = used[1] if used is not None else (yield from self.use(wanted.table, made))
+            request.first.min_snapshot = self.seen_ts
+            request.timeout_ms = timeout_ms(self.timeout_s)
+            try:
+                reply = yield from self.repeat(
+                    request, lambda: Timeout(f"no answer from {self.endpoint} within {self.timeout_s or 0:g} s")
+                )
+            except errors.NotFound as error:
+                if not self.stale(error, wanted.table) or attempt:
+                    raise
+                continue
+            self.saw(reply.start_ts)
+            return got(schema, wanted, reply)
+        raise AssertionError("unreachable")
 
     def outcome(self, token: str) -> Steps[Outcome]:
         check_token(token)

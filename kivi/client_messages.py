@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.arguments import check_batch
-from kivi.client_codec import fill_values, new_token, to_expr, to_groups, to_measures
+from kivi.client_codec import fill_values, new_token, row_reader, to_expr, to_groups, to_measures
 from kivi.definitions import TimeSlot, parse_duration_us
 from kivi.errors import InvalidArgument
 from kivi.schema import GroupKey, Measure
@@ -14,7 +14,7 @@ from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.arguments import AggregateArguments
+    from kivi.arguments import AggregateArguments, GetArguments
     from kivi.changes import Changes
     from kivi.expr import Scan
     from kivi.schema import TableSchema
@@ -23,6 +23,8 @@ __all__ = [
     "append_parts",
     "commit",
     "fill_scan",
+    "get",
+    "got",
     "new_aggregate",
     "number",
     "read_batches",
@@ -43,6 +45,25 @@ def commit(token: str, batch: tuple[str, int] | None) -> session_pb2.Commit:
     if batch is None:
         return session_pb2.Commit(token=token)
     return session_pb2.Commit(token=token, batch=session_pb2.BatchToken(scope=batch[0], sequence=batch[1]))
+
+
+def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
+    """Rows by key. Raises SchemaError, InvalidArgument."""
+    keys, names = wanted.bound(schema)
+    request = session_pb2.Request()
+    get = request.get
+    get.table, get.table_id, get.packed = schema.name, schema.id, True
+    if wanted.columns is not None:
+        get.columns.extend(names)
+    for key in keys:
+        fill_values(get.keys.add().values, key)
+    return request
+
+
+def got(schema: TableSchema, wanted: GetArguments, reply: session_pb2.Response) -> list[dict[str, Any] | None]:
+    """What answers it."""
+    read = row_reader(schema, schema.output_columns(wanted.columns))
+    return [read(row) if row.found else None for row in reply.get.rows]
 
 
 def number(value: float) -> int | float:

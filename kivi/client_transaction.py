@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi import errors
 from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, drops_late, stage_ids
 from kivi.client_codec import fill_values, row_reader
-from kivi.client_messages import append_parts, fill_scan, read_batches, request_token, scan_spec
+from kivi.client_messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
 from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, timeout_ms
 from kivi.errors import InvalidArgument
@@ -376,20 +376,8 @@ class TransactionCore:
         raise AssertionError("unreachable")
 
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
-        def request(schema: TableSchema) -> session_pb2.Request:
-            keys, names = wanted.bound(schema)
-            asked = session_pb2.Request()
-            get = asked.get
-            get.table, get.table_id, get.packed = schema.name, schema.id, True
-            if wanted.columns is not None:
-                get.columns.extend(names)
-            for key in keys:
-                fill_values(get.keys.add().values, key)
-            return asked
-
-        schema, reply = yield from self._read(wanted.table, request)
-        read = row_reader(schema, schema.output_columns(wanted.columns))
-        return [read(row) if row.found else None for row in reply.get.rows]
+        schema, reply = yield from self._read(wanted.table, lambda schema: get(schema, wanted))
+        return got(schema, wanted, reply)
 
     def scan_open(
         self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False

@@ -151,6 +151,23 @@ class Database(ABC, Generic[Tx, Snap]):
     def snapshot(self, wanted: SnapshotArguments) -> Snap:
         """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it lasts unless renewed."""
 
+    def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row as it is now, as a dict of key, columns and derived columns, or None.
+
+        A snapshot for this read alone, of everything that was committed when it was called: to a server one message
+        there and one back. What belongs together is read by one ``get_many``, or in a ``snapshot``.
+        """
+        return self._get(GetArguments(table, (key,), columns))[0]
+
+    @takes(GetArguments)
+    def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        """One row or None per key, in the order of the keys, all of them in one snapshot: see ``get``."""
+        return self._get(wanted)
+
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        with self.snapshot() as snapshot:
+            return snapshot._get(wanted)
+
     def run(self, fn: Callable[[Tx], T], timeout: float | None = None) -> T:
         """``fn(tx)`` in a transaction; after a conflict again, on a new snapshot, until ``timeout`` (seconds).
 

@@ -5,6 +5,8 @@ and Get in one request, of a table with rows of fixed width, are answered togeth
 look into the engine for all keys of a table, one message of answers; but each snapshot is a lease of its own, released
 on its own. All that begin here begin on one timestamp, the watermark of the moment, as they would one by one.
 
+Reads without a transaction share one snapshot, which ends when they are answered.
+
 Whatever is not just so goes the general way, which accepts it or says what is wrong with it.
 """
 
@@ -28,7 +30,7 @@ _KEYS_MAX: Final = 16
 
 
 class PlainGet(NamedTuple):
-    """One request. ``begins``: it opens its snapshot. Without a plan it reads nothing, but wants to know that."""
+    """One request. ``begins``: ``transaction`` does, with it. Without a plan it only asks for the snapshot."""
 
     request: session_pb2.Request
     received: float
@@ -45,14 +47,20 @@ class PlainGets:
         self._translator = translator
         self._store: Store = translator.store
 
-    def read(self, request: session_pb2.Request, received: float, transaction: Transaction | None) -> PlainGet | None:
-        """``transaction``: the one that the request belongs to, as far as it is known."""
-        if not request.id or not request.txn or request.operations:
+    def read(
+        self, request: session_pb2.Request, received: float, transaction: Transaction | None, alone: Transaction
+    ) -> PlainGet | None:
+        """``transaction``: the one that the request belongs to, as far as it is known. ``alone``: if it names none."""
+        if not request.id or request.operations:
             return None
         if not (is_get := request.HasField("get")) and not request.HasField("apply"):
             return None
-        begins = request.HasField("first")
-        if begins:
+        begins = request.HasField("first") or not request.txn
+        if not request.txn:
+            if not is_get or not self.begins_plainly(request.first):
+                return None
+            transaction = alone
+        elif begins:
             if transaction is not None or not self.begins_plainly(request.first):
                 return None
             transaction = Transaction(request.txn)
@@ -90,7 +98,7 @@ class PlainGets:
 
     def begin(self, wanted: Sequence[PlainGet]) -> list[Transaction]:
         """Opens the snapshots of those that begin; these."""
-        begun = [each.transaction for each in wanted if each.begins]
+        begun = list(dict.fromkeys([each.transaction for each in wanted if each.begins]))
         for transaction, lease in zip(begun, self._store.begin_together(len(begun)), strict=True):
             transaction.lease = lease
         return begun

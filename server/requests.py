@@ -190,6 +190,9 @@ class Requests(ABC):
         self._succeed(request, transaction)
 
     def _do_get(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        if transaction is None:
+            self._get_alone(request)
+            return
         transaction = self._begun(transaction)
         self._apply(request, transaction)
         get = request.get
@@ -205,6 +208,25 @@ class Requests(ABC):
             assert transaction.lease is not None
             rows = self.store.get(transaction.lease, schema, keys, columns)
         self._succeed(request, transaction, get=self.translator.rows(schema, columns, rows))
+
+    def _get_alone(self, request: session_pb2.Request) -> None:
+        """A Get without a transaction: a snapshot for it alone."""
+        if self.sessions.stopping:
+            raise stopping()
+        only = session_pb2.Begin(min_snapshot=request.first.min_snapshot)
+        if request.operations or request.first != only:
+            raise InvalidArgument(
+                "a Get without a transaction has no operations, and nothing in `first` but min_snapshot: begin one"
+            )
+        transaction = Transaction(0)
+        transaction.lease = self.store.begin(
+            min_snapshot=only.min_snapshot or None,
+            timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
+        )
+        try:
+            self._do_get(request, transaction)
+        finally:
+            self.store.release(transaction.lease)
 
     def _do_scan_open(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)

@@ -418,6 +418,7 @@ class Session(Requests):
         inbox = self._inbox
         wanted: list[PlainGet] = []
         begun: dict[int, Transaction] = {}
+        alone = Transaction(0)
         while inbox and len(wanted) < _GROUP:
             request, received = inbox[0]
             if request.HasField("release") and wanted and begun.keys().isdisjoint((request.txn, *request.release.txns)):
@@ -427,10 +428,10 @@ class Session(Requests):
                 break
             if self.access.tables and request.HasField("get") and not self.access.allows(request.get.table):
                 break
-            plain = self.gets.read(request, received, self.txns.get(request.txn))
+            plain = self.gets.read(request, received, self.txns.get(request.txn), alone)
             if plain is None:
                 break
-            if plain.begins:
+            if plain.begins and request.txn:
                 begun[request.txn] = plain.transaction
             wanted.append(plain)
             inbox.popleft()
@@ -446,6 +447,9 @@ class Session(Requests):
             for plain in wanted:
                 self._dispatch(plain.request, plain.received)
             return True
+        finally:
+            if alone.lease is not None:
+                self.store.release(alone.lease)
         self.txns.update(begun)
         self._send(frame.SerializeToString(), len(wanted))
         self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
@@ -505,7 +509,7 @@ class Session(Requests):
             if not number and not request.id:
                 self.sessions.calls.ended("Session/release", time.monotonic() - received)
                 return
-        if request.HasField("first"):
+        if request.HasField("first") and (number or not request.HasField("get")):
             if number in self.txns or not number:
                 self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
                 return
@@ -569,6 +573,8 @@ class Session(Requests):
             case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
                 return pools.reads
             case "outcome":
+                return pools.waits
+            case "get" if not request.txn and request.first.min_snapshot > self.store.watermark():
                 return pools.waits
             case "get" if len(request.get.keys) > _SLOW_KEYS:
                 return pools.reads

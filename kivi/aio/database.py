@@ -337,6 +337,13 @@ class Database:
         """``async with db.snapshot() as snap``: as ``kivi.client.Database.snapshot``."""
         return Snapshot(self, TransactionCore(self._core, wanted))
 
+    async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
+
+    @takes(GetArguments)
+    async def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        return await self._run(self._core.get_many(wanted))
+
     async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
         check_work(fn)
         retries = Retries(patience_s(timeout) if timeout is not None else self._core.timeout_s)

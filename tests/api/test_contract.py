@@ -85,6 +85,36 @@ def test_a_transaction_commits_on_success_and_reads_its_own_writes(accounts):
         assert [row and row["name"] for row in rows] == ["bob", None, "ada"]
 
 
+def test_a_row_is_read_by_itself(accounts):
+    """Without a transaction: the newest, whatever its table's rows are like."""
+    accounts.create_table("sums", key={"id": "int64", "at": "timestamp"}, columns={"n": kivi.sum("int64")})
+    with accounts.transaction() as tx:
+        tx.put("accounts", (1,), name="ada")
+        tx.delta("sums", (1, AT), n=5)
+    assert accounts.get("accounts", (1,)) == {"id": 1, "name": "ada", "balance": 0, "peak": None, "low": None}
+    assert accounts.get("accounts", (2,)) is None
+    assert accounts.get("sums", (1, AT)) == {"id": 1, "at": AT, "n": 5}
+    with accounts.transaction() as tx:
+        tx.delta("sums", (1, AT), n=1)
+        assert accounts.get("sums", (1, AT), columns=["n"]) == {"n": 5}  # not this transaction's
+    assert accounts.get("sums", (1, AT), ["n"]) == {"n": 6}
+    rows = accounts.get_many("accounts", [(2,), (1,), (1,)], columns=["name"])
+    assert rows == [None, {"name": "ada"}, {"name": "ada"}]
+    assert accounts.get_many("accounts", []) == []
+    accounts.drop("sums")
+    accounts.create_table("sums", key={"id": "int64", "at": "timestamp"}, columns={"other": kivi.sum("int64")})
+    assert accounts.get("sums", (1, AT)) is None
+    with pytest.raises(kivi.NotFound):
+        accounts.get("nothing", (1,))
+    with pytest.raises(kivi.SchemaError):
+        accounts.get("sums", (1,))
+    with pytest.raises(kivi.SchemaError):
+        accounts.get("sums", (1, AT), columns=["n"])
+    with pytest.raises(kivi.InvalidArgument):
+        accounts.get("sums", (None, AT))
+    assert accounts.stats()["leases"] == 0
+
+
 def test_an_exception_rolls_back(accounts):
     with pytest.raises(ZeroDivisionError), accounts.transaction() as tx:
         tx.put("accounts", (1,), name="ada")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import datetime as dt
+import random
 import threading
 import time
 from typing import Any
@@ -448,6 +449,62 @@ def test_a_lost_reply_is_found_by_its_token(server, db, accounts):
                 tx.delta(accounts, (2,), balance=1)
     assert balance(db, 1) == 30
     assert balance(db, 2) == 5
+
+
+def test_a_read_by_itself_outlives_a_connection(server, db, accounts):
+    """What it read before the connection was lost is read anew, and never older than what this client has seen."""
+    with Proxy(server.port) as proxy, proxy.connect(timeout=20) as through:
+        for i in range(4):
+            with through.transaction() as tx:
+                tx.delta(accounts, (1,), balance=1)
+            proxy.mute = True
+            timer = threading.Timer(0.2, proxy.lose)
+            timer.start()
+            assert through.get(accounts, (1,))["balance"] == i + 1
+    with Proxy(server.port) as proxy, proxy.connect(timeout=0.5) as through:
+        assert through.get(accounts, (1,))
+        proxy.mute = True
+        with pytest.raises(kivi.Unavailable, match=r"no answer from localhost:\d+ within 0.5 s"):
+            through.get(accounts, (1,))
+
+
+@pytest.mark.parametrize("more", [{}, {"name": "string"}], ids=["rows of fixed width", "others"])
+def test_rows_that_are_read_together_are_of_one_moment(server, db, more):
+    """Threads that move money and threads that count it, each read in no transaction; what was seen stays seen."""
+    if "moved" in db.tables():
+        db.drop("moved")
+    db.create_table("moved", key={"id": "int64"}, columns={"balance": kivi.sum("int64"), **more})
+    keys, stop, faults = [(i,) for i in range(4)], threading.Event(), []
+
+    def move(db: Any, seed: int) -> None:
+        moves = random.Random(seed)
+        while not stop.is_set():
+            a, b = moves.sample(keys, 2)
+            with db.transaction() as tx:
+                tx.delta("moved", a, balance=-1)
+                tx.delta("moved", b, balance=1)
+                tx.delta("moved", (9,), balance=1)
+
+    def count(db: Any) -> None:
+        seen = 0
+        while not stop.is_set():
+            rows = db.get_many("moved", [*keys, (9,)], ["balance"])
+            *held, moved = (row["balance"] if row else 0 for row in rows)
+            if sum(held) or moved < seen:
+                faults.append((held, moved, seen))
+            seen = moved
+
+    with server.connect() as one, server.connect() as other:
+        threads = [threading.Thread(target=move, args=(one, seed)) for seed in range(4)]
+        threads += [threading.Thread(target=count, args=(db,)) for db in (one, other) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        time.sleep(3)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not faults
+        assert one.get("moved", (9,))["balance"] > 100
 
 
 def test_a_reply_that_never_comes_is_commit_unknown(server, db, accounts):

@@ -177,9 +177,13 @@ def test_a_token_for_some_tables_reads_those_and_no_others(server: ServerProcess
             lambda s: s.to_arrow("calls"),
             lambda s: s.summary("calls", {"n": kivi.count()}),
         ]
+        assert db.get("by_endpoint", (1,)) == found[0]
         for read in denied:
             with db.snapshot() as snapshot, pytest.raises(kivi.PermissionDenied):
                 read(snapshot)
+        for table in ("accounts", "not there"):
+            with pytest.raises(kivi.PermissionDenied):
+                db.get(table, (1,))
         for call_of in (
             lambda: db.describe("calls"),
             lambda: db.split_points("calls"),

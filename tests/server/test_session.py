@@ -368,6 +368,82 @@ def test_a_read_that_begins_waits_for_the_snapshot_it_asked_for(raw, sums, db):
     assert raw.reply(3).error.reason == "Unavailable"
 
 
+def alone(number: int, *keys: int, table_id: int, table: str = "sums", **begin: Any) -> pb.Request:
+    request = reading(number, *keys, table_id=table_id, **begin)
+    request.txn, request.get.table = 0, table
+    return request
+
+
+def test_reads_without_a_transaction_are_of_a_snapshot_that_ends_with_the_answer(raw, sums, db):
+    """Alone, together, among others, and of rows that go the general way."""
+    raw.send(alone(1, 1, 77, table_id=sums))
+    assert cells(raw.reply(1)) == [[1, 1, None], None]
+    bare = alone(8, 8, table_id=sums)
+    bare.ClearField("first")
+    raw.send(
+        *(alone(key, key, table_id=sums) for key in range(2, 6)),
+        reading(6, 6, table_id=sums),
+        alone(7, 10, table_id=sums),  # does not fit
+        bare,
+        alone(9, *range(1, 18), table_id=sums),  # more keys than are read together
+    )
+    for key in (2, 3, 4, 5, 6, 8):
+        response = raw.reply(key)
+        assert cells(response) == [[key, key, None]]
+        assert response.start_ts == db.watermark()
+    assert raw.reply(7).error.reason == "OutOfRange"
+    assert raw.reply(9).error.reason == "OutOfRange"  # the tenth of these
+    assert db.stats()["leases"] == 1  # that of 6, which is a transaction's
+
+
+def test_a_read_without_a_transaction_waits_for_the_snapshot_it_asked_for(raw, sums, db):
+    late = alone(1, 1, table_id=sums, min_snapshot=db.watermark() + 1)
+    raw.send(late, alone(2, 2, table_id=sums))
+    assert cells(raw.reply(2)) == [[2, 2, None]]
+    with db.transaction() as tx:
+        tx.delta("sums", (1,), n=10)
+    response = raw.reply(1)
+    assert response.start_ts >= tx.commit_ts
+    assert cells(response) == [[1, 11, None]]
+    never = alone(3, 1, table_id=sums, min_snapshot=2**40)
+    never.timeout_ms = 100
+    raw.send(never)
+    assert raw.reply(3).error.reason == "Unavailable"
+    assert db.stats()["leases"] == 0
+
+
+@pytest.mark.parametrize("count", [1, 20])
+def test_a_read_without_a_transaction_has_nothing_that_needs_one(raw, sums, table_id, db, count):
+    """One at a time, as the event loop reads them, and many."""
+    writing = alone(1, 1, table_id=sums)
+    writing.operations.append(operation(table_id, 1, balance=1))
+    for wrong in (
+        writing,
+        alone(2, 1, table_id=sums, as_of_ts=1),
+        alone(3, 1, table_id=sums, ttl_ms=5),
+        alone(4, 1, table_id=sums, shared=True),
+        alone(5, 1, table_id=sums, count=2),
+    ):
+        raw.send(wrong, *(alone(100 + i, 1, table_id=sums) for i in range(count - 1)))
+        assert raw.reply(wrong.id).error.reason == "InvalidArgument"
+        assert all(cells(raw.reply(100 + i)) == [[1, 1, None]] for i in range(count - 1))
+    assert db.get("accounts", (1,)) is None
+    assert db.stats()["leases"] == 0
+
+
+def test_operations_come_with_what_belongs_to_a_transaction(raw, table_id, db):
+    raw.send(
+        pb.Request(id=1, txn=1, begin=pb.Begin(), operations=[operation(table_id, 1, balance=1)]),
+        pb.Request(id=2, txn=2, begin=pb.Begin()),
+        pb.Request(id=3, txn=2, renew=pb.Renew(), operations=[operation(table_id, 2, balance=1)]),
+        pb.Request(id=4, txn=2, commit=pb.Commit(token=new_token())),
+    )
+    assert raw.reply(1).error.reason == "InvalidArgument"
+    assert raw.reply(4).commit.commit_ts
+    assert db.get("accounts", (1,)) is None
+    assert db.get("accounts", (2,))["balance"] == 1
+
+
 def scanning(number: int, table_id: int, limit: int | None, **spec: Any) -> pb.Request:
     wanted = types_pb2.ScanSpec(table="sums", table_id=table_id, limit=limit, **spec)
     return pb.Request(id=number, txn=number, first=pb.Begin(), scan_open=pb.ScanOpen(spec=wanted, rows=True))
