@@ -39,7 +39,7 @@ def stopping() -> Unavailable:
 class Transaction:
     """One of a session's transactions or snapshots."""
 
-    __slots__ = ("ahead", "backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
+    __slots__ = ("backlog", "busy", "failed", "lease", "number", "owner", "scans", "shared", "txn")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -51,20 +51,14 @@ class Transaction:
         self.busy = False
         self.backlog: deque[tuple[session_pb2.Request, float]] = deque()
         self.scans: dict[int, Pages] = {}
-        self.ahead: Pages | None = None  # the scan that is read ahead: one, so that one page more is in memory
-
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether there is a page to be read ahead."""
-        return self.ahead is not None and not self.ahead.is_ready
 
     def close_scan(self, number: int) -> None:
-        if (pages := self.scans.pop(number, None)) is not None and pages is self.ahead:
-            self.ahead = None
+        if (pages := self.scans.pop(number, None)) is not None:
+            pages.close()
 
     def close_scans(self) -> None:
-        self.scans.clear()
-        self.ahead = None
+        for number in list(self.scans):
+            self.close_scan(number)
 
 
 class Requests(ABC):
@@ -116,10 +110,7 @@ class Requests(ABC):
     def _do_begin(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         assert transaction is not None
         begin = request.begin
-        if request.operations:
-            raise InvalidArgument(
-                "a Begin has no operations: send them with a request that follows, or begin by `first`"
-            )
+        self._has_none(request, "a Begin")
         if self.sessions.stopping:
             raise stopping()
         if not begin.lease:
@@ -184,6 +175,10 @@ class Requests(ABC):
             transaction.failed = error
             raise
 
+    def _has_none(self, request: session_pb2.Request, body: str) -> None:
+        if request.operations:
+            raise InvalidArgument(f"{body} has no operations: send them with another request of their transaction")
+
     def _do_apply(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
         self._apply(request, transaction)
@@ -247,7 +242,7 @@ class Requests(ABC):
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
-        pages = Pages(self.translator.pages(batches, rows))
+        pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead)
         data, more = pages.next()
         number = 0
         if more:
@@ -278,9 +273,9 @@ class Requests(ABC):
             raise
         if not more:
             transaction.close_scan(number)
-        elif transaction.ahead is None:
-            transaction.ahead = pages
         self._succeed_page(request, transaction, data, number if more else 0)
+        if more and transaction.txn is None:  # a scan of a transaction that writes looks at what that holds
+            pages.read_ahead(self.sessions.reads)
 
     def _do_commit(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         one_shot = transaction is None
@@ -365,6 +360,7 @@ class Requests(ABC):
 
     def _do_outcome(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         self.access.require(Access.WRITE, "asking for an outcome, which ends the attempt")
+        self._has_none(request, "an Outcome")
         state, commit_ts = self.store.outcome(request.outcome.token)
         reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
         self._succeed(request, transaction, outcome=reply)

@@ -12,8 +12,8 @@
 event loop itself, as long as no such frame has taken it more than some milliseconds. A request that may take long goes
 to a pool and marks its transaction busy; what follows in that transaction waits behind it, and other transactions pass.
 There is a pool each for reads, for writes, for commits that wait for room in pending and for what only waits, so that
-none of these holds up another. Where nothing is left to do in a transaction that reads a scan page by page, the next
-page is read ahead, and the transaction is busy meanwhile (``kivi_server.pages``).
+none of these holds up another. The next page of a scan may be read ahead, and only who asks for it waits for it
+(``kivi_server.pages``).
 A commit is answered whenever the log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
@@ -40,7 +40,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import grpc
@@ -48,6 +48,7 @@ from kivi_server import limits
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.leading import Leading
+from kivi_server.pages import Page
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
@@ -534,6 +535,8 @@ class Session(Requests):
             if body != "release":
                 self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
             return
+        if transaction is not None and self._waits_for_page(request, transaction, received):
+            return
         pool = self._pool(request, body) if body != "release" else None
         if pool is not None:
             if transaction is not None:
@@ -541,9 +544,6 @@ class Session(Requests):
             pool.submit(self._run_slow, request, body, transaction, received)
         else:
             self._run(request, body, transaction, received)
-            if transaction is not None and transaction.reads_ahead:
-                transaction.busy = True
-                self._drain(transaction)
 
     def _begin_first(self, request: session_pb2.Request, received: float) -> None:
         """Begins the request's transaction, as a Begin before it would."""
@@ -578,10 +578,10 @@ class Session(Requests):
                 return pools.waits
             case "get" if len(request.get.keys) > _SLOW_KEYS:
                 return pools.reads
+            case "scan_next" if not request.operations and (request.scan_next.close or self._ahead(request)):
+                return None
             case "scan_next":
-                transaction = self.txns.get(request.txn)
-                pages = transaction.scans.get(request.scan_next.scan) if transaction is not None else None
-                return None if pages is not None and pages.is_ready and not request.operations else pools.reads
+                return pools.reads
             case "scan_open":
                 spec = request.scan_open.spec
                 if spec.HasField("where") or not (spec.prefix.values or spec.limit):
@@ -603,13 +603,22 @@ class Session(Requests):
             if transaction is not None:
                 self._drain(transaction)
 
-    def _read_ahead(self, transaction: Transaction) -> None:
-        """Behind everything that was asked of the transaction; what is asked meanwhile waits, as behind a page."""
-        try:
-            if (pages := transaction.ahead) is not None:
-                pages.read_ahead()
-        finally:
-            self._drain(transaction)
+    def _ahead(self, request: session_pb2.Request) -> Future[Page] | None:
+        """The page that it asks for, if that was read ahead, or is just now."""
+        transaction = self.txns.get(request.txn)
+        pages = transaction.scans.get(request.scan_next.scan) if transaction is not None else None
+        return pages.ahead if pages is not None else None
+
+    def _waits_for_page(self, request: session_pb2.Request, transaction: Transaction, received: float) -> bool:
+        """Whether its page is being read: then it is the first of the backlog until that is done."""
+        ahead = self._ahead(request) if request.HasField("scan_next") and not request.scan_next.close else None
+        if ahead is None or ahead.done():
+            return False
+        with self._lock:
+            transaction.busy = True
+            transaction.backlog.appendleft((request, received))
+        ahead.add_done_callback(lambda _: self._drain(transaction))
+        return True
 
     def _drain(self, transaction: Transaction) -> None:
         """Runs what gathered behind a slow request, here, until nothing is left or something else takes long."""
@@ -620,15 +629,15 @@ class Session(Requests):
                     return
             with self._lock:
                 if not transaction.backlog:
-                    transaction.busy = transaction.reads_ahead and not self._closed
-                    if transaction.busy:
-                        self.sessions.reads.submit(self._read_ahead, transaction)
+                    transaction.busy = False
                     return
                 request, received = transaction.backlog.popleft()
             body = request.WhichOneof("body")
             pool = self._pool(request, body)
             if body != "release" and self.txns.get(transaction.number) is not transaction:
                 self._fail(request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
+            elif self._waits_for_page(request, transaction, received):
+                return
             elif pool is not None:
                 pool.submit(self._run_slow, request, body, transaction, received)
                 return

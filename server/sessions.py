@@ -36,6 +36,8 @@ __all__ = ["Sessions", "disk_reads"]
 
 _log = logging.getLogger("kivi.server")
 _WORKERS: Final = 4
+_PAGES_AHEAD: Final = 32
+"""Pages of scans that are in memory before they are asked for: of 16,384 rows, or of some 4 MiB, each."""
 _QUICK_S_MAX: Final = 0.005
 _STUCK_S_MAX: Final = 0.05
 _SLOW_S: Final = 1.0
@@ -80,6 +82,7 @@ class Sessions:
         self._commits = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
+        self.pages_ahead = threading.Semaphore(_PAGES_AHEAD)
         # Scan streams and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
         self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams")

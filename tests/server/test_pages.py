@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
 import itertools
 import random
+import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kivi_server.pages import Page, Pages
+from kivi_server.sessions import Sessions
 
 import kivi
 from kivi.client_codec import new_token
@@ -19,6 +28,7 @@ from kivi.client_messages import read_batches
 from kivi.errors import DataLoss
 from kivi.wire.v1 import session_pb2 as pb
 from kivi.wire.v1 import types_pb2
+from tests.server.test_leading import Peer, until
 from tests.server.test_session import RawSession
 
 ROWS = 70_000  # of one portion of the store's are several of these pages, and several portions
@@ -34,21 +44,72 @@ def made(count: int, error: Exception | None) -> Iterator[Page]:
 @given(st.lists(st.booleans(), max_size=20), st.integers(1, 6), st.booleans())
 def test_pages_come_in_order_however_they_are_read(ahead: list[bool], count: int, fails: bool) -> None:
     error = DataLoss("a block is damaged") if fails else None
-    pages = Pages(made(count, error))
+    room = threading.Semaphore(1)
+    pages = Pages(made(count, error), room)
     steps = iter(ahead)
 
     def read() -> Page:
         if next(steps, False):
-            pages.read_ahead()
-            assert pages.is_ready
-            pages.read_ahead()  # one page, however often
-        return pages.next()
+            pages.read_ahead(pool)
+            assert pages.ahead is not None
+        page = pages.next()
+        assert pages.ahead is None
+        return page
 
-    for i in range(count):
-        assert read() == (b"%d" % i, i < count - 1)
-        assert not pages.is_ready
-    with pytest.raises(DataLoss if fails else StopIteration):
-        read()
+    with ThreadPoolExecutor(1) as pool:
+        for i in range(count):
+            assert read() == (b"%d" % i, i < count - 1)
+        with pytest.raises(DataLoss if fails else StopIteration):
+            read()
+    assert room.acquire(blocking=False)
+
+
+def test_only_so_many_pages_are_read_ahead() -> None:
+    room = threading.Semaphore(2)
+    scans = [Pages(made(3, None), room) for _ in range(4)]
+    with ThreadPoolExecutor(1) as pool:
+        for pages in scans:
+            pages.read_ahead(pool)
+        assert [pages.ahead is not None for pages in scans] == [True, True, False, False]
+        scans[0].close()
+        scans[0].close()
+        scans[0].read_ahead(pool)
+        assert scans[0].ahead is None  # it is closed
+        assert scans[1].next() == (b"0", True)
+        for pages in scans[1:]:
+            pages.read_ahead(pool)
+        assert [pages.ahead is not None for pages in scans] == [False, True, True, False]
+        assert [pages.next() for pages in scans[1:]] == [(b"1", True), (b"0", True), (b"0", True)]
+    scans[1].read_ahead(pool)  # which is shut down
+    assert scans[1].next() == (b"2", False)
+    assert [room.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+def test_an_error_that_was_read_ahead_holds_nothing() -> None:
+    """No reference cycle: what the scan held in the engine goes at once, asked for or not."""
+    gc.collect()
+    gc.disable()
+    try:
+        for asked in (True, False):
+            held = HeldScan()
+            pages = Pages(held.pages(), threading.Semaphore(1))
+            with ThreadPoolExecutor(1) as pool:
+                pages.read_ahead(pool)
+            if asked:
+                with pytest.raises(DataLoss):
+                    pages.next()
+            pages.close()
+            gone = weakref.ref(held)
+            del held, pages
+            assert gone() is None
+    finally:
+        gc.enable()
+
+
+class HeldScan:
+    def pages(self) -> Iterator[Page]:
+        raise DataLoss("a block is damaged")
+        yield
 
 
 @pytest.fixture
@@ -58,17 +119,21 @@ def raw(server) -> Iterator[RawSession]:
     session.close()
 
 
+def fill(db: Any) -> None:
+    db.create_event_table("many", event_time="ts", columns={"id": "int64", "ts": "timestamp", "us": "int64"})
+    db.create_aggregate("many_5m", source="many", group_by=["id"], measures={"total": kivi.sum("us")})
+    ids = pa.array(range(ROWS), pa.int64())
+    db.append("many", pa.table({"id": ids, "ts": pa.array([0] * ROWS, pa.timestamp("us", "UTC")), "us": ids}))
+    db.consolidate()
+
+
 @pytest.fixture
 def many(db) -> Iterator[int]:
     """The id of an aggregate of ROWS rows: (i, i) for each i."""
     for name in ("many_5m", "many"):
         if name in db.tables():
             db.drop(name)
-    db.create_event_table("many", event_time="ts", columns={"id": "int64", "ts": "timestamp", "us": "int64"})
-    db.create_aggregate("many_5m", source="many", group_by=["id"], measures={"total": kivi.sum("us")})
-    ids = pa.array(range(ROWS), pa.int64())
-    db.append("many", pa.table({"id": ids, "ts": pa.array([0] * ROWS, pa.timestamp("us", "UTC")), "us": ids}))
-    db.consolidate()
+    fill(db)
     yield db.describe("many_5m")["id"]
     for name in ("many_5m", "many"):
         if name in db.tables():
@@ -131,11 +196,15 @@ def test_own_writes_after_a_scan_began_are_not_in_the_page_that_was_read_ahead(r
     )
     page = raw.reply(1).page
     scan, names = page.scan, [name for batch in read_batches(page.arrow) for name in batch.column("name").to_pylist()]
-    write = pb.Operation(kind=pb.Operation.KIND_PUT, table=accounts, table_id=table_id, columns=["name"])
-    write.key.add(int_value=8_999)
-    write.values.add(string_value="new")
     for number in itertools.count(2):
-        raw.send(pb.Request(id=number, txn=1, operations=[write], scan_next=pb.ScanNext(scan=scan)))
+        write = pb.Operation(kind=pb.Operation.KIND_PUT, table=accounts, table_id=table_id, columns=["name"])
+        write.key.add(int_value=8_990 + number)  # a row of the last page, or one behind it
+        write.values.add(string_value="new")
+        request = following(number, 1, scan)
+        if number > 2:
+            request.operations.append(write)
+            time.sleep(0.1)  # the page is there when it is asked for
+        raw.send(request)
         page = raw.reply(number).page
         names += [name for batch in read_batches(page.arrow) for name in batch.column("name").to_pylist()]
         if not page.scan:
@@ -143,8 +212,8 @@ def test_own_writes_after_a_scan_began_are_not_in_the_page_that_was_read_ahead(r
     assert names == ["old"] * 9_000
     raw.send(pb.Request(id=100, txn=1, commit=pb.Commit(token=new_token())))
     assert raw.reply(100).commit.commit_ts
-    with db.snapshot() as snapshot:
-        assert snapshot.get(accounts, (8_999,))["name"] == "new"
+    written = db.get_many(accounts, [(8_990 + i,) for i in range(2, number + 1)], ["name"])
+    assert written == [{"name": "old"}, *[{"name": "new"}] * (number - 2)]
 
 
 def dropped(raw: RawSession, db, many: int, asked: int) -> list[str]:
@@ -189,3 +258,101 @@ def test_a_scan_may_be_closed_and_a_snapshot_released_while_a_page_is_read(raw, 
     while db.stats()["leases"] > leases and time.monotonic() < deadline:
         time.sleep(0.01)
     assert db.stats()["leases"] == leases
+
+
+def test_a_page_says_which_snapshot_it_is_of_and_none_is_sent_that_nobody_wants(raw, many):
+    raw.send(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, many))
+    first = raw.reply(1)
+    found = ids(first.page)
+    raw.send(following(0, 1, first.page.scan))  # the second page, which is not sent
+    for number in range(3, 7):
+        raw.send(following(number, 1, first.page.scan))
+        reply = raw.reply(number)
+        assert reply.start_ts == first.start_ts
+        found += ids(reply.page)
+    assert not reply.page.scan
+    assert not raw.replies  # none of number 0
+    assert found == [i for i in range(ROWS) if not 4_096 <= i < 4_096 + 16_384]
+
+
+def beside_a_full_pool(
+    path: Path, story: Callable[[Any, Callable[..., None], Callable[[], None]], Awaitable[None]]
+) -> None:
+    """A session without a stream, of which a page is read ahead, and a second would be if the pool were not full."""
+
+    async def told() -> None:
+        with contextlib.closing(kivi.open(str(path / "data"))) as db:
+            fill(db)
+            sessions = Sessions(db.store, "test")
+            peer, free = Peer(sessions), threading.Event()
+
+            def ask(*requests: pb.Request) -> None:
+                peer.session.handle(pb.ClientFrame(requests=requests).SerializeToString())
+
+            try:
+                ask(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, 0))
+                await until(lambda: peer.has(1))
+                scan = peer.answers[0].page.scan
+                ask(following(2, 1, scan))
+                pages = peer.session.txns[1].scans[scan]
+                await until(lambda: pages.ahead is not None and pages.ahead.done())
+                full = [sessions.reads.submit(free.wait) for _ in range(8)]
+                await until(lambda: all(each.running() for each in full))
+                ask(following(3, 1, scan))
+                assert peer.has(3)  # by this thread, at once
+                assert pages.ahead is not None
+                assert not pages.ahead.done()
+                await story(peer, ask, free.set)
+            finally:
+                free.set()
+                sessions.close()
+
+    asyncio.run(told())
+
+
+def reading(number: int) -> pb.Request:
+    keys = [types_pb2.Key(values=[types_pb2.Value(int_value=7)])]
+    return pb.Request(id=number, txn=1, get=pb.Get(table="many_5m", keys=keys))
+
+
+def test_nobody_waits_for_a_page_but_who_asks_for_it(tmp_path: Path) -> None:
+    async def story(peer: Any, ask: Callable[..., None], free: Callable[[], None]) -> None:
+        ask(reading(4))
+        assert [answer.id for answer in peer.answers] == [1, 2, 3, 4]
+        scan = peer.answers[0].page.scan
+        ask(following(5, 1, scan), reading(6), following(7, 1, scan), following(8, 1, scan))
+        assert peer.has(4)
+        free()
+        await until(lambda: peer.has(8))
+        assert [answer.id for answer in peer.answers] == list(range(1, 9))
+        found = [i for answer in peer.answers if answer.HasField("page") for i in ids(answer.page)]
+        assert found == list(range(ROWS))
+        await until(lambda: not peer.session.txns[1].busy)
+
+    beside_a_full_pool(tmp_path, story)
+
+
+def test_a_snapshot_ends_at_once_though_a_page_of_it_is_to_be_read(tmp_path: Path) -> None:
+    async def story(peer: Any, ask: Callable[..., None], free: Callable[[], None]) -> None:
+        pages = next(iter(peer.session.txns[1].scans.values()))
+        ask(pb.Request(txn=1, release=pb.Release()))
+        assert not peer.session.txns
+        assert len(peer.session.store.leases) == 0
+        assert pages.ahead is None
+        assert peer.has(3)
+
+    beside_a_full_pool(tmp_path, story)
+
+
+def test_a_session_ends_though_somebody_waits_for_a_page(tmp_path: Path) -> None:
+    async def story(peer: Any, ask: Callable[..., None], free: Callable[[], None]) -> None:
+        ask(following(4, 1, peer.answers[0].page.scan), reading(5))
+        peer.session._closed = True
+        peer.session._release_all()
+        free()
+        assert not peer.session.txns
+        assert len(peer.session.store.leases) == 0
+        room = peer.session.sessions.pages_ahead
+        assert [room.acquire(blocking=False) for _ in range(33)] == [True] * 32 + [False]
+
+    beside_a_full_pool(tmp_path, story)
