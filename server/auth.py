@@ -10,6 +10,7 @@ The token file has one token a line, with its role, the tables it is for, and li
 A role includes those before it: ``reader``, ``writer``, ``admin`` (``read`` and ``write`` are understood; a token alone
 is an admin's). Without ``tables`` it is for all of them; with it, calls that concern the whole store (checkpoint,
 consolidate) are not for it. Whoever may append to a table thereby changes its aggregates, which follow by themselves.
+``snapshots`` counts those that are open at a time: ``db.get`` keeps none.
 
 The file is read again when it has changed. One with a fault is not taken, and what was known before stays. Tokens are
 compared in constant time, all of them each time, so that timing tells nothing; they are kept as digests, and neither

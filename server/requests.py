@@ -208,8 +208,11 @@ class Requests(ABC):
         """A Get without a transaction: a snapshot for it alone."""
         if self.sessions.stopping:
             raise stopping()
-        only = session_pb2.Begin(min_snapshot=request.first.min_snapshot)
-        if request.operations or request.first != only:
+        if not request.id:
+            return  # nobody would get it
+        first = request.first
+        only = session_pb2.Begin(min_snapshot=first.min_snapshot, count=min(first.count, 1))
+        if request.operations or first != only:
             raise InvalidArgument(
                 "a Get without a transaction has no operations, and nothing in `first` but min_snapshot: begin one"
             )

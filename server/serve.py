@@ -296,7 +296,7 @@ async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failur
         for session in list(sessions.live.values()):
             if session.stalled():
                 sessions.dropped += 1
-                session.drop()
+                session.drop(Unavailable("this client accepted no answer for too long"))
 
 
 class _WithoutPandas(importlib.abc.MetaPathFinder):

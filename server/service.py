@@ -107,7 +107,12 @@ class Service:
         except KiviError as error:
             await status.abort(context, error)
         session = Session(self.sessions, grant, client, asyncio.get_running_loop())
-        await session.serve(context)
+        try:
+            await session.serve(context)
+        except asyncio.CancelledError:
+            if session.dropped is None:
+                raise
+            await status.abort(context, session.dropped)
 
     async def Scan(self, request: pb.ScanRequest, context: Context) -> None:
         """Written with ``context.write``, which knows for how long the client takes no byte.

@@ -95,6 +95,7 @@ class Session(Requests):
         self.write_began = 0.0
         self._loop = loop
         self._loop_thread = threading.get_ident()
+        self.dropped: KiviError | None = None
         self._task: asyncio.Task[Any] | None = None
         self._wake = asyncio.Event()
         self._woken = False
@@ -259,7 +260,9 @@ class Session(Requests):
     def stalled(self) -> bool:
         return self.writing and time.monotonic() - self.write_began > limits.STALL_S_MAX
 
-    def drop(self) -> None:
+    def drop(self, why: KiviError) -> None:
+        """Ends it: its client is told ``why``, and its transactions are let go of."""
+        self.dropped = why
         if self._task is not None:
             self._task.cancel()
 
@@ -422,9 +425,12 @@ class Session(Requests):
         alone = Transaction(0)
         while inbox and len(wanted) < _GROUP:
             request, received = inbox[0]
-            if request.HasField("release") and wanted and begun.keys().isdisjoint((request.txn, *request.release.txns)):
-                self._dispatch(*inbox.popleft())
-                continue
+            if request.HasField("release") and wanted:
+                numbers = {each.request.txn for each in wanted}
+                if numbers.isdisjoint((request.txn, *request.release.txns)):
+                    self._dispatch(*inbox.popleft())
+                    continue
+                break
             if request.txn in begun or len(self.txns) + len(begun) >= limits.SESSION_TRANSACTIONS_MAX:
                 break
             if self.access.tables and request.HasField("get") and not self.access.allows(request.get.table):
@@ -452,7 +458,12 @@ class Session(Requests):
             if alone.lease is not None:
                 self.store.release(alone.lease)
         self.txns.update(begun)
-        self._send(frame.SerializeToString(), len(wanted))
+        data = frame.SerializeToString()
+        if len(data) > limits.MESSAGE_BYTES_MAX:
+            for response in frame.responses:
+                self._reply(response)
+        else:
+            self._send(data, len(wanted))
         self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
         return True
 
@@ -574,7 +585,7 @@ class Session(Requests):
                 return pools.reads
             case "outcome":
                 return pools.waits
-            case "get" if not request.txn and request.first.min_snapshot > self.store.watermark():
+            case "get" if self._is_to_come(request):
                 return pools.waits
             case "get" if len(request.get.keys) > _SLOW_KEYS:
                 return pools.reads
@@ -598,10 +609,28 @@ class Session(Requests):
         self, request: session_pb2.Request, body: str | None, transaction: Transaction | None, received: float
     ) -> None:
         try:
-            self._run(request, body, transaction, received)
+            if transaction is None and body == "get" and self._is_to_come(request):
+                self._await_snapshot(request, received)
+            else:
+                self._run(request, body, transaction, received)
         finally:
             if transaction is not None:
                 self._drain(transaction)
+
+    def _is_to_come(self, request: session_pb2.Request) -> bool:
+        """Whether a Get without a transaction has to wait for the snapshot that it asks for."""
+        return not request.txn and request.first.min_snapshot > self.store.watermark()
+
+    def _await_snapshot(self, request: session_pb2.Request, received: float) -> None:
+        """And then goes on as if it had just come: who waits does not read, which may take long."""
+        left = request.timeout_ms / 1000 - (time.monotonic() - received) if request.timeout_ms else None
+        try:
+            self.store.release(self.store.begin(min_snapshot=request.first.min_snapshot, timeout_s=left))
+        except BaseException as error:
+            self._fail(request, None, error)
+            self.sessions.calls.ended("Session/get", time.monotonic() - received, error)
+        else:
+            self._dispatch(request, received)
 
     def _ahead(self, request: session_pb2.Request) -> Future[Page] | None:
         """The page that it asks for, if that was read ahead, or is just now."""

@@ -23,7 +23,7 @@ from kivi_server.calls import Calls
 from kivi_server.clients import Client, Clients
 from kivi_server.translate import Translator
 
-from kivi.errors import SnapshotTooOld
+from kivi.errors import SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
 from kivi.settings import COMPUTING
 from kivi.store import Lease, Store
@@ -168,7 +168,7 @@ class Sessions:
         for session in list(self.live.values()):
             grant = tokens.now(session.access)
             if grant is None:
-                session.drop()
+                session.drop(Unauthenticated("this access token is not valid any more"))
             elif grant != session.access:
                 session.access, session.client = grant, self.clients.of(grant, session.client.name)
 

@@ -7,7 +7,7 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc
 import pytest
@@ -20,7 +20,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 import kivi
 from kivi.client_methods import SERVICE, path
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.serverproc import ServerProcess
 
 ROOT, WRITER, READER = "root-4f1d0c", "writer-9a77b2", "reader-51e0aa"
@@ -134,10 +134,21 @@ WRITING: dict[str, Any] = {
 }
 
 
+ONE: Final = types_pb2.Value(int_value=1)
+
+
+def answers_of(server: ServerProcess, token: str, *requests: session_pb2.Request) -> list[session_pb2.Response]:
+    """One frame of a session, without the client library."""
+    frame = session_pb2.ClientFrame(requests=requests).SerializeToString()
+    with grpc.insecure_channel(server.endpoint) as channel:
+        made = channel.stream_stream(path("Session"), lambda data: data, lambda data: data)
+        replies = made(iter([frame]), metadata=(("authorization", f"Bearer {token}"),), timeout=10)
+        return [answer for data in replies for answer in session_pb2.ServerFrame.FromString(data).responses]
+
+
 @pytest.mark.parametrize("body", [field.name for field in session_pb2.Request.DESCRIPTOR.oneofs_by_name["body"].fields])
 def test_no_request_of_a_session_writes_without_the_right_role(server: ServerProcess, body: str) -> None:
     """By a reader: every kind of request, plain and with an operation, which writes."""
-    session = next(method for method in METHODS if method.name == "Session")
     for operation in (True, False):
         request = session_pb2.Request(id=1, txn=0 if body == "commit" else 7)
         if body not in ("begin", "commit"):
@@ -150,13 +161,7 @@ def test_no_request_of_a_session_writes_without_the_right_role(server: ServerPro
             delta = request.operations.add(kind=session_pb2.Operation.KIND_DELTA, table="accounts", columns=["n"])
             delta.key.add().int_value = 1
             delta.values.add().int_value = 1
-        frame = session_pb2.ClientFrame(requests=[request])
-        with grpc.insecure_channel(server.endpoint) as channel:
-            made = channel.stream_stream(path(session.name), lambda data: data, lambda data: data)
-            replies = made(
-                iter([frame.SerializeToString()]), metadata=(("authorization", f"Bearer {READER}"),), timeout=10
-            )
-            answers = [answer for data in replies for answer in session_pb2.ServerFrame.FromString(data).responses]
+        answers = answers_of(server, READER, request)
         assert len(answers) == 1
         if body in WRITING or (operation and body in ("apply", "get", "scan_open")):
             assert answers[0].error.code == grpc.StatusCode.PERMISSION_DENIED.value[0], answers[0]
@@ -193,6 +198,14 @@ def test_a_token_for_some_tables_reads_those_and_no_others(server: ServerProcess
                 call_of()
         with pytest.raises(kivi.PermissionDenied):
             db.append("calls", [EVENT])
+    asked = [
+        session_pb2.Request(id=i, get=session_pb2.Get(table=table, keys=[types_pb2.Key(values=[ONE])]))
+        for i, table in enumerate(("by_endpoint", "accounts", "by_endpoint", "not there", "accounts"))
+        if i
+    ]
+    for frame in (asked[:1], asked):  # alone, and one of many
+        refused = [answer.id for answer in answers_of(server, DASHBOARD, *frame) if answer.error.reason]
+        assert refused == [request.id for request in frame if request.get.table != "by_endpoint"]
 
 
 def test_a_token_for_some_tables_writes_those_and_no_others(server: ServerProcess) -> None:
@@ -322,6 +335,9 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
                 assert other.tables() == ["t"]
             tokens.write_text(f"{ROOT} admin\n")
             assert within(10, lambda: not reads())  # and ends with it
+            for _ in range(2):
+                with pytest.raises(kivi.Unauthenticated):
+                    session.get("t", (1,))
             with pytest.raises(kivi.Unauthenticated):
                 server.connect(access_token=READER)
         said = "".join(server.output)

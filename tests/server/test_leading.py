@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kivi_server import leading
+from kivi_server import leading, limits
 from kivi_server.auth import Access, Allowance, Grant
 from kivi_server.session import Session
 from kivi_server.sessions import Sessions
@@ -64,6 +64,24 @@ class Peer:
     def here(self, *requests: session_pb2.Request) -> bool:
         """Hands a frame of these to the event loop; False: it is for the worker."""
         return self.session._handle_here(session_pb2.ClientFrame(requests=requests).SerializeToString())
+
+
+def test_answers_that_fit_no_message_together_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        sent: list[int] = []
+        peer.session._send = lambda data, answers: (sent.append(len(data)), Peer._send(peer, data, answers))  # type: ignore[method-assign,assignment,func-returns-value]
+        alone = [peer.read() for _ in range(50)]
+        for request in alone[::2]:
+            request.txn = 0
+        monkeypatch.setattr(limits, "MESSAGE_BYTES_MAX", 200)
+        peer.session.handle(session_pb2.ClientFrame(requests=alone).SerializeToString())
+        assert max(sent) <= 200
+        assert [answer.id for answer in peer.answers] == [request.id for request in alone]
+        assert not any(answer.HasField("error") for answer in peer.answers)
+        assert len(sessions.store.leases) == 25  # of the transactions; the others have none
+
+    run(story, tmp_path)
 
 
 def hits(store: Store, row: int = 1) -> int | None:

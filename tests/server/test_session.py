@@ -412,6 +412,27 @@ def test_a_read_without_a_transaction_waits_for_the_snapshot_it_asked_for(raw, s
     assert db.stats()["leases"] == 0
 
 
+def test_a_snapshot_that_is_read_and_then_released_in_one_frame_is_read_first(raw, sums):
+    def again(number: int, txn: int) -> pb.Request:
+        request = reading(number, txn, table_id=sums, txn=txn)
+        request.ClearField("first")
+        return request
+
+    raw.send(reading(1, 1, table_id=sums), reading(2, 2, table_id=sums))
+    assert cells(raw.reply(1)) and cells(raw.reply(2))
+    raw.send(
+        again(3, 1),
+        pb.Request(txn=1, release=pb.Release()),
+        again(4, 2),
+        alone(5, 5, table_id=sums),
+        pb.Request(release=pb.Release(txns=[2])),
+        alone(6, 6, table_id=sums),
+        again(7, 2),
+    )
+    assert [cells(raw.reply(number)) for number in range(3, 7)] == [[[key, key, None]] for key in (1, 2, 5, 6)]
+    assert raw.reply(7).error.reason == "SnapshotTooOld"
+
+
 @pytest.mark.parametrize("count", [1, 20])
 def test_a_read_without_a_transaction_has_nothing_that_needs_one(raw, sums, table_id, db, count):
     """One at a time, as the event loop reads them, and many."""
