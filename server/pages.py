@@ -2,7 +2,7 @@
 
 Whoever has asked for a second page will ask for a third: while an answer travels and its rows are looked at, the next
 page is read. The server and its client then work at the same time, not in turns: a million rows of an aggregate over
-loopback, the batches kept, 1.82 M rows a second without and 2.1 to 2.2 with it (medians of six, alternately).
+loopback, the batches kept, 1.74 and 1.84 M rows a second without, 2.10 and 2.23 with it (medians of six, alternately).
 
 Nobody waits for such a page but who asks for it. So many are read ahead at a time as there is room for: they are in
 memory until they are asked for, or their scan is closed.
