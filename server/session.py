@@ -609,7 +609,7 @@ class Session(Requests):
         self, request: session_pb2.Request, body: str | None, transaction: Transaction | None, received: float
     ) -> None:
         try:
-            if transaction is None and body == "get" and self._is_to_come(request):
+            if body == "get" and self._is_to_come(request):
                 self._await_snapshot(request, received)
             else:
                 self._run(request, body, transaction, received)

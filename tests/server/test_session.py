@@ -352,22 +352,6 @@ def test_one_read_that_fails_takes_no_other_along(raw, sums):
     assert cells(raw.reply(8)) == [[8, 8, None]]
 
 
-def test_a_read_that_begins_waits_for_the_snapshot_it_asked_for(raw, sums, db):
-    late = reading(1, 1, table_id=sums, min_snapshot=db.watermark() + 1)
-    late.timeout_ms = 5_000
-    raw.send(late, reading(2, 2, table_id=sums))
-    assert cells(raw.reply(2)) == [[2, 2, None]]
-    with db.transaction() as tx:
-        tx.delta("sums", (1,), n=10)
-    response = raw.reply(1)
-    assert response.start_ts >= tx.commit_ts
-    assert cells(response) == [[1, 11, None]]
-    never = reading(3, 1, table_id=sums, min_snapshot=2**40)
-    never.timeout_ms = 100
-    raw.send(never)
-    assert raw.reply(3).error.reason == "Unavailable"
-
-
 def alone(number: int, *keys: int, table_id: int, table: str = "sums", **begin: Any) -> pb.Request:
     request = reading(number, *keys, table_id=table_id, **begin)
     request.txn, request.get.table = 0, table
@@ -396,20 +380,23 @@ def test_reads_without_a_transaction_are_of_a_snapshot_that_ends_with_the_answer
     assert db.stats()["leases"] == 1  # that of 6, which is a transaction's
 
 
-def test_a_read_without_a_transaction_waits_for_the_snapshot_it_asked_for(raw, sums, db):
-    late = alone(1, 1, table_id=sums, min_snapshot=db.watermark() + 1)
-    raw.send(late, alone(2, 2, table_id=sums))
+@pytest.mark.parametrize("ask", [reading, alone])
+def test_a_read_waits_for_the_snapshot_it_asked_for(raw, sums, db, ask):
+    """Whether it begins a transaction or has none."""
+    late = ask(1, 1, table_id=sums, min_snapshot=db.watermark() + 1)
+    late.timeout_ms = 5_000
+    raw.send(late, ask(2, 2, table_id=sums))
     assert cells(raw.reply(2)) == [[2, 2, None]]
     with db.transaction() as tx:
         tx.delta("sums", (1,), n=10)
     response = raw.reply(1)
     assert response.start_ts >= tx.commit_ts
     assert cells(response) == [[1, 11, None]]
-    never = alone(3, 1, table_id=sums, min_snapshot=2**40)
+    never = ask(3, 1, table_id=sums, min_snapshot=2**40)
     never.timeout_ms = 100
     raw.send(never)
     assert raw.reply(3).error.reason == "Unavailable"
-    assert db.stats()["leases"] == 0
+    assert db.stats()["leases"] == (2 if ask is reading else 0)
 
 
 def test_a_snapshot_that_is_read_and_then_released_in_one_frame_is_read_first(raw, sums):
@@ -458,8 +445,10 @@ def test_operations_come_with_what_belongs_to_a_transaction(raw, table_id, db):
         pb.Request(id=2, txn=2, begin=pb.Begin()),
         pb.Request(id=3, txn=2, renew=pb.Renew(), operations=[operation(table_id, 2, balance=1)]),
         pb.Request(id=4, txn=2, commit=pb.Commit(token=new_token())),
+        pb.Request(id=5, txn=3, begin=pb.Begin()),
+        pb.Request(id=6, txn=3, outcome=pb.Outcome(token="mine"), operations=[operation(table_id, 3, balance=1)]),
     )
-    assert raw.reply(1).error.reason == "InvalidArgument"
+    assert raw.reply(1).error.reason == raw.reply(6).error.reason == "InvalidArgument"
     assert raw.reply(4).commit.commit_ts
     assert db.get("accounts", (1,)) is None
     assert db.get("accounts", (2,))["balance"] == 1
