@@ -181,6 +181,8 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
 def _meta(name: str, data: bytes, stamp: Stamp) -> str:
     if name == "position":
         return f"@{stamp(int.from_bytes(data, 'little'))}"
+    if name == "records":
+        return ", ".join(Space(first).name for first in data)
     if name.startswith("scope/"):
         return str(int.from_bytes(data, "little"))
     if name.startswith("history/"):

@@ -56,7 +56,7 @@ from kivi.mvcc.pending import Applied
 from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
 from kivi.rows import RowLayout
 from kivi.settings import Settings
-from kivi.spaces import Space, row_key, space_prefix, split_row_key, table_prefix
+from kivi.spaces import Space, meta_key, row_key, space_prefix, split_row_key, table_prefix
 from kivi.stages import LiveStage, sequences_of
 
 if TYPE_CHECKING:
@@ -66,11 +66,12 @@ __all__ = ["FORMAT", "Housekeeping", "Recovered", "begin_copy", "checkpoint", "o
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Of what is on disk: a program refuses a larger one, and opens a smaller one and makes it its own.
 
 1  the first
 2  text in codes and integers of 3, 5, 6 and 7 bytes in event blocks, generations and late counts in the catalog
+3  base rows with their keys behind them, in engines that were empty then (``kivi.engine.rocks.Records``)
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
@@ -96,13 +97,16 @@ def open_parts(path: str | None, settings: Settings, engine: Engine | None, log:
     if path is None:
         memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
         return Parts(memory_engine, memory_log, b"memory", lambda: None)
-    from kivi.engine.rocks import RocksEngine
+    from kivi.engine.rocks import Records, RocksEngine
     from kivi.log.segmented import SegmentedLog
 
     release_lock, store_id = claim(path)
     try:
         rocks = engine or RocksEngine(
-            os.path.join(path, "engine"), cache_bytes=settings.cache_bytes, memtable_bytes=settings.memtable_bytes
+            os.path.join(path, "engine"),
+            cache_bytes=settings.cache_bytes,
+            memtable_bytes=settings.memtable_bytes,
+            records=Records(meta_key("records"), space_prefix(Space.ROW)),
         )
         try:
             segments = log or SegmentedLog(

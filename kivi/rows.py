@@ -14,6 +14,9 @@ A base row is one *version* of a row: every cell folded up to a commit timestamp
 A schema without strings or bytes has rows of one width, which ``dtype`` describes to NumPy, so that
 thousands are decoded by one call. Sums are 128 bits wide because int64 sums may leave 64 bits and come
 back (R10): width on disk must not depend on the order in which deltas arrived.
+
+Behind a base row its key is kept once more, by the engine and for scans alone (``kivi.engine.rocks.Records``): whoever
+reads rows of one width by thousands gets both in one piece.
 """
 
 from __future__ import annotations

@@ -4,13 +4,13 @@ The rules are those of a scan row by row (``mvcc.snapshot``), which also capture
 lease after each portion. No Python statement runs for a row, but where a row is stamped above S (its older version
 is looked up) and for the operations on row tables, which are few at any time.
 
-Measured on a busy machine, where RocksDB's own iterator drained by C code costs 0.31 us a row: a million rows of an
-aggregate (int64 and slot; two sums, a max, a mean), all in base, 0.55 us a row from the engine to Arrow, two thirds of
-that in the engine; 0.8 to 1.0 us with deltas pending for every second row. Row by row it was 8 to 19 us. Portions of
-8,192 to 65,536 rows cost the same. On a quiet one, with two sums: the engine 0.22 us a row, all the columns 0.02, and
-over gRPC the server 0.42 in all, the client 0.06 to 0.1.
+Measured with two sums, a million rows, all in base: the engine 0.155 us a row, all the columns 0.02, and over gRPC the
+server 0.32 in all, the client 0.06 to 0.1: 3.2 million rows a second. Before rows were kept with their keys behind them
+the engine took 0.27, the server 0.42 (2.4 million, alternately in the same minutes), as in stores that were made then.
+On a busier machine, from the engine to Arrow: 0.55 us a row then, 0.8 to 1.0 with deltas pending for every second row,
+and row by row 8 to 19. Portions of 8,192 to 65,536 rows cost the same.
 
-    engine chunks --FixedRows--> rows of S --Waiting.below--> with deltas folded over them, or changed rows put in
+    engine records --FixedRows--> rows of S --Waiting.below--> with deltas folded over them, or changed rows put in
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kivi.rows import RowLayout
 from kivi.schema import TableSchema
 from kivi.spaces import Space, table_prefix
 
-__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "overlaid"]
+__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "overlaid", "pairs_of"]
 
 Indexed = list[tuple[bytes, tuple[tuple[int, RowOp], ...]]]
 Older = Callable[[list[bytes]], list[bytes | None]]
@@ -40,21 +40,30 @@ Older = Callable[[list[bytes]], list[bytes | None]]
 _PORTION_BYTES: Final = 4 << 20
 
 
+def pairs_of(records: list[bytes], schema: TableSchema, layout: RowLayout) -> Iterator[tuple[bytes, bytes]]:
+    """The engine's keys and rows. Raises DataLoss for a row of another width."""
+    prefix, width = table_prefix(Space.ROW, schema.id), layout.width
+    for record in records:
+        if not record.startswith(prefix, width):
+            raise _damaged(layout)
+        yield record[width:], record[:width]
+
+
 def base_rows(
     chunks: Iterator[list[bytes]], schema: TableSchema, layout: RowLayout, sizes: Iterator[int]
 ) -> Iterator[FixedRows]:
-    """An engine's chunks of base rows in portions of about so many rows, and of not much more than 4 MiB.
+    """An engine's records of base rows in portions of about so many rows, and of not much more than 4 MiB.
 
     Raises DataLoss for a row of another width.
     """
     prefix = table_prefix(Space.ROW, schema.id)
     width = key_width([column.type for column in schema.key])
-    portion = _Joined(layout, prefix, width) if width else _Each(layout, len(prefix))
+    portion = _Joined(layout, prefix, width) if width else _Each(layout, prefix)
     for size in sizes:
         parts: list[Any] = []
         rows = nbytes = 0
         while rows < size and nbytes < _PORTION_BYTES and (chunk := next(chunks, None)) is not None:
-            rows += len(chunk) // 2
+            rows += len(chunk)
             nbytes += portion.add(parts, chunk)
         if not parts:
             return
@@ -66,19 +75,19 @@ def _damaged(layout: RowLayout) -> DataLoss:
 
 
 class _Joined:
-    """Keys of one width: a chunk is one join of keys and rows, and is let go of while it is in the processor's cache.
+    """Keys of one width: a chunk is one join of records, and is let go of while it is in the processor's cache.
 
-    That all of it is as wide as it should be follows from the table's prefix, which is found before each key.
+    That all of it is as wide as it should be follows from the table's prefix, which is found between row and key.
     """
 
     def __init__(self, layout: RowLayout, prefix: bytes, width: int) -> None:
-        fields = [("space", "u1"), ("table", ">u4"), ("key", f"V{width}"), ("row", layout.dtype)]
+        fields = [("row", layout.dtype), ("space", "u1"), ("table", ">u4"), ("key", f"V{width}")]
         self._layout, self._record = layout, np.dtype(fields)
         self._space, self._table = prefix[0], int.from_bytes(prefix[1:], "big")
 
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         parts.append(b"".join(chunk))
-        if 2 * len(parts[-1]) != len(chunk) * self._record.itemsize:
+        if len(parts[-1]) != len(chunk) * self._record.itemsize:
             raise _damaged(self._layout)
         return len(parts[-1])
 
@@ -93,24 +102,24 @@ class _Joined:
 class _Each:
     """Keys of many widths."""
 
-    def __init__(self, layout: RowLayout, skip: int) -> None:
-        self._layout, self._skip = layout, skip
+    def __init__(self, layout: RowLayout, prefix: bytes) -> None:
+        self._layout, self._prefix = layout, prefix
 
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
-        keys, rows = chunk[::2], chunk[1::2]
-        if set(map(len, rows)) != {self._layout.width}:
+        width, head = self._layout.width, self._layout.width + len(self._prefix)
+        if {record[width:head] for record in chunk} != {self._prefix}:
             raise _damaged(self._layout)
-        parts.append((np.fromiter(map(len, keys), np.int64, len(keys)), b"".join(keys), b"".join(rows)))
-        return len(parts[-1][1]) + len(parts[-1][2])
+        keys, rows = b"".join([record[head:] for record in chunk]), b"".join([record[:width] for record in chunk])
+        parts.append((np.fromiter(map(len, chunk), np.int64, len(chunk)) - head, keys, rows))
+        return len(keys) + len(rows)
 
     def made(self, parts: list[Any]) -> FixedRows:
         lengths, keys, rows = zip(*parts, strict=True)
-        length, joined = np.concatenate(lengths), np.frombuffer(b"".join(keys), np.uint8)
-        kept = np.ones(len(joined), np.bool_)  # by NumPy: Arrow's binary_slice fails on some large_binary arrays (26.0)
-        kept[((np.cumsum(length) - length)[:, None] + np.arange(self._skip)).reshape(-1)] = False
+        length = np.concatenate(lengths)
         offsets = np.zeros(len(length) + 1, np.int64)
-        np.cumsum(length - self._skip, out=offsets[1:])
-        return FixedRows(_binary(offsets, joined[kept]), np.frombuffer(b"".join(rows), self._layout.dtype))
+        np.cumsum(length, out=offsets[1:])
+        joined = np.frombuffer(b"".join(keys), np.uint8)
+        return FixedRows(_binary(offsets, joined), np.frombuffer(b"".join(rows), self._layout.dtype))
 
 
 def _binary(offsets: Array, data: Array) -> Any:

@@ -525,7 +525,7 @@ class Consolidator:
                 if gathered.keys:
                     prefix = table_prefix(Space.ROW, schema.id)
                     stored = [prefix + key for key in gathered.keys]
-                    base = rows_at(self._engine, stored)
+                    base = rows_at(self._engine, stored, layout.width if layout.fixed else None)
                     final = gathered.fold(layout, base, upto)
                     batch = WriteBatch()
                     if None in final:
@@ -569,25 +569,34 @@ class Consolidator:
                         kept[i] = stamp
 
 
-def rows_at(engine: Engine, keys: list[bytes]) -> list[bytes | None]:
-    """What the engine has at each of these sorted keys.
+def rows_at(engine: Engine, keys: list[bytes], width: int | None) -> list[bytes | None]:
+    """What the engine has at each of these sorted keys: rows of ``width`` bytes, None for rows of any.
 
     Read as a range as long as every fourth key there is wanted, which costs a quarter of looking up each (0.3 against
     1.2 us), and one by one from where they are sparse.
     """
     found: dict[bytes, bytes] = {}
     at = 0
-    for chunk in engine.scan_chunks(keys[0], keys[-1] + b"\0", _RANGE_ROWS):
-        reached = bisect_right(keys, chunk[-2], lo=at)
-        found.update(zip(chunk[::2], chunk[1::2], strict=True))
-        if (reached - at) * _SPARSE < len(chunk) // 2:
+    for rows in _rows_from(engine, keys[0], keys[-1] + b"\0", width):
+        found.update(rows)
+        reached = bisect_right(keys, next(reversed(rows)), lo=at)
+        if (reached - at) * _SPARSE < len(rows):
             at = reached
             break
         at = reached
     else:
         at = len(keys)
-    rows: list[bytes | None] = list(map(found.get, keys[:at]))
-    return rows + engine.get_many(keys[at:]) if at < len(keys) else rows
+    first: list[bytes | None] = list(map(found.get, keys[:at]))
+    return first + engine.get_many(keys[at:]) if at < len(keys) else first
+
+
+def _rows_from(engine: Engine, start: bytes, end: bytes, width: int | None) -> Iterator[dict[bytes, bytes]]:
+    if width is None:
+        for flat in engine.scan_chunks(start, end, _RANGE_ROWS):
+            yield dict(zip(flat[::2], flat[1::2], strict=True))
+        return
+    for records in engine.scan_records(start, end, _RANGE_ROWS, width):
+        yield {record[width:]: record[:width] for record in records}
 
 
 def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowOp]]) -> list[Version]:

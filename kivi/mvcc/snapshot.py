@@ -28,7 +28,7 @@ from kivi.engine import Engine
 from kivi.errors import KiviError, SnapshotTooOld
 from kivi.histogram import COUNTS, Histogram
 from kivi.keys import prefix_end
-from kivi.mvcc.columns import at_snapshot, base_rows, overlaid
+from kivi.mvcc.columns import at_snapshot, base_rows, overlaid, pairs_of
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.rows import RowLayout, Version
@@ -232,18 +232,18 @@ class Reader:
         low = space + (start or b"")
         high = prefix_end(space) if end is None else space + end
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
-        chunks = self._engine.scan_chunks(low, high, size)
+        layout = RowLayout.of(schema)
+        chunks = self._engine.scan_records(low, high, size, layout.width)
         self.check(lease, schema)
 
         def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
             first = next(chunks, [])
             ranges = [(run, found) for run in runs if (found := run.slice_range(start, end))]
-            count = len(first) // 2
+            count = len(first)
             if count < size and count + len(indexed) + sum(len(found) for _, found in ranges) <= few:
                 changed = _joined(indexed, tuple(run for run, _ in ranges), start, end, upto, False)
-                yield list(self._rows(schema, zip(first[::2], first[1::2], strict=True), changed, upto, False))
+                yield list(self._rows(schema, pairs_of(first, schema, layout), changed, upto, False))
                 return
-            layout = RowLayout.of(schema)
             every = itertools.chain([first] if first else [], chunks)
             base = base_rows(every, schema, layout, itertools.chain([first_rows], itertools.repeat(rows)))
             versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))

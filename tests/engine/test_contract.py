@@ -11,7 +11,7 @@ import pytest
 
 from kivi.engine import Engine, WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.engine.rocks import RocksEngine
+from kivi.engine.rocks import Records, RocksEngine
 from kivi.errors import InvalidArgument, Unavailable
 
 Ops = dict[bytes, bytes | None]
@@ -27,21 +27,40 @@ def batch(ops: Ops) -> WriteBatch:
     return made
 
 
-@pytest.fixture(params=["memory", "rocks"])
-def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    made = MemoryEngine() if request.param == "memory" else RocksEngine(str(tmp_path / "engine"))
+class Recording(RocksEngine):
+    """Keeps everything as records, and no note that a scan would see."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, records=Records(b"", bytes(range(256))))
+
+    def _noted(self, records: Records) -> frozenset[bytes]:
+        return frozenset(bytes((first,)) for first in records.of)
+
+
+@pytest.fixture(params=["memory", "rocks", "records"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def rocks(path: Path | str, kind: str) -> RocksEngine:
+    return Recording(str(path)) if kind == "records" else RocksEngine(str(path))
+
+
+@pytest.fixture
+def engine(kind: str, tmp_path: Path) -> Iterator[Engine]:
+    made = MemoryEngine() if kind == "memory" else rocks(tmp_path / "engine", kind)
     yield made
     made.close()
 
 
 @pytest.fixture
-def reopen(tmp_path: Path) -> Callable[[Engine], Engine]:
+def reopen(kind: str, tmp_path: Path) -> Callable[[Engine], Engine]:
     def again(engine: Engine) -> Engine:
         engine.close()
         if isinstance(engine, MemoryEngine):
             engine.reopen()
             return engine
-        return RocksEngine(str(tmp_path / "engine"))
+        return rocks(tmp_path / "engine", kind)
 
     return again
 
@@ -91,9 +110,34 @@ def test_chunks_are_a_scan_in_portions(engine: Engine, rows: int) -> None:
             chunks = list(engine.scan_chunks(start, end, rows))
             expected = list(engine.scan(start, end))
             assert [pair for flat in chunks for pair in zip(flat[::2], flat[1::2], strict=True)] == expected
-            assert [len(flat) for flat in chunks] == [
-                2 * min(rows, len(expected) - at) for at in range(0, len(expected), rows)
-            ]
+            sizes = [min(rows, len(expected) - at) for at in range(0, len(expected), rows)]
+            assert [len(flat) for flat in chunks] == [2 * size for size in sizes]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 10, 11, 12, 100])
+def test_records_are_chunks_with_the_keys_behind_the_values(engine: Engine, rows: int) -> None:
+    keys = sorted([b"", b"\x00", b"a", b"a\x00", b"aa", b"aab", b"ab", b"a\xff", b"b", b"bb", b"\xff", b"\xff\xff"])
+    engine.write(batch({key: bytes([len(key)]) * 3 for key in keys}))
+    for start in [*keys, b"ac", b"\xff\xff\xff"]:
+        for end in [*keys, b"ac", None]:
+            chunks = list(engine.scan_records(start, end, rows, 3))
+            expected = [value + key for key, value in engine.scan(start, end)]
+            assert [record for part in chunks for record in part] == expected
+            assert list(map(len, chunks)) == [min(rows, len(expected) - at) for at in range(0, len(expected), rows)]
+
+
+@pytest.mark.parametrize("end", [b"k999", None])
+def test_records_see_the_moment_of_the_call(engine: Engine, end: bytes | None) -> None:
+    before = {b"k%03d" % i: b"old" for i in range(0, 300, 2)}
+    engine.write(batch(dict(before)))
+    unstarted = engine.scan_records(b"k", end, 10, 3)
+    started = engine.scan_records(b"k", end, 10, 3)
+    first = next(started)
+    engine.write(batch({b"k%03d" % i: b"new" for i in range(0, 300, 3)}))
+    engine.write(batch({b"k%03d" % i: None for i in range(0, 300, 4)} | {b"k998": b"new"}))
+    engine.flush()
+    for chunks in (list(unstarted), [first, *started]):
+        assert [record for part in chunks for record in part] == [value + key for key, value in before.items()]
 
 
 def test_chunks_see_the_moment_of_the_call(engine: Engine) -> None:
@@ -182,14 +226,16 @@ def test_large_values(engine: Engine, reopen: Callable[[Engine], Engine]) -> Non
 
 
 def test_a_closed_engine_and_its_open_scans_refuse(engine: Engine, reopen: Callable[[Engine], Engine]) -> None:
-    engine.write(batch({b"a": b"1", b"b": b"2"}))
+    engine.write(batch({b"a": b"1", b"aa": b"2", b"b": b"3"}))
     scans = [engine.scan(b"", None), engine.scan(b"", None)]
     next(scans[0])
     chunks = [engine.scan_chunks(b"", None, 1), engine.scan_chunks(b"", None, 1)]
     next(chunks[0])
+    records = [engine.scan_records(b"a", b"b", 1, 1), engine.scan_records(b"a", b"b", 1, 1)]
+    assert next(records[0]) == [b"1a"]
     engine.close()
     engine.close()
-    for scan in [*scans, *chunks]:
+    for scan in [*scans, *chunks, *records]:
         with pytest.raises(Unavailable):
             next(scan)
     for call in (
@@ -197,6 +243,7 @@ def test_a_closed_engine_and_its_open_scans_refuse(engine: Engine, reopen: Calla
         lambda: engine.get_many([b"a"]),
         lambda: engine.scan(b"", None),
         lambda: engine.scan_chunks(b"", None, 1),
+        lambda: engine.scan_records(b"a", b"b", 1, 1),
         lambda: engine.write(batch({b"a": b"1"})),
         lambda: engine.flush(),
     ):
@@ -207,14 +254,14 @@ def test_a_closed_engine_and_its_open_scans_refuse(engine: Engine, reopen: Calla
     again.close()
 
 
-def test_checkpoint_is_a_copy(engine: Engine, tmp_path: Path) -> None:
+def test_checkpoint_is_a_copy(engine: Engine, kind: str, tmp_path: Path) -> None:
     path = str(tmp_path / "copy")
     engine.write(batch({b"a": b"1", b"big": bytes(100_000)}))
     engine.checkpoint(path)
     engine.write(batch({b"a": b"2"}))
     with pytest.raises(InvalidArgument):
         engine.checkpoint(path)
-    copy = engine.checkpoints[path] if isinstance(engine, MemoryEngine) else RocksEngine(path)
+    copy = engine.checkpoints[path] if isinstance(engine, MemoryEngine) else rocks(path, kind)
     assert dict(copy.scan(b"", None)) == {b"a": b"1", b"big": bytes(100_000)}
     copy.close()
 

@@ -14,9 +14,10 @@ import pytest
 import rocksdict
 
 from kivi.engine import WriteBatch
-from kivi.engine.rocks import RocksEngine, _chunks
+from kivi.engine.rocks import Records, RocksEngine, _chunks, _records
 from kivi.errors import DataLoss, StoreInUse
 
+RECORDS = Records(b"note", b"0")  # as all keys of ``fill`` begin
 ROOT = Path(__file__).parents[2]
 
 
@@ -154,7 +155,7 @@ def test_what_follows_an_early_end_is_read_all_the_same(tmp_path: Path) -> None:
     expected = [key for key, _ in engine.scan(b"", None)]
     for early in range(21):
         for rows in (1, 3, 7, 20, 30):
-            items, rest = engine._twins(rocksdict.ReadOptions(), b"")
+            items, rest = engine._twins(engine._db.items, rocksdict.ReadOptions(), b"")
             short: Any = itertools.islice(items, early)
             chunks = list(_chunks(short, rest, b"", rows, rocksdict.ReadOptions()))
             assert [key for flat in chunks for key in flat[::2]] == expected
@@ -163,13 +164,119 @@ def test_what_follows_an_early_end_is_read_all_the_same(tmp_path: Path) -> None:
     engine.close()
 
 
-def test_bounds_live_as_long_as_their_scans(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["blob", "sst", "missing"])
+@pytest.mark.parametrize("rows", [1, 7, 999, 1_000, 1_001, 5_000])
+def test_records_do_not_end_silently_at_damage(tmp_path: Path, what: str, rows: int) -> None:
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    fill(engine, big=True)
+    engine.close()
+    (path,) = tmp_path.glob("*.sst" if what == "sst" else "*.blob")
+    if what == "missing":
+        path.unlink()
+    else:
+        flip(path, path.stat().st_size // 2)
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    seen = 0
+    with pytest.raises(DataLoss):
+        for part in engine.scan_records(b"0", b"1", rows, 40):
+            assert [record[40:] for record in part] == [b"%06d" % i for i in range(seen, seen + rows)]
+            seen += rows
+    assert seen < 2000 and (seen or rows > 500)
+    engine.close()
+
+
+def test_what_follows_an_early_end_of_records_is_read_all_the_same(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    fill(engine, count=20)
+    expected = [value + key for key, value in engine.scan(b"0", b"1")]
+    for early in range(21):
+        for rows in (1, 3, 7, 20, 30):
+            bounds = rocksdict.ReadOptions()
+            bounds.set_iterate_upper_bound(b"1")
+            values, rest = engine._twins(engine._db.values, bounds, b"0")
+            short: Any = itertools.islice(values, early)
+            chunks = list(_records(short, rest, b"0", rows, 40, bounds))
+            assert [record for part in chunks for record in part] == expected
+            assert list(map(len, chunks[:-1])) == [rows] * (len(chunks) - 1)
+            del values, rest, short
+    engine.close()
+
+
+def test_records_are_kept_of_the_keys_that_were_named_when_the_engine_was_empty(tmp_path: Path) -> None:
+    RocksEngine(str(tmp_path)).close()  # nothing was written to it
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    fill(engine, count=3)
+    engine.write(of({b"other": b"value"}))
+    engine.close()
+    again = RocksEngine(str(tmp_path), records=Records(b"note", b"0o"))  # the note counts, not what is asked for now
+    again.write(of({b"000001": b"new", b"000002": None, b"other2": b"value"}))
+    assert again.get_many([b"000000", b"000001", b"000002", b"other"]) == [
+        random.Random(0).randbytes(40), b"new", None, b"value",
+    ]  # fmt: skip
+    assert dict(again.scan(b"0", b"1", reverse=True)) == {
+        b"000000": random.Random(0).randbytes(40), b"000001": b"new"
+    }  # fmt: skip
+    again.flush()
+    again.checkpoint(str(tmp_path / "copy"))
+    again.close()
+    plain = RocksEngine(str(tmp_path / "copy"))
+    assert dict(plain.scan(b"", None)) == {
+        b"000000": random.Random(0).randbytes(40) + b"000000", b"000001": b"new000001",
+        b"note": b"0", b"other": b"value", b"other2": b"value",
+    }  # fmt: skip
+    plain.close()
+
+
+def test_an_engine_that_holds_pairs_without_the_note_keeps_none(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path))
+    fill(engine, count=5)
+    engine.close()
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    engine.write(of({b"000001": b"new", b"000009": b"more"}))
+    values = {b"%06d" % i: random.Random(i).randbytes(40) for i in (0, 2, 3, 4)}
+    assert dict(engine.scan(b"", None)) == values | {b"000001": b"new", b"000009": b"more"}
+    assert [r for part in engine.scan_records(b"000002", b"000005", 2, 40) for r in part] == [
+        values[b"%06d" % i] + b"%06d" % i for i in (2, 3, 4)
+    ]
+    engine.close()
+
+
+def test_a_value_without_its_key_is_damage(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    engine.write(of({b"note": b"0", b"000001": b"x000001", b"000002": b"x"}))
+    engine.close()
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    assert engine.get(b"000001") == b"x"
+    for read in (
+        lambda: engine.get(b"000002"),
+        lambda: engine.get_many([b"000001", b"000002"]),
+        lambda: list(engine.scan(b"0", b"1")),
+        lambda: list(engine.scan_chunks(b"0", b"1", 10)),
+    ):
+        with pytest.raises(DataLoss, match="does not end with its key"):
+            read()
+    engine.close()
+
+
+def of(pairs: dict[bytes, bytes | None]) -> WriteBatch:
+    made = WriteBatch()
+    for key, value in pairs.items():
+        if value is None:
+            made.delete(key)
+        else:
+            made.put(key, value)
+    return made
+
+
+def test_bounds_live_as_long_as_their_scans(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
     fill(engine)
     scans = [engine.scan(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5)) for i in range(200)]
     chunks = [engine.scan_chunks(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5), 10) for i in range(200)]
+    records = [engine.scan_records(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5), 10, 40) for i in range(200)]
     gc.collect()
     assert [len(list(scan)) for scan in scans] == [5] * 200
+    assert [[len(part) for part in scan] for scan in records] == [[5]] * 200
     assert [[len(flat) for flat in scan] for scan in chunks] == [[10]] * 200
     engine.close()
 
