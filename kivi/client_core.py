@@ -56,6 +56,7 @@ __all__ = ["Core"]
 
 T = TypeVar("T")
 Kind = session_pb2.Operation
+_PAYLOAD_BYTES: Final = 64 << 10
 _REPEATABLE: Final = frozenset(
     {
         "AcknowledgeSubscription",
@@ -173,7 +174,9 @@ class Core:
 
     # -- requests without a transaction ---------------------------------------------------------
 
-    def repeat(self, request: session_pb2.Request, lost: Callable[[], errors.KiviError]) -> Steps[Any]:
+    def repeat(
+        self, request: session_pb2.Request, lost: Callable[[], errors.KiviError], payload: Any = None
+    ) -> Steps[Any]:
         """Asks, and asks the same again on new sessions until the deadline; then raises ``lost()``."""
         deadline, attempt = self.deadline(), 0
         while True:
@@ -181,7 +184,7 @@ class Core:
             if left <= 0:
                 raise lost()
             try:
-                return (yield Ask(request, left if self.timeout_s is not None else None))
+                return (yield Ask(request, left if self.timeout_s is not None else None, payload=payload))
             except (ConnectionLost, Timeout):
                 pass
             except errors.Unavailable as error:
@@ -270,7 +273,7 @@ class Core:
             try:
                 for part in parts:
                     operation = transaction.operation(Kind.KIND_APPEND, schema)
-                    operation.arrow = part
+                    operation.arrow = bytes(part)
                     yield from transaction.flush()
             except BaseException:
                 transaction.release()
@@ -278,8 +281,10 @@ class Core:
             return (yield from transaction.commit())
         request = session_pb2.Request(commit=commit_message(token, batch))
         operation = request.operations.add(kind=Kind.KIND_APPEND, table=schema.name, table_id=schema.id)
-        operation.arrow = parts[0]
-        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None))
+        payload = parts[0] if len(parts[0]) >= _PAYLOAD_BYTES else None
+        if payload is None:
+            operation.arrow = bytes(parts[0])
+        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None), payload)
         self.saw(reply.commit.commit_ts)
         return int(reply.commit.commit_ts)
 
@@ -289,9 +294,11 @@ class Core:
             schema = self.schemas.get(table) or (yield from self.fetch(table))
             parts = append_parts(schema, records, rows=True)
 
-            def messages(schema: TableSchema = schema, parts: Sequence[bytes] = parts) -> Iterator[Any]:
+            def messages(schema: TableSchema = schema, parts: Sequence[Any] = parts) -> Iterator[Any]:
                 for part in parts:
-                    yield service_pb2.StageRequest(table=schema.name, table_id=schema.id, owner=owner, arrow=part)
+                    yield service_pb2.StageRequest(
+                        table=schema.name, table_id=schema.id, owner=owner, arrow=bytes(part)
+                    )
 
             try:
                 reply = yield Upload("Stage", messages, self.timeout_s)

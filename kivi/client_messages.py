@@ -70,8 +70,8 @@ def number(value: float) -> int | float:
     return int(value) if abs(value) < 2**63 and value == int(value) else value  # NaN is not below anything
 
 
-def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> list[bytes]:
-    """Records as Arrow IPC streams, each small enough for one message. ``rows``: those of a row table, too."""
+def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> list[Any]:
+    """Records as Arrow IPC streams (pa.Buffer), each small enough for a message. ``rows``: of a row table, too."""
     from kivi.arrow.ipc import encode_ipc
     from kivi.arrow.records import table_batch
 
@@ -80,9 +80,9 @@ def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> li
     batch = table_batch(schema, records)
     data = encode_ipc(batch)
     if len(data) <= _APPEND_BYTES or batch.num_rows <= 1:
-        return [bytes(data)]
+        return [data]
     rows = max(1, batch.num_rows // (-(-len(data) // _APPEND_BYTES)))
-    return [bytes(encode_ipc(batch.slice(i, rows))) for i in range(0, batch.num_rows, rows)]
+    return [encode_ipc(batch.slice(i, rows)) for i in range(0, batch.num_rows, rows)]
 
 
 def read_batches(data: bytes) -> list[pa.RecordBatch]:

@@ -66,11 +66,15 @@ class Closed(errors.Unavailable):
 
 @dataclass(slots=True)
 class Ask:
-    """One request of the session; ``epoch`` names the session it must travel in, None: any."""
+    """One request of the session; ``epoch`` names the session it must travel in, None: any.
+
+    ``payload``: the events of its only operation, which is without them (``client_calls.encoded``).
+    """
 
     request: session_pb2.Request
     timeout_s: float | None
     epoch: int | None = None
+    payload: Any = None
 
 
 @dataclass(slots=True)

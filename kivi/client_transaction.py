@@ -338,7 +338,7 @@ class TransactionCore:
     def append(self, schema: TableSchema, records: Any) -> Steps[None]:
         parts = append_parts(schema, records)
         for part in parts:
-            self.operation(Kind.KIND_APPEND, schema).arrow = part
+            self.operation(Kind.KIND_APPEND, schema).arrow = bytes(part)
             if len(parts) > 1 or len(part) > _FLUSH_BYTES:
                 yield from self.flush()
 

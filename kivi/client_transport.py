@@ -161,8 +161,8 @@ class _Session:
             return found
         return [*found, queued]
 
-    def put(self, request: Message) -> None:
-        data: Queued = request if isinstance(request, list) else encoded(request)
+    def put(self, request: Message, payload: Any = None) -> None:
+        data: Queued = request if isinstance(request, list) else encoded(request, payload)
         if len(data) >= _LARGE_BYTES:
             while self._large > _QUEUED_BYTES_MAX and self.broken is None:
                 time.sleep(0.001)
@@ -177,7 +177,7 @@ class _Session:
         if (message := self._releases.add(number)) is not None:
             self.put(message)
 
-    def ask(self, request: session_pb2.Request, timeout_s: float | None) -> session_pb2.Response:
+    def ask(self, request: session_pb2.Request, timeout_s: float | None, payload: Any = None) -> session_pb2.Response:
         waiter = _Waiter()
         number = request.id = next(self._ids)
         self._waiters[number] = waiter
@@ -185,7 +185,7 @@ class _Session:
             self._waiters.pop(number, None)
             raise self._lost(sent=False)
         try:
-            self.put(request)
+            self.put(request, payload)
         except KiviError:
             self._waiters.pop(number, None)
             raise
@@ -305,7 +305,7 @@ class Transport(Link[_Session]):
 
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, Ask):
-            return self.of(effect.epoch).ask(effect.request, effect.timeout_s)
+            return self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
         if isinstance(effect, Sleep):
             return time.sleep(effect.seconds)
         self.open()  # raises once closed

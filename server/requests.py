@@ -71,6 +71,9 @@ class Requests(ABC):
         self.access = access
         self.client = client
         self.txns: dict[int, Transaction] = {}
+        self._payloads: dict[
+            int, memoryview
+        ] = {}  # by the request's number: what was cut out of it, until it is answered
         self._closed = False
         self._lock = threading.Lock()  # of the transactions' busy flags and backlogs, and the number of scans
         self._scans = 0
@@ -166,9 +169,10 @@ class Requests(ABC):
             if transaction.shared:
                 raise InvalidArgument("a shared snapshot is read only")
             transaction.txn = self.store.transaction(transaction.lease)
+        payload = self._payloads.pop(request.id, None)
         try:
             for operation in request.operations:
-                self.translator.apply(transaction.txn, operation)
+                self.translator.apply(transaction.txn, operation, payload)
         except RowExists:
             raise
         except BaseException as error:

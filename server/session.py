@@ -49,6 +49,7 @@ from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.leading import Leading
 from kivi_server.pages import Page
+from kivi_server.payloads import LARGE_BYTES, cut
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
@@ -299,6 +300,8 @@ class Session(Requests):
     def _answer(
         self, request: session_pb2.Request, transaction: Transaction | None, **body: Any
     ) -> session_pb2.Response:
+        if self._payloads:
+            self._payloads.pop(request.id, None)
         lease = transaction.lease if transaction is not None else None
         return session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body)
 
@@ -336,7 +339,7 @@ class Session(Requests):
     def handle(self, data: bytes) -> None:
         """Runs a frame's requests in order."""
         try:
-            frame = session_pb2.ClientFrame.FromString(data)
+            frame = self._parsed(data)
         except Exception:
             self._asked += 1
             error = InvalidArgument("this is not a ClientFrame")
@@ -344,6 +347,14 @@ class Session(Requests):
             self._bytes_handled += len(data)
             return
         self._handle(frame, len(data))
+
+    def _parsed(self, data: bytes) -> session_pb2.ClientFrame:
+        rest, payloads = cut(data) if len(data) >= LARGE_BYTES else (data, {})
+        if not self._payloads.keys().isdisjoint(payloads):  # a number that was used again before it was answered
+            rest, payloads = data, {}
+        frame = session_pb2.ClientFrame.FromString(rest)
+        self._payloads.update(payloads)
+        return frame
 
     def _handle(self, frame: session_pb2.ClientFrame, size: int) -> None:
         self._take(frame)
@@ -600,7 +611,8 @@ class Session(Requests):
         operations = request.operations
         if operations and (
             len(operations) > _SLOW_OPERATIONS
-            or any(len(operation.arrow) > _SLOW_BYTES or operation.stages for operation in operations)
+            or request.id in self._payloads
+            or any(operation.ByteSize() > _SLOW_BYTES or operation.stages for operation in operations)
         ):
             return pools.writes
         return None

@@ -148,14 +148,15 @@ class Translator:
 
     # -- writes ---------------------------------------------------------------------------------
 
-    def apply(self, txn: Txn, operation: session_pb2.Operation) -> None:
+    def apply(self, txn: Txn, operation: session_pb2.Operation, payload: memoryview | None = None) -> None:
+        """``payload``: the events of an append, if they are not in it (``kivi_server.payloads``)."""
         schema = self.schema(operation.table, operation.table_id, txn.lease)
         kind = operation.kind
         if kind == Kind.KIND_OVERWRITE:
             txn.overwrite(schema)
             return
         if kind == Kind.KIND_APPEND:
-            txn.append(schema, self.batch(schema, operation.arrow))
+            txn.append(schema, self.batch(schema, operation.arrow if payload is None else payload))
             return
         if kind == Kind.KIND_APPEND_STAGES:
             txn.append_stages(schema, list(operation.stages), drop_late=operation.drop_late)
@@ -185,7 +186,7 @@ class Translator:
         if schema.kind != "event":
             raise InvalidArgument(f"{schema.name!r} is not an event table")
 
-    def batch(self, schema: TableSchema, data: bytes, *, rows: bool = False) -> pa.RecordBatch:
+    def batch(self, schema: TableSchema, data: bytes | memoryview, *, rows: bool = False) -> pa.RecordBatch:
         """Events, or with ``rows`` those of a row table, from an Arrow IPC stream: decoded as from a stranger, then
         held to the table's columns."""
         if not rows or schema.kind != "row":

@@ -61,8 +61,8 @@ class _Session:
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
 
-    def put(self, request: Message) -> None:
-        self._out.append(request if isinstance(request, list) else encoded(request))
+    def put(self, request: Message, payload: Any = None) -> None:
+        self._out.append(request if isinstance(request, list) else encoded(request, payload))
         self._wake.set()
 
     def release(self, number: int) -> None:
@@ -70,7 +70,10 @@ class _Session:
             self.put(message)
 
     def ask(
-        self, request: session_pb2.Request | Callable[[], session_pb2.Request], timeout_s: float | None
+        self,
+        request: session_pb2.Request | Callable[[], session_pb2.Request],
+        timeout_s: float | None,
+        payload: Any = None,
     ) -> asyncio.Future[session_pb2.Response]:
         """The reply to come. ``request`` may be what makes it when it leaves."""
         if self.broken is not None:
@@ -78,7 +81,7 @@ class _Session:
         number = next(self._ids)
         if isinstance(request, session_pb2.Request):
             request.id = number
-            self.put(request)
+            self.put(request, payload)
         else:
             self.put([_numbered(request, number)])
         waiting = self._waiting[number] = self._loop.create_future()
@@ -236,7 +239,9 @@ class Transport(Link[_Session]):
             while True:
                 try:
                     if isinstance(effect, Ask):
-                        result = answer(await self.of(effect.epoch).ask(effect.request, effect.timeout_s))
+                        result = answer(
+                            await self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
+                        )
                     else:
                         result = await self.perform(effect)
                 except KiviError as error:

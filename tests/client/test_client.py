@@ -10,6 +10,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -449,6 +450,26 @@ def test_a_lost_reply_is_found_by_its_token(server, db, accounts):
                 tx.delta(accounts, (2,), balance=1)
     assert balance(db, 1) == 30
     assert balance(db, 2) == 5
+
+
+def test_a_large_append_is_sent_again_whole(server, db):
+    """Its reply is lost, and then the server hears all of it again: once in the table, and in all its events."""
+    db.create_event_table("again", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
+    with Proxy(server.port) as proxy, proxy.connect(timeout=20) as through:
+        stamps = []
+        for i in range(3):
+            numbers = np.arange(50_000 + i)
+            proxy.mute = True
+            timer = threading.Timer(0.2, proxy.lose)
+            timer.start()
+            stamps.append(
+                through.append("again", pa.table({"ts": pa.array(numbers, pa.timestamp("us", "UTC")), "n": numbers}))
+            )
+    with db.snapshot() as snap:
+        table = snap.to_arrow("again")
+    assert sorted(stamps) == stamps and len(set(stamps)) == 3
+    assert len(table) == 150_003
+    assert sum(table["n"].to_pylist()) == sum((50_000 + i) * (49_999 + i) // 2 for i in range(3))
 
 
 def test_a_read_by_itself_outlives_a_connection(server, db, accounts):

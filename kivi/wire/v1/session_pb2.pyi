@@ -35,12 +35,13 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome")
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "padding", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome")
     ID_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     GET_FIELD_NUMBER: _ClassVar[int]
     SCAN_OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -55,6 +56,7 @@ class Request(_message.Message):
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
     timeout_ms: int
     first: Begin
+    padding: bytes
     begin: Begin
     get: Get
     scan_open: ScanOpen
@@ -64,7 +66,7 @@ class Request(_message.Message):
     release: Release
     renew: Renew
     outcome: Outcome
-    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., padding: _Optional[bytes] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow", "stages", "drop_late")

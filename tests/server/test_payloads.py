@@ -1,0 +1,172 @@
+"""Large appends are cut out of their frames: nothing else is, nothing is lost, and what is no frame stays one."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from kivi_server.payloads import LARGE_BYTES, cut
+
+from kivi.client_calls import encoded
+from kivi.wire.v1 import session_pb2
+
+APPEND = session_pb2.Operation.KIND_APPEND
+
+
+def append(number: int, size: int, **more: Any) -> session_pb2.Request:
+    request = session_pb2.Request(id=number, commit=session_pb2.Commit(token=f"k{number}"), **more)
+    request.operations.add(kind=APPEND, table="events", table_id=7, arrow=random.Random(number).randbytes(size))
+    return request
+
+
+def small(number: int) -> session_pb2.Request:
+    request = session_pb2.Request(id=number, commit=session_pb2.Commit(token=f"k{number}"))
+    operation = request.operations.add(kind=session_pb2.Operation.KIND_DELTA, table="t", columns=["n"])
+    operation.key.add(int_value=-number)
+    operation.values.add(float_value=1.5)
+    return request
+
+
+def frame(*requests: session_pb2.Request) -> bytes:
+    return session_pb2.ClientFrame(requests=requests).SerializeToString()
+
+
+def whole(rest: bytes, payloads: dict[int, memoryview]) -> session_pb2.ClientFrame:
+    """What was cut out, put back."""
+    made = session_pb2.ClientFrame.FromString(rest)
+    for number, payload in payloads.items():
+        (request,) = [request for request in made.requests if request.id == number]
+        assert not request.operations[0].arrow
+        request.operations[0].arrow = bytes(payload)
+    return made
+
+
+def test_large_appends_are_cut_out_and_all_else_stays() -> None:
+    requests = [small(1), append(2, LARGE_BYTES), small(3), append(4, 3 << 20, txn=9, timeout_ms=77), append(5, 100)]
+    data = frame(*requests)
+    rest, payloads = cut(data)
+    assert payloads.keys() == {2, 4}
+    assert len(rest) < 1_000
+    assert whole(rest, payloads) == session_pb2.ClientFrame(requests=requests)
+
+
+def no_number() -> session_pb2.Request:
+    return append(0, LARGE_BYTES)
+
+
+def two_operations() -> session_pb2.Request:
+    request = append(1, LARGE_BYTES)
+    request.operations.add().CopyFrom(request.operations[0])
+    return request
+
+
+def another_kind() -> session_pb2.Request:
+    request = append(1, LARGE_BYTES)
+    request.operations[0].kind = session_pb2.Operation.KIND_PUT
+    return request
+
+
+def large_otherwise() -> session_pb2.Request:
+    request = append(1, 10)
+    request.operations[0].table = "x" * LARGE_BYTES
+    return request
+
+
+@pytest.mark.parametrize("make", [no_number, two_operations, another_kind, large_otherwise])
+def test_other_large_requests_are_left_as_they_are(make: Any) -> None:
+    data = frame(small(8), make(), small(9))
+    assert cut(data) == (data, {})
+
+
+def test_of_two_of_one_number_one_is_cut_out() -> None:
+    first, second = append(1, LARGE_BYTES), append(1, LARGE_BYTES + 8)
+    rest, payloads = cut(frame(first, second))
+    assert bytes(payloads[1]) == first.operations[0].arrow
+    assert session_pb2.ClientFrame.FromString(rest).requests[1] == second
+
+
+def test_the_last_of_a_field_counts_as_it_does_for_the_parser() -> None:
+    one = append(1, LARGE_BYTES)
+    (operation,) = one.operations
+    twice = session_pb2.Request(id=3)  # later fields of a message replace earlier ones
+    data = frame(one)
+    body = one.SerializeToString() + twice.SerializeToString()
+    rest, payloads = cut(session_pb2.ClientFrame().SerializeToString() + b"\x0a" + varint(len(body)) + body)
+    assert payloads.keys() == {3}
+    assert session_pb2.ClientFrame.FromString(rest).requests[0].id == 3
+    doubled = operation.SerializeToString() + session_pb2.Operation(arrow=b"other").SerializeToString()
+    body = session_pb2.Request(id=1).SerializeToString() + b"\x1a" + varint(len(doubled)) + doubled
+    data = b"\x0a" + varint(len(body)) + body
+    assert cut(data) == (data, {})
+    assert session_pb2.ClientFrame.FromString(data).requests[0].operations[0].arrow == b"other"
+
+
+def varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 0x7F:
+        made.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*made, value])
+
+
+def test_fields_of_newer_versions_stay() -> None:
+    unknown = b"\xa5\x06abcd" + b"\xa1\x06abcdefgh" + b"\xaa\x06\x02hi" + b"\xa0\x06\x96\x01"  # field 100, each form
+    body = append(1, LARGE_BYTES).SerializeToString() + unknown
+    rest, payloads = cut(b"\x0a" + varint(len(body)) + body + unknown)
+    assert payloads.keys() == {1}
+    assert rest.count(unknown) == 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_damaged_frame_is_what_the_parser_says(seed: int) -> None:
+    """Whatever is changed in its beginnings, or cut off: if both halves are still read, they are what it was."""
+    rng = random.Random(seed)
+    data = frame(small(1), append(2, LARGE_BYTES), append(3, LARGE_BYTES + 1))
+    starts = [*range(80), *range(LARGE_BYTES + 60, LARGE_BYTES + 160)]
+    for _ in range(200):
+        changed = bytearray(data)
+        for _ in range(rng.randrange(1, 4)):
+            changed[rng.choice(starts)] = rng.randrange(256)
+        if rng.random() < 0.2:
+            del changed[rng.randrange(len(changed)) :]
+        rest, payloads = cut(bytes(changed))
+        parsed: session_pb2.ClientFrame | None = None
+        try:
+            parsed = session_pb2.ClientFrame.FromString(bytes(changed))
+        except Exception:
+            with pytest.raises(Exception, match=r"(?i)pars"):
+                session_pb2.ClientFrame.FromString(rest)
+            continue
+        numbers = [request.id for request in parsed.requests]
+        if all(numbers.count(number) == 1 for number in payloads):
+            assert whole(rest, payloads) == parsed
+
+
+@pytest.mark.parametrize("size", [LARGE_BYTES, 2**17 - 16, 2**21 - 64, 2**21 - 56, 2**21 - 48, 2**21 - 8, 2**21])
+@pytest.mark.parametrize("name", ["e", "ev", "eve", "even", "event", "events", "events_", "events_1"])
+def test_what_our_clients_send_is_read_where_it_lies(size: int, name: str) -> None:
+    parts, sent = [], []
+    for number in (1, 300):
+        payload = pa.py_buffer(random.Random(number).randbytes(size))
+        request = session_pb2.Request(id=number, commit=session_pb2.Commit(token="token"))
+        request.operations.add(kind=APPEND, table=name, table_id=7)
+        parts.append(encoded(request, payload))
+        assert len(request.operations) == 1 and not request.padding  # it may have to be sent again
+        request.operations[0].arrow = payload.to_pybytes()
+        sent.append(request)
+    data = b"".join(parts)
+    rest, payloads = cut(data)
+    assert all(payload.obj is data for payload in payloads.values())
+    made = whole(rest, payloads)
+    for request in made.requests:
+        request.ClearField("padding")
+    assert list(made.requests) == sent
+
+
+def test_what_others_send_is_copied_if_it_lies_elsewhere() -> None:
+    for number in range(1, 40):
+        data = frame(append(10**number, LARGE_BYTES) if number < 19 else append(number, LARGE_BYTES + number))
+        ((_, payload),) = cut(data)[1].items()
+        assert pa.py_buffer(payload).address % 8 == 0
