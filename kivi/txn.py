@@ -12,7 +12,6 @@ for commits of a few events, where plain Python is faster than starting column k
 from __future__ import annotations
 
 import hashlib
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -24,6 +23,7 @@ from kivi.arrow.coded import coded, is_coded, plain, together
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.ipc import encode_ipc
 from kivi.catalog import TABLES, View, changes, late_row, schema_guard
+from kivi.checksum import crc32
 from kivi.delta.derive import derive, derive_all, derive_small
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
@@ -393,7 +393,7 @@ def _digest(sent: Commit, overwritten: Sequence[int] = ()) -> bytes:
     plain = Commit(0, rows=sent.rows, guards=sent.guards)
     hasher = hashlib.blake2b(b"".join(bytes(part) for part in plain.encode()), digest_size=16)
     for bulk in sent.appends:
-        checks = [zlib.crc32(part) for part in bulk.parts]
+        checks = [crc32(part) for part in bulk.parts]
         hasher.update(repr((bulk.table, bulk.stage, bulk.nbytes, checks)).encode())
     if overwritten:
         hasher.update(repr(("overwrite", overwritten)).encode())

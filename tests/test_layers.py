@@ -53,6 +53,7 @@ ROOMS: dict[str, Room] = {
         "kivi.histogram",
         "how often something took how long, counted wherever it happens",
     ),
+    "checksum": Room("kivi.checksum", "the only file that imports isal, which not every machine has", packages="isal"),
     "forks": Room("kivi.forks", "what a child inherits and cannot use: told by whoever holds threads"),
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
@@ -79,7 +80,7 @@ ROOMS: dict[str, Room] = {
     "log": Room(
         "kivi.log kivi.log.*",
         "bytes in a chain: the log knows no tables, so that a replicated log can take its place",
-        rooms="errors counting",
+        rooms="errors counting checksum",
     ),
     "delta": Room(
         "kivi.delta kivi.delta.*",
@@ -97,14 +98,14 @@ ROOMS: dict[str, Room] = {
     "tables": Room(
         "kivi.catalog kivi.events kivi.events.* kivi.plain kivi.stages",
         "the catalog, event blocks and staged batches stand on mvcc, and know no store",
-        rooms="errors values settings engine log delta mvcc",
+        rooms="errors checksum values settings engine log delta mvcc",
         packages="numpy pyarrow",
     ),
     "store": Room(
         "kivi.store kivi.backfill kivi.backups kivi.overwrite kivi.recovery kivi.retention kivi.scan kivi.splitting"
         " kivi.tailing kivi.txn",
         "wires the rooms below into transactions, scans and one store; knows neither server nor wire nor clients",
-        rooms="errors counting forks values settings engine rocks log delta mvcc tables",
+        rooms="errors counting checksum forks values settings engine rocks log delta mvcc tables",
         packages="numpy pyarrow",
     ),
     "live": Room(

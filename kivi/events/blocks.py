@@ -12,7 +12,6 @@ Text that repeats is stored in codes (``kivi.arrow.coded``).
 from __future__ import annotations
 
 import json
-import zlib
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -24,6 +23,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.coded import is_coded, written_bytes
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, stored_array
+from kivi.checksum import crc32
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss
 from kivi.keys import prefix_end
@@ -301,7 +301,7 @@ class Blocks:
         raw = self._engine.get(event_data_key(self.schema.id, block.data))
         if raw is None:
             raise self._lost(block, "missing")
-        if len(raw) != block.nbytes or zlib.crc32(raw) != block.checksum:
+        if len(raw) != block.nbytes or crc32(raw) != block.checksum:
             raise self._lost(block, "damaged (its checksum is wrong)")
         return raw
 
@@ -327,7 +327,7 @@ class Blocks:
             rows=events.num_rows,
             nbytes=len(body),
             raw_bytes=sum(written_bytes(column) for column in events.columns),
-            checksum=zlib.crc32(body),
+            checksum=crc32(body),
             time_min=times[0],
             time_max=times[1],
             runs=tuple((int(cts[i]), int(rows[i])) for i in shown),

@@ -26,9 +26,9 @@ from __future__ import annotations
 import os
 import struct
 import threading
-import zlib
 from dataclasses import dataclass, replace
 
+from kivi.checksum import crc32
 from kivi.log.files import Files
 
 __all__ = ["INFLIGHT_RECORDS_MAX", "MARK_NAME", "Mark", "MarkFile", "parse_mark"]
@@ -67,14 +67,14 @@ class Mark:
             int(self.in_use),
             self.store_id,
         )
-        return bare[:4] + struct.pack("<I", zlib.crc32(bare[8:])) + bare[8:]
+        return bare[:4] + struct.pack("<I", crc32(bare[8:])) + bare[8:]
 
 
 def _parse_slot(data: bytes) -> Mark | None:
     if len(data) < _SLOT.size:
         return None
     magic, checksum, generation, sequence, time_us, start, first, chain, flags, store_id = _SLOT.unpack(data)
-    if magic != _MAGIC or checksum != zlib.crc32(data[8:]):
+    if magic != _MAGIC or checksum != crc32(data[8:]):
         return None
     return Mark(store_id, generation, sequence, time_us, chain, start, first, bool(flags & 1))
 

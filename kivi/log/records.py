@@ -28,11 +28,11 @@ that covers it.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kivi.checksum import crc32
 from kivi.log import Kind, Record
 from kivi.log.files import Files
 
@@ -92,7 +92,7 @@ class SegmentHeader:
         """The header block's 4096 bytes."""
         fields = (self.store_id, self.first, self.previous, self.previous_time_us, self.chain, 0)
         bare = _BLOCK.pack(_BLOCK_MAGIC, self.version, 0, *fields)
-        checksum = zlib.crc32(bare[16:], zlib.crc32(bare[:12]))
+        checksum = crc32(bare[16:], crc32(bare[:12]))
         return _BLOCK.pack(_BLOCK_MAGIC, self.version, checksum, *fields).ljust(BLOCK_BYTES, b"\0")
 
     @staticmethod
@@ -104,7 +104,7 @@ class SegmentHeader:
         magic, version, checksum, store_id, first, previous, time_us, chain, _ = _BLOCK.unpack(bare)
         if magic != _BLOCK_MAGIC:
             return "this is not a segment of a kivi log"
-        if checksum != zlib.crc32(bare[16:], zlib.crc32(bare[:12])):
+        if checksum != crc32(bare[16:], crc32(bare[:12])):
             return "the header block's checksum is wrong"
         if version <= VERSION and block[_BLOCK.size :].strip(b"\0"):
             return "the header block's padding is not zero"
@@ -160,7 +160,7 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
     """
     offset, sequence, time_us, chain = start.offset, start.sequence, start.time_us, start.chain
     base, window = offset, memoryview(b"")
-    unpack, crc32, new = _RECORD.unpack_from, zlib.crc32, tuple.__new__
+    unpack, new = _RECORD.unpack_from, tuple.__new__
     while True:
         at = offset - base
         if at + HEADER_BYTES > len(window):

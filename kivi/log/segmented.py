@@ -45,8 +45,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from zlib import crc32
 
+from kivi.checksum import crc32
 from kivi.errors import (
     DataLoss,
     DiskFull,
