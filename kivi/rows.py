@@ -15,8 +15,8 @@ A schema without strings or bytes has rows of one width, which ``dtype`` describ
 thousands are decoded by one call. Sums are 128 bits wide because int64 sums may leave 64 bits and come
 back (R10): width on disk must not depend on the order in which deltas arrived.
 
-Behind a base row its key is kept once more, by the engine and for scans alone (``kivi.engine.rocks.Records``): whoever
-reads rows of one width by thousands gets both in one piece.
+Behind a base row its key is kept once more by the engine, in stores made since format 3, for whoever reads rows of one
+width by thousands, and gets both in one piece (``kivi.engine.rocks.Records``).
 """
 
 from __future__ import annotations

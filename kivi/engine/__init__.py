@@ -107,8 +107,8 @@ class Engine(ABC):
     def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
         """What `scan_chunks` gives, each pair as one record: the value, and right behind it the key.
 
-        All values have ``value_bytes``: what to make of another one, which only the caller can notice, is its affair.
-        An engine may keep records as such, and reads them in little more than half the time.
+        All values have ``value_bytes``; the caller has to look whether that is so, as from another one on it gets
+        anything. An engine may keep records as such, and reads them in little more than half the time.
         """
 
     @abstractmethod

@@ -31,7 +31,7 @@ from kivi.rows import RowLayout
 from kivi.schema import TableSchema
 from kivi.spaces import Space, table_prefix
 
-__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "overlaid", "pairs_of"]
+__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "damaged", "overlaid", "pairs_of"]
 
 Indexed = list[tuple[bytes, tuple[tuple[int, RowOp], ...]]]
 Older = Callable[[list[bytes]], list[bytes | None]]
@@ -45,7 +45,7 @@ def pairs_of(records: list[bytes], schema: TableSchema, layout: RowLayout) -> It
     prefix, width = table_prefix(Space.ROW, schema.id), layout.width
     for record in records:
         if not record.startswith(prefix, width):
-            raise _damaged(layout)
+            raise damaged(layout)
         yield record[width:], record[:width]
 
 
@@ -70,7 +70,8 @@ def base_rows(
         yield portion.made(parts)
 
 
-def _damaged(layout: RowLayout) -> DataLoss:
+def damaged(layout: RowLayout) -> DataLoss:
+    """What is told of a row of another width."""
     return DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
 
 
@@ -88,13 +89,13 @@ class _Joined:
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         parts.append(b"".join(chunk))
         if len(parts[-1]) != len(chunk) * self._record.itemsize:
-            raise _damaged(self._layout)
+            raise damaged(self._layout)
         return len(parts[-1])
 
     def made(self, parts: list[Any]) -> FixedRows:
         records = np.frombuffer(b"".join(parts), self._record)
         if not ((records["space"] == self._space).all() and (records["table"] == self._table).all()):
-            raise _damaged(self._layout)
+            raise damaged(self._layout)
         keys = np.ascontiguousarray(records["key"])
         return FixedRows(_binary(np.arange(len(keys) + 1) * keys.itemsize, keys), records["row"])
 
@@ -108,7 +109,7 @@ class _Each:
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         width, head = self._layout.width, self._layout.width + len(self._prefix)
         if {record[width:head] for record in chunk} != {self._prefix}:
-            raise _damaged(self._layout)
+            raise damaged(self._layout)
         keys, rows = b"".join([record[head:] for record in chunk]), b"".join([record[:width] for record in chunk])
         parts.append((np.fromiter(map(len, chunk), np.int64, len(chunk)) - head, keys, rows))
         return len(keys) + len(rows)

@@ -157,7 +157,7 @@ def test_what_follows_an_early_end_is_read_all_the_same(tmp_path: Path) -> None:
         for rows in (1, 3, 7, 20, 30):
             items, rest = engine._twins(engine._db.items, rocksdict.ReadOptions(), b"")
             short: Any = itertools.islice(items, early)
-            chunks = list(_chunks(short, rest, b"", rows, rocksdict.ReadOptions()))
+            chunks = list(_chunks(short, rest, b"", rows, frozenset(), rocksdict.ReadOptions()))
             assert [key for flat in chunks for key in flat[::2]] == expected
             assert [len(flat) for flat in chunks[:-1]] == [2 * rows] * (len(chunks) - 1)
             del items, rest, short
@@ -239,6 +239,51 @@ def test_an_engine_that_holds_pairs_without_the_note_keeps_none(tmp_path: Path) 
         values[b"%06d" % i] + b"%06d" % i for i in (2, 3, 4)
     ]
     engine.close()
+
+
+@pytest.mark.parametrize("end", [None, b"1", b"1\0", b"10", b"2", b"000003", b"0"])
+@pytest.mark.parametrize("start", [b"", b"/", b"0", b"000001", b"1", b"3"])
+def test_ranges_of_records_and_of_other_keys(tmp_path: Path, start: bytes, end: bytes | None) -> None:
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    pairs: dict[bytes, bytes | None] = {b"00000%d" % i: b"v%d" % i for i in range(4)}
+    pairs |= {b"": b"v-", b"/": b"v/", b"1": b"v1", b"10": b"v2", b"2": b"v3", b"note": b"0."}
+    engine.write(of({key: value for key, value in pairs.items() if key != b"note"}))
+    expected = {k: v for k, v in sorted(pairs.items()) if start <= k and (end is None or k < end)}
+    if b"note" in expected:
+        expected[b"note"] = b"0"
+    assert dict(engine.scan(start, end)) == expected
+    assert dict(engine.scan(start, end, reverse=True)) == expected
+    flat = [part for chunk in engine.scan_chunks(start, end, 3) for part in chunk]
+    assert dict(zip(flat[::2], flat[1::2], strict=True)) == expected
+    records = [record for chunk in engine.scan_records(start, end, 3, 2) for record in chunk]
+    assert records == [value + key for key, value in expected.items() if value is not None]
+    for keys in ([b"1", b"000001", b"none"], [b"000001", b"1"], [b"2", b"10"]):
+        assert engine.get_many(keys) == [pairs.get(key) for key in keys]
+    engine.close()
+
+
+def test_records_are_read_the_quick_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a whole space, and those of a part of it."""
+    engine = RocksEngine(str(tmp_path), records=RECORDS)
+    fill(engine, count=20)
+    monkeypatch.setattr(engine, "scan_chunks", None)
+    for start, end in ((b"0", b"1"), (b"000003", b"000007"), (b"000003", b"1")):
+        assert list(engine.scan_records(start, end, 7, 40))
+    engine.close()
+
+
+def test_an_engine_that_cannot_tell_what_it_holds_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: RocksEngine, records: Records) -> frozenset[bytes]:
+        raise DataLoss("the note cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RocksEngine, "_noted", fails)
+        try:
+            RocksEngine(str(tmp_path), records=RECORDS)
+        except DataLoss as error:
+            kept = error  # and with it the frames of what failed
+    RocksEngine(str(tmp_path), records=RECORDS).close()
+    assert "note" in str(kept)
 
 
 def test_a_value_without_its_key_is_damage(tmp_path: Path) -> None:

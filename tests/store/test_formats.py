@@ -68,10 +68,13 @@ def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str,
 
 
 def kept_with_keys(path: Path) -> set[bool]:
-    """Of the base rows of a closed store, as they lie in its engine."""
+    """Of the base rows of a closed store, as they lie in its engine; nothing else is kept so."""
     engine = RocksEngine(str(path / "engine"))
     first = space_prefix(Space.ROW)
     found = {value.endswith(key) for key, value in engine.scan(first, prefix_end(first))}
+    others = [(key, value) for key, value in engine.scan(b"", None) if key[:1] != first]
+    assert Space.VERSION in {key[0] for key, _ in others}
+    assert not any(value.endswith(key) for key, value in others)
     engine.close()
     return found
 
@@ -84,7 +87,8 @@ def test_rows_are_kept_with_their_keys_where_all_of_them_are(
     kivi.open(made).close()
     for path, with_keys in ((older[0], False), (made, True)):
         with kivi.open(path) as db:
-            db.create_table("more", key={"id": "int64", "of": "string"}, columns={"n": kivi.sum("int64")})
+            key = {"id": "int64", "of": "string"}
+            db.create_table("more", key=key, columns={"n": kivi.sum("int64")}, history="10000d")
             for _ in range(2):
                 with db.transaction() as tx:
                     for i in range(2_000):

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -27,10 +28,11 @@ from kivi.delta.overlay import FixedRows
 from kivi.embedded import Database, Snapshot
 from kivi.engine import WriteBatch
 from kivi.errors import DataLoss, KiviError, NotFound, OutOfRange, SnapshotTooOld
+from kivi.keys import prefix_end
 from kivi.mvcc import snapshot as snapshots
 from kivi.projection import Projection
 from kivi.settings import Settings
-from kivi.spaces import row_key
+from kivi.spaces import Space, row_key, table_prefix
 from kivi.store import Store
 
 BIG = 2**62
@@ -429,6 +431,42 @@ def test_a_damaged_row_is_data_loss(db: Database) -> None:
     db.store.engine.write(batch)
     with db.snapshot() as snap, sizes(**SMALL), pytest.raises(DataLoss, match="kivi verify"):
         snap.to_arrow("exact")
+
+
+@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("key", ["int64", "string"])
+@pytest.mark.parametrize("by", [-26, -1, 1, 26])
+def test_rows_of_another_width_are_data_loss_wherever_they_are_read(
+    db: Database, key: str, by: int, few: bool, tmp_path: Path
+) -> None:
+    """By a scan, in columns or a few, and by consolidation, which else would fold deltas over nothing. One row is as
+    much too long as another is too short."""
+    for name, store in (("memory", db), ("disk", kivi.open(tmp_path / "data", background=False))):
+        store.create_event_table("odd", event_time="ts", columns={"ts": "timestamp", "k": key})
+        store.create_aggregate("by_k", source="odd", group_by=["k"], measures={"n": kivi.count()})
+        count = 10 if few else 3_000
+        events = [{"ts": i, "k": i if key == "int64" else f"{i:05}"} for i in range(count)]
+        store.append("odd", events)
+        store.consolidate()
+        inside = store.store
+        prefix = table_prefix(Space.ROW, inside.table("by_k").id)
+        rows = list(inside.engine.scan(prefix, prefix_end(prefix)))
+        batch = WriteBatch()
+        for at, more in ((count // 3, by), (count // 3 + 5, -by)):
+            batch.put(rows[at][0], (rows[at][1] + bytes(26))[: len(rows[at][1]) + more])
+        inside.engine.write(batch)
+        for read in (
+            lambda store=store: store.snapshot().to_arrow("by_k"),
+            lambda store=store: list(store.snapshot().scan("by_k")),
+        ):
+            with pytest.raises(DataLoss, match="kivi verify"):
+                read()
+        store.append("odd", events)
+        with pytest.raises(DataLoss, match="kivi verify"):
+            store.consolidate()
+        assert [inside.engine.get(damaged) for damaged, _ in batch] == [data for _, data in batch], name
+        with suppress(DataLoss):
+            store.close()
 
 
 def test_a_snapshot_that_ends_during_a_scan_is_noticed(db: Database) -> None:
