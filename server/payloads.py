@@ -5,8 +5,8 @@ that is some megabytes each time, into memory that the system has to clear first
 meanwhile. So what is large is found in the frame's own bytes, and only the rest is parsed. With the same for the client
 (``kivi.client_calls.encoded``): 10 % more events a second where they are integers, 15 % where they are text.
 
-Only the most common kind of request is taken apart: one operation, that appends events. A frame that is not quite what
-the format says is left as it is, and refused by the parser.
+Only the most common kind of request is taken apart: one operation, that appends events. A frame of very many parts,
+which are small then, is left to the parser, and so is one that is not quite what the format says: to be refused.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ __all__ = ["LARGE_BYTES", "cut"]
 
 LARGE_BYTES: Final = 64 << 10
 _ALIGNED: Final = 8
+_FIELDS_MAX: Final = 1_000
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
 _REQUESTS: Final = tag(session_pb2.ClientFrame, "requests")
@@ -36,7 +37,7 @@ _Field = tuple[int, int, int, int, int]
 
 
 class _OtherForm(Exception):
-    """Not what the format says."""
+    """Not what the format says, or of more parts than are looked at."""
 
 
 def cut(frame: bytes) -> tuple[bytes, dict[int, memoryview]]:
@@ -92,7 +93,7 @@ def _append(frame: bytes, at: int, end: int) -> tuple[int, int, int, bytes] | No
 
 def _fields(data: bytes, at: int, end: int) -> list[_Field]:
     """Raises _OtherForm, IndexError."""
-    fields = []
+    fields: list[_Field] = []
     while at < end:
         begin = at
         key, at = _varint(data, at)
@@ -106,7 +107,7 @@ def _fields(data: bytes, at: int, end: int) -> list[_Field]:
             value, at = at, at + _FIXED[kind]
         else:
             raise _OtherForm
-        if at > end or not number:
+        if at > end or not number or len(fields) == _FIELDS_MAX:
             raise _OtherForm
         fields.append((number, kind, begin, value, at))
     return fields

@@ -80,6 +80,15 @@ def test_other_large_requests_are_left_as_they_are(make: Any) -> None:
     assert cut(data) == (data, {})
 
 
+def test_a_frame_of_very_many_parts_is_left_as_it_is() -> None:
+    """A stranger's 64 MiB of empty requests must not keep a worker busy."""
+    data = frame(append(1, LARGE_BYTES)) + b"\x0a\x00" * 30_000_000
+    assert cut(data)[0] is data
+    many = append(1, LARGE_BYTES).SerializeToString() + b"\x20\x01" * 100_000
+    data = b"\x0a" + varint(len(many)) + many
+    assert cut(data) == (data, {})
+
+
 def test_of_two_of_one_number_one_is_cut_out() -> None:
     first, second = append(1, LARGE_BYTES), append(1, LARGE_BYTES + 8)
     rest, payloads = cut(frame(first, second))
