@@ -7,6 +7,11 @@ meanwhile. So what is large is found in the frame's own bytes, and only the rest
 
 Only the most common kind of request is taken apart: one operation, that appends events. A frame of very many parts,
 which are small then, is left to the parser, and so is one that is not quite what the format says: to be refused.
+
+*Whose events these are* is said by their request's place in the frame, which no client chooses: the numbers of requests
+are a client's, and one that uses a number again would get the events of another request. *Memory*: events that are
+read where they lie keep their whole frame, and an open transaction keeps its events. So they are copied where the frame
+is more than ``_FRAME_MAX`` times as large: a transaction takes as many times what it is accounted for, and no more.
 """
 
 from __future__ import annotations
@@ -23,10 +28,13 @@ __all__ = ["LARGE_BYTES", "cut"]
 LARGE_BYTES: Final = 64 << 10
 _ALIGNED: Final = 8
 _FIELDS_MAX: Final = 1_000
+_FRAME_MAX: Final = 8
+_SHORT: Final = 5  # bytes of a varint of 32 bits
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
 _REQUESTS: Final = tag(session_pb2.ClientFrame, "requests")
 _OPERATIONS: Final = tag(session_pb2.Request, "operations")
+_RELEASE: Final = session_pb2.Request.DESCRIPTOR.fields_by_name["release"].number
 _ID: Final = session_pb2.Request.DESCRIPTOR.fields_by_name["id"].number
 _KIND: Final = session_pb2.Operation.DESCRIPTOR.fields_by_name["kind"].number
 _ARROW: Final = session_pb2.Operation.DESCRIPTOR.fields_by_name["arrow"].number
@@ -41,7 +49,7 @@ class _OtherForm(Exception):
 
 
 def cut(frame: bytes) -> tuple[bytes, dict[int, memoryview]]:
-    """The frame without the events of its large appends, and these by the numbers of their requests."""
+    """The frame without the events of its large appends, and these by the place of their request among its requests."""
     try:
         return _cut(frame)
     except (_OtherForm, IndexError):
@@ -50,30 +58,37 @@ def cut(frame: bytes) -> tuple[bytes, dict[int, memoryview]]:
 
 def _cut(frame: bytes) -> tuple[bytes, dict[int, memoryview]]:
     view, kept, payloads = memoryview(frame), list[bytes](), dict[int, memoryview]()
+    place = -1
     for number, kind, begin, value, end in _fields(frame, 0, len(frame)):
-        if number == _OF_FRAME and kind == _BYTES and end - value >= LARGE_BYTES:
-            found = _append(frame, value, end)
-            if found is not None and found[0] not in payloads:
-                request, first, last, without = found
-                payloads[request] = _aligned(view[first:last])
+        if number == _OF_FRAME and kind == _BYTES:
+            place += 1
+            if end - value >= LARGE_BYTES and (found := _append(frame, value, end)) is not None:
+                first, last, without = found
+                payloads[place] = _readable(view[first:last], len(frame))
                 kept += (prefix(_REQUESTS, len(without)), without)
                 continue
         kept.append(frame[begin:end])
     return (b"".join(kept), payloads) if payloads else (frame, {})
 
 
-def _append(frame: bytes, at: int, end: int) -> tuple[int, int, int, bytes] | None:
-    """Of such a request its number, where its events are, and what it is without them."""
-    request, kept, operations = 0, list[bytes](), list[_Field]()
+def _append(frame: bytes, at: int, end: int) -> tuple[int, int, bytes] | None:
+    """Of such a request where its events are, and what it is without them.
+
+    One that nobody waits for, or that lets go of its transaction, is none: the events of what is never answered would
+    be kept as long as its session.
+    """
+    answered, kept, operations = 0, list[bytes](), list[_Field]()
     for field in _fields(frame, at, end):
         number, kind, begin, value, stop = field
         if number == _OF_REQUEST:
             operations.append(field)
             continue
+        if number == _RELEASE:
+            return None
         if number == _ID and kind == _VARINT:
-            request = value
+            answered = value
         kept.append(frame[begin:stop])
-    if not request or len(operations) != 1 or operations[0][1] != _BYTES:
+    if not answered or len(operations) != 1 or operations[0][1] != _BYTES:
         return None
     appends, parts, arrow = False, list[bytes](), list[_Field]()
     for field in _fields(frame, *operations[0][3:]):
@@ -88,7 +103,7 @@ def _append(frame: bytes, at: int, end: int) -> tuple[int, int, int, bytes] | No
         return None
     operation = b"".join(parts)
     kept += (prefix(_OPERATIONS, len(operation)), operation)
-    return request, arrow[0][3], arrow[0][4], b"".join(kept)
+    return arrow[0][3], arrow[0][4], b"".join(kept)
 
 
 def _fields(data: bytes, at: int, end: int) -> list[_Field]:
@@ -96,12 +111,12 @@ def _fields(data: bytes, at: int, end: int) -> list[_Field]:
     fields: list[_Field] = []
     while at < end:
         begin = at
-        key, at = _varint(data, at)
+        key, at = _varint(data, at, _SHORT)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
             value, at = _varint(data, at)
         elif kind == _BYTES:
-            size, value = _varint(data, at)
+            size, value = _varint(data, at, _SHORT)
             at = value + size
         elif kind in _FIXED:
             value, at = at, at + _FIXED[kind]
@@ -113,7 +128,8 @@ def _fields(data: bytes, at: int, end: int) -> list[_Field]:
     return fields
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
+def _varint(data: bytes, at: int, most: int = 10) -> tuple[int, int]:
+    """``most``: so many bytes. The parser refuses tags and sizes of more, and what does not fit."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -122,13 +138,14 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             break
         shift += 7
-        if shift > 63:
+        if shift == 7 * most:
             raise _OtherForm
-    if value >> 64:
+    if value >> (64 if most > _SHORT else 32):
         raise _OtherForm
     return value, at
 
 
-def _aligned(payload: memoryview) -> memoryview:
+def _readable(payload: memoryview, frame_bytes: int) -> memoryview:
     """Arrow reads words where they lie: a client that does not see to that (``Request.padding``) costs a copy."""
-    return payload if pa.py_buffer(payload).address % _ALIGNED == 0 else memoryview(bytes(payload))
+    in_place = pa.py_buffer(payload).address % _ALIGNED == 0 and frame_bytes <= _FRAME_MAX * payload.nbytes
+    return payload if in_place else memoryview(bytes(payload))

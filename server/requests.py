@@ -71,9 +71,9 @@ class Requests(ABC):
         self.access = access
         self.client = client
         self.txns: dict[int, Transaction] = {}
-        self._payloads: dict[
-            int, memoryview
-        ] = {}  # by the request's number: what was cut out of it, until it is answered
+        # What was cut out of a request, by that request itself, until it is answered: with it, so that no other object
+        # is at its address meanwhile.
+        self._payloads: dict[int, tuple[session_pb2.Request, memoryview]] = {}
         self._closed = False
         self._lock = threading.Lock()  # of the transactions' busy flags and backlogs, and the number of scans
         self._scans = 0
@@ -169,7 +169,7 @@ class Requests(ABC):
             if transaction.shared:
                 raise InvalidArgument("a shared snapshot is read only")
             transaction.txn = self.store.transaction(transaction.lease)
-        payload = self._payloads.pop(request.id, None)
+        _, payload = self._payloads.pop(id(request), (None, None))
         try:
             for operation in request.operations:
                 self.translator.apply(transaction.txn, operation, payload)

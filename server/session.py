@@ -301,7 +301,7 @@ class Session(Requests):
         self, request: session_pb2.Request, transaction: Transaction | None, **body: Any
     ) -> session_pb2.Response:
         if self._payloads:
-            self._payloads.pop(request.id, None)
+            self._payloads.pop(id(request), None)
         lease = transaction.lease if transaction is not None else None
         return session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body)
 
@@ -350,10 +350,10 @@ class Session(Requests):
 
     def _parsed(self, data: bytes) -> session_pb2.ClientFrame:
         rest, payloads = cut(data) if len(data) >= LARGE_BYTES else (data, {})
-        if not self._payloads.keys().isdisjoint(payloads):  # a number that was used again before it was answered
-            rest, payloads = data, {}
         frame = session_pb2.ClientFrame.FromString(rest)
-        self._payloads.update(payloads)
+        for place, payload in payloads.items():
+            request = frame.requests[place]
+            self._payloads[id(request)] = request, payload
         return frame
 
     def _handle(self, frame: session_pb2.ClientFrame, size: int) -> None:
@@ -611,7 +611,7 @@ class Session(Requests):
         operations = request.operations
         if operations and (
             len(operations) > _SLOW_OPERATIONS
-            or request.id in self._payloads
+            or id(request) in self._payloads
             or any(operation.ByteSize() > _SLOW_BYTES or operation.stages for operation in operations)
         ):
             return pools.writes

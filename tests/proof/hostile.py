@@ -33,7 +33,7 @@ import pyarrow as pa
 import kivi
 from kivi.errors import KiviError
 from kivi.wire.v1 import service_pb2, session_pb2
-from tests.server.test_session import RawSession
+from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 
 __all__ = ["ASSAULTS", "Bystander", "make_tables", "resident_mb", "watched"]

@@ -8,6 +8,7 @@ import pytest
 
 import kivi
 import kivi.client
+from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 
 
@@ -34,3 +35,10 @@ def accounts(db: kivi.client.Database) -> str:
         columns={"name": "string", "balance": kivi.sum("int64"), "peak": kivi.max("int64")},
     )
     return "accounts"
+
+
+@pytest.fixture
+def raw(server: ServerProcess) -> Iterator[RawSession]:
+    session = RawSession(server.endpoint)
+    yield session
+    session.close()

@@ -28,8 +28,8 @@ from kivi.client_messages import read_batches
 from kivi.errors import DataLoss
 from kivi.wire.v1 import session_pb2 as pb
 from kivi.wire.v1 import types_pb2
+from tests.server.rawsession import RawSession
 from tests.server.test_leading import Peer, until
-from tests.server.test_session import RawSession
 
 ROWS = 70_000  # of one portion of the store's are several of these pages, and several portions
 
@@ -110,13 +110,6 @@ class HeldScan:
     def pages(self) -> Iterator[Page]:
         raise DataLoss("a block is damaged")
         yield
-
-
-@pytest.fixture
-def raw(server) -> Iterator[RawSession]:
-    session = RawSession(server.endpoint)
-    yield session
-    session.close()
 
 
 def fill(db: Any) -> None:

@@ -243,7 +243,8 @@ def test_every_acknowledged_append_is_there_once_after_the_server_ends(tmp_path,
 
 def test_a_client_that_reads_nothing_does_not_grow_the_server(server, db, accounts):
     """Its requests stop being read once too many are unanswered."""
-    from tests.server.test_session import RawSession, get, pb
+    from tests.server.rawsession import RawSession
+    from tests.server.test_session import get, pb
 
     with db.transaction() as tx:
         tx.put(accounts, (1,), name="x" * 100_000)

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import queue
+import collections
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
+import pyarrow as pa
 import pytest
 
 import kivi
+from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import new_token
 from kivi.client_messages import read_batches
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+from tests.server.rawsession import RawSession
 
 pb = session_pb2
-
-
-class RawSession:
-    """A session without the client library."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.channel = grpc.insecure_channel(endpoint)
-        self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        method: Any = self.channel.stream_stream("/kivi.v1.Kivi/Session")
-        self.call = method(iter(self.frames.get, None), timeout=30)
-        self.hello = pb.ServerFrame.FromString(next(self.call)).hello
-        self.replies: dict[int, pb.Response] = {}
-
-    def send(self, *requests: pb.Request) -> None:
-        self.frames.put(pb.ClientFrame(requests=requests).SerializeToString())
-
-    def reply(self, number: int) -> pb.Response:
-        while number not in self.replies:
-            for response in pb.ServerFrame.FromString(next(self.call)).responses:
-                self.replies[response.id] = response
-        return self.replies.pop(number)
-
-    def close(self) -> None:
-        self.frames.put(None)
-        self.call.cancel()
-        self.channel.close()
-
-
-@pytest.fixture
-def raw(server) -> Iterator[RawSession]:
-    session = RawSession(server.endpoint)
-    yield session
-    session.close()
 
 
 def operation(table_id: int, key: int, **balance: int) -> pb.Operation:
@@ -162,7 +132,7 @@ def test_what_a_stranger_sends_is_checked(raw, table_id):
     for number, (reason, _) in expected.items():
         error = raw.reply(number).error
         assert error.reason == reason, (number, error)
-    assert raw.replies == {}
+    assert raw.replies == []
 
 
 def test_a_failed_operation_ends_its_transaction(raw, table_id):
@@ -572,3 +542,100 @@ def test_a_release_of_many_waits_for_those_that_are_busy(raw, sums, db):
     while db.stats()["server_open_transactions"] > held:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+# -- large appends, whose events are cut out of their frame -------------------------------------------
+
+EVENTS = 6_000  # so many are large
+
+
+@pytest.fixture
+def events(db) -> dict[str, int]:
+    """Tables of events, by name their numbers."""
+    made = {}
+    for name in ("first", "second"):
+        if name in db.tables():
+            db.drop(name)
+        db.create_event_table(name, event_time="at", columns={"at": "timestamp", "n": "int64", "i": "int64"})
+        made[name] = int(db.describe(name)["id"])
+    return made
+
+
+def append(number: int, tables: dict[str, int], table: str, n: int, count: int, **more: Any) -> pb.Request:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "at": pa.array([1_700_000_000_000_000] * count, pa.timestamp("us", "UTC")),
+            "n": pa.array([n] * count, pa.int64()),
+            "i": pa.array(range(count), pa.int64()),
+        }
+    )
+    request = pb.Request(id=number, **more)
+    request.operations.add(
+        kind=pb.Operation.KIND_APPEND, table=table, table_id=tables[table], arrow=bytes(encode_ipc(batch))
+    )
+    return request
+
+
+def commit() -> pb.Commit:
+    return pb.Commit(token=new_token())
+
+
+def held(db, table: str) -> dict[int, int]:
+    """How many events there are of each ``n``."""
+    with db.snapshot() as snap:
+        return dict(collections.Counter(row["n"] for row in snap.scan(table)))
+
+
+def begin_late(raw, db, accounts) -> Callable[[], None]:
+    """Transaction 1, which waits for a snapshot until what is returned is called."""
+    raw.send(pb.Request(id=1, txn=1, begin=pb.Begin(min_snapshot=db.watermark() + 3), timeout_ms=20_000))
+
+    def go_on() -> None:
+        for _ in range(4):
+            with db.transaction() as tx:
+                tx.delta(accounts, (1,), balance=1)
+        assert not raw.reply(1).HasField("error")
+
+    return go_on
+
+
+def test_a_number_that_is_used_again_while_its_append_waits(raw, db, accounts, events):
+    """Each request's events go where it says, whatever the numbers: a large one waits, a small one passes it."""
+    go_on = begin_late(raw, db, accounts)
+    raw.send(append(7, events, "first", 1, EVENTS, txn=1, commit=commit()))
+    raw.send(append(7, events, "second", 2, 5, commit=commit()))
+    assert raw.reply(7).commit.commit_ts
+    raw.send(append(7, events, "second", 3, EVENTS + 1, commit=commit()))
+    assert raw.reply(7).commit.commit_ts
+    go_on()
+    assert raw.reply(7).commit.commit_ts
+    assert held(db, "first") == {1: EVENTS}
+    assert held(db, "second") == {2: 5, 3: EVENTS + 1}
+
+
+def test_an_answer_to_another_request_of_its_number_takes_nothing_from_an_append(raw, db, accounts, events):
+    go_on = begin_late(raw, db, accounts)
+    raw.send(append(9, events, "first", 5, EVENTS, txn=1, commit=commit()))
+    raw.send(pb.Request(id=9, outcome=pb.Outcome(token=new_token())))
+    assert raw.reply(9).HasField("outcome")
+    go_on()
+    assert raw.reply(9).commit.commit_ts
+    assert held(db, "first") == {5: EVENTS}
+
+
+def test_events_of_an_append_that_is_never_answered_go_nowhere(raw, db, events):
+    raw.send(append(5, events, "first", 6, EVENTS, txn=77, release=pb.Release()))
+    raw.send(append(5, events, "second", 8, 3, commit=commit()))
+    assert raw.reply(5).commit.commit_ts
+    assert held(db, "first") == {}
+    assert held(db, "second") == {8: 3}
+
+
+def test_two_large_appends_of_one_number_in_one_frame(raw, db, events):
+    raw.send(
+        append(4, events, "first", 3, EVENTS, commit=commit()), append(4, events, "second", 4, EVENTS, commit=commit())
+    )
+    assert raw.reply(4).commit.commit_ts
+    assert raw.reply(4).commit.commit_ts
+    assert held(db, "first") == {3: EVENTS}
+    assert held(db, "second") == {4: EVENTS}
