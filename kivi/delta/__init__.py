@@ -19,6 +19,7 @@ CTS, when they are *folded*.
     ops         RowOp: the net effect of one transaction on one row, and its program-order algebra (R7)
     runs        DeltaRun: the same deltas in columns, sorted, bisected, with its form in the log
     derive      events -> deltas: in columns by Arrow and NumPy kernels, row by row for a few
+    order       the keys of many runs in order, or numbered in that order
     combine     runs of one transaction -> one run, as they come: what a backfill stages
     gather      runs -> base rows: the deltas of many runs by key, folded in columns or handed out in order
 

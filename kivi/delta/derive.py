@@ -27,11 +27,11 @@ import pyarrow as pa
 from kivi.arrow.columns import stored_array
 from kivi.delta.combine import exact_sums, extremes
 from kivi.delta.grouping import Events, Groups, no_slot, null_key
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of
 from kivi.errors import OutOfRange
 from kivi.keys import encode_key
 from kivi.schema import Column, GroupKey, Measure, TableSchema
-from kivi.types import INT64_MAX, INT64_MIN
+from kivi.types import INT64_MIN
 
 __all__ = ["derive", "derive_all", "derive_small", "run_from_rows"]
 
@@ -76,13 +76,16 @@ class _Derivation(Events):
         name = (groups, measure.operator, measure.source)
         found = self._cells.get(name)
         if found is None:
-            finer, starts = groups.parent, groups.starts
-            if finer is None or starts is None or _is_float_sum(column):
+            finer, number = groups.parent, groups.number
+            if finer is None or number is None or _is_float_sum(column):
                 found = self._of_events(aggregate, column, measure, groups)
             else:
                 cells = self.cells(aggregate, column, measure, finer)
-                is_sum = column.operator == "sum"
-                found = exact_sums(cells, starts, groups.most) if is_sum else extremes(column, cells, starts)
+                found = (
+                    exact_sums(cells, number, groups.count, groups.most)
+                    if column.operator == "sum"
+                    else extremes(column, cells, number, groups.count)
+                )
             self._cells[name] = found
         return found
 
@@ -96,7 +99,7 @@ class _Derivation(Events):
             return _extremes(column, array, group_of, count)
         if _is_float_sum(column):
             return Cells(_float_sums(aggregate, column, array, group_of, count))
-        return _exact_sums(stored_array(column.type, array), group_of, count)
+        return exact_sums(Cells(stored_array(column.type, array)), group_of, count, len(group_of))
 
 
 def _is_float_sum(column: Column) -> bool:
@@ -105,19 +108,6 @@ def _is_float_sum(column: Column) -> bool:
 
 def _valid(array: Any) -> Array:
     return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _exact_sums(values: Array, group_of: Array, groups: int) -> Cells:
-    rows = len(values)
-    if not rows or max(abs(int(values.min())), abs(int(values.max()))) * rows <= INT64_MAX:
-        return Cells(_added(values, group_of, groups))
-    return Cells.of_limbs(_added(values & LOW, group_of, groups), _added(values >> LIMB, group_of, groups))
-
-
-def _added(values: Array, group_of: Array, groups: int) -> Array:
-    sums = np.zeros(groups, np.int64)
-    np.add.at(sums, group_of, values)
-    return sums
 
 
 def _float_sums(aggregate: TableSchema, column: Column, array: Any, group_of: Array, groups: int) -> Array:
@@ -131,17 +121,7 @@ def _extremes(column: Column, array: Any, group_of: Array, groups: int) -> Cells
     values = stored_array(column.type, array)
     if values.dtype == np.float64:
         values = values + 0.0
-    seen = None
-    if array.null_count:
-        rows = _valid(array)
-        values, group_of = values[rows], group_of[rows]
-        seen = np.bincount(group_of, minlength=groups) > 0
-    found = np.full(groups, neutral_of(column), dtype_of(column))
-    ufunc_of(column).at(found, group_of, values)
-    if seen is None or seen.all():
-        return Cells(found)
-    found[~seen] = 0
-    return Cells(found, None, seen)
+    return extremes(column, Cells(values, None, _valid(array) if array.null_count else None), group_of, groups)
 
 
 def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:

@@ -20,18 +20,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of, whole
+from kivi.delta.order import sorted_keys
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of
 from kivi.errors import DataLoss
 from kivi.rows import RowLayout, is_wide
 from kivi.schema import Column
 
-__all__ = ["Gathered", "gather", "merged_items", "new_rows", "packed_order", "sorted_keys", "stamps_of"]
+__all__ = ["Gathered", "gather", "merged_items", "new_rows", "stamps_of"]
 
 _ITEMS_AT_ONCE: Final = 1_024
-_WORDS_MAX: Final = 16
 
 
 # -- consolidation: runs -> base rows -------------------------------------------------------------
@@ -104,161 +102,6 @@ def stamps_of(windows: Sequence[tuple[DeltaRun, range]]) -> Array:
             for run, rows in windows
         ]
     )
-
-
-class SortedKeys:
-    """Rows of several runs by key: ``order`` is stable, ``first`` marks where another key begins.
-
-    Rows are numbered one run after the other; ``listed`` and ``array`` give the keys of some.
-    """
-
-    __slots__ = ("_arrow", "_strings", "first", "order")
-
-    def __init__(self, order: Array, first: Array, strings: Array | None, arrow: Any) -> None:
-        self.order = order
-        self.first = first
-        self._strings = strings
-        self._arrow = arrow
-
-    def listed(self, rows: Array) -> list[bytes]:
-        if self._strings is not None:
-            return whole(self._strings[rows])
-        return self._arrow.take(pa.array(rows)).to_pylist()  # type: ignore[no-any-return]
-
-    def array(self, rows: Array) -> Any:
-        """As a LargeBinaryArray."""
-        if self._strings is None:
-            return self._arrow.take(pa.array(rows))
-        taken = self._strings[rows]
-        offsets = np.arange(len(taken) + 1, dtype=np.int64) * taken.itemsize
-        return pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), len(taken), [None, pa.py_buffer(offsets), pa.py_buffer(taken.view(np.uint8))]
-        )
-
-
-def sorted_keys(windows: Sequence[tuple[DeltaRun, range]]) -> SortedKeys:
-    """The windows' rows by key; ``windows`` have at least one row.
-
-    Keys of one width are sorted as integers, if what varies in them fits one (``packed_order``, ``merged_order``),
-    else as NumPy byte strings, whose stable sort merges what is sorted already, and the rest by Arrow. Ten runs of
-    7,000 keys of 16 bytes as integers: 2.2 ms; ten of 10,000 as byte strings 3.5 ms, by Arrow 7.7 ms. Ten runs of 5,300
-    keys of 59 bytes, of three texts with numbers in them, an integer and a slot: 3.6 ms, as byte strings 10.6.
-    """
-    if len(windows) == 1 and windows[0][0].distinct:
-        run, rows = windows[0]
-        every = np.arange(len(rows))
-        strings = None if run.uniform is None else run.uniform[rows.start : rows.stop]
-        return SortedKeys(every, np.ones(len(rows), np.bool_), strings, run.keys.slice(rows.start, len(rows)))
-    uniform = [run.uniform[rows.start : rows.stop] for run, rows in windows if run.uniform is not None]
-    if len(uniform) == len(windows) and len({part.itemsize for part in uniform}) == 1:
-        strings = np.concatenate(uniform)
-        words = _words(strings)
-        as_integers = packed_order(words) or merged_order(words)
-        if as_integers is not None:
-            return SortedKeys(*as_integers, strings, None)
-        order = np.argsort(strings, kind="stable")
-        ordered = strings[order]
-        return SortedKeys(order, _begins(ordered[1:] != ordered[:-1]), strings, None)
-    joined = pa.concat_arrays([run.keys.slice(rows.start, len(rows)) for run, rows in windows])
-    indices = pc.array_sort_indices(joined)
-    taken = joined.take(indices)
-    changes = pc.not_equal(taken.slice(1), taken.slice(0, len(taken) - 1)).to_numpy(zero_copy_only=False)
-    return SortedKeys(indices.to_numpy().astype(np.int64), _begins(changes), None, joined)
-
-
-def packed_order(words: Sequence[Array]) -> tuple[Array, Array] | None:
-    """The stable order of rows by unsigned 64-bit ``words``, the first of most weight, and where another row begins.
-
-    None if what varies in them and the number of a row do not fit 64 bits together. They are packed into one integer
-    each and sorted as that: NumPy sorts integers with vector instructions, several times as fast as it argsorts them.
-    """
-    if not words or not len(words[0]):
-        return None
-    rows = len(words[0])
-    index_bits = bits = (rows - 1).bit_length()
-    code: Array | None = None
-    for word in words:
-        word = word - word.min()
-        some = int(np.bitwise_or.reduce(word))
-        zeros = (some & -some).bit_length() - 1  # slots are multiples of some power of two
-        width = max(0, some.bit_length() - zeros) if some else 0
-        bits += width
-        if bits > 64:
-            return None
-        if width:
-            if zeros:
-                word >>= np.uint64(zeros)
-            code = word if code is None else (code << np.uint64(width)) | word
-    every = np.arange(rows, dtype=np.uint64)
-    if code is None:
-        return every.view(np.int64), _begins(np.zeros(rows - 1, np.bool_))
-    shift = np.uint64(index_bits)
-    packed = (code << shift) | every
-    packed.sort()
-    codes = packed >> shift
-    packed &= np.uint64((1 << index_bits) - 1)
-    return packed.view(np.int64), _begins(codes[1:] != codes[:-1])
-
-
-def merged_order(words: Sequence[Array]) -> tuple[Array, Array] | None:
-    """As ``packed_order``, for rows of which some runs are sorted already: None if what varies does not fit 64 bits.
-
-    Of each word only the bits that vary count: a digit in a text is 4 of 8.
-    """
-    bits = 0
-    code: Array | None = None
-    for word in words:
-        varying = int(np.bitwise_or.reduce(word ^ word[0]))
-        bits += varying.bit_count()
-        if bits > 64:
-            return None
-        for shift, width in _stretches(varying):
-            part = word >> np.uint64(shift)
-            part &= np.uint64((1 << width) - 1)
-            if code is None:
-                code = part
-            else:
-                code <<= np.uint64(width)
-                code |= part
-    if code is None:
-        return None
-    order = np.argsort(code, kind="stable")
-    codes = code[order]
-    return order, _begins(codes[1:] != codes[:-1])
-
-
-def _stretches(mask: int) -> list[tuple[int, int]]:
-    """(place of the lowest bit, how many) of each stretch of ones, the highest first."""
-    found = []
-    while mask:
-        low = (mask & -mask).bit_length() - 1
-        above = (mask >> low) + 1
-        width = (above & -above).bit_length() - 1
-        found.append((low, width))
-        mask &= ~(((1 << width) - 1) << low)
-    return found[::-1]
-
-
-def _words(strings: Array) -> list[Array]:
-    """Byte strings of one width as columns of integers in the same order; none if they are short or long."""
-    width, rows = strings.itemsize, len(strings)
-    count, rest = divmod(width, 8)
-    if not count or count > _WORDS_MAX:
-        return []
-
-    def at(offset: int) -> Array:
-        return np.ndarray((rows,), ">u8", strings, offset, (width,)).astype(np.uint64)
-
-    words = [at(8 * i) for i in range(count)]
-    if rest:
-        words.append(at(width - 8) & np.uint64((1 << 8 * rest) - 1))
-    return words
-
-
-def _begins(changes: Array) -> Array:
-    first = np.ones(len(changes) + 1, np.bool_)
-    first[1:] = changes
-    return first
 
 
 def _numbered(changes: Array) -> Array:

@@ -30,7 +30,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.coded import is_coded
 from kivi.arrow.columns import flat, stored_array
-from kivi.delta.gather import packed_order
+from kivi.delta.order import numbered
 from kivi.delta.runs import Array
 from kivi.errors import InvalidArgument
 from kivi.keys import encode_key_columns
@@ -40,8 +40,6 @@ from kivi.types import INT64_MAX, INT64_MIN, ColumnType
 __all__ = ["Events", "Groups", "no_slot", "null_key"]
 
 _SPAN_MAX: Final = 2**62
-_SPARSE: Final = 16
-"""Up to so many codes for each row a table is faster than sorting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +55,20 @@ class _Part:
 class Groups:
     """The distinct keys of some aggregate, sorted, and what belongs to them.
 
-    ``keys`` encoded. ``group_of`` each event its number. ``parent``, ``starts`` and ``most``, of a rolled-up grouping:
-    the finer one, where in its groups each of these begins, and how many of these one is made of at most.
+    ``keys`` encoded. ``group_of`` each event its number. ``parent``, ``number`` and ``most``, of a rolled-up grouping:
+    the finer one, the number here of each of its groups, and of how many of these one is made at most.
     """
 
-    __slots__ = ("_group_of", "_number", "_prefix", "_slots", "count", "keys", "most", "parent", "sample", "starts")
+    __slots__ = ("_group_of", "_prefix", "_slots", "count", "keys", "most", "number", "parent", "sample")
 
     def __init__(self, keys: Any, sample: Array, prefix: Array, slots: Array | None) -> None:
         self.keys = keys
         self.count = len(sample)
         self.sample = sample  # some event of each
         self.parent: Groups | None = None
-        self.starts: Array | None = None
+        self.number: Array | None = None
         self.most = 0
         self._group_of: Array | None = None
-        self._number: Array | None = None  # of each group of the parent
         self._prefix = prefix  # a code of each key without its last column
         self._slots = slots  # the number of each key's slot
 
@@ -79,8 +76,8 @@ class Groups:
     def group_of(self) -> Array:
         if self._group_of is None:
             assert self.parent is not None
-            assert self._number is not None
-            self._group_of = self._number[self.parent.group_of]
+            assert self.number is not None
+            self._group_of = self.number[self.parent.group_of]
         return self._group_of
 
 
@@ -121,7 +118,7 @@ class Events:
         parts = [self._part(aggregate, group, column) for group, column in _keys(aggregate)]
         codes, span = _packed(parts[:-1])
         last = parts[-1]
-        group_of, sample = _numbered(*_pack(codes, span, last.codes, last.span), self._batch.num_rows)
+        group_of, sample = numbered(*_pack(codes, span, last.codes, last.span))
         prefix = np.zeros(len(sample), np.int64) if codes is None else codes[sample]
         keys = _encoded(aggregate, parts[:-1], sample, prefix, _taken(last, sample))
         groups = Groups(keys, sample, prefix, None if last.slots is None else last.slots[sample])
@@ -150,7 +147,7 @@ class Events:
         parts = [self._part(aggregate, *other) for other in others]
         keys = _encoded(aggregate, parts, sample, prefix, pa.array(_slot_starts(aggregate, group, slots)))
         groups = Groups(keys, sample, prefix, slots)
-        groups.parent, groups.starts, groups._number = finer, starts, np.cumsum(first) - 1
+        groups.parent, groups.number = finer, np.cumsum(first) - 1
         groups.most = int(np.diff(starts, append=finer.count).max()) if len(starts) else 0
         return groups
 
@@ -234,36 +231,6 @@ def _pack(codes: Any, span: int, more: Array, width: int) -> tuple[Array, int]:
     if span * width > _SPAN_MAX:  # at most as many codes as rows are in use: number those
         (codes, span), (more, width) = _dense(codes), _dense(more)
     return codes * width + more, span * width
-
-
-def _numbered(codes: Array, span: int, rows: int) -> tuple[Array, Array]:
-    """(group of each row, some row of each group); groups are in the order of their codes."""
-    if span <= _SPARSE * rows + 1_024:
-        used = np.zeros(span, np.bool_)
-        used[codes] = True
-        distinct = np.flatnonzero(used)
-        groups = len(distinct)
-        number = np.empty(span, np.int64)
-        number[distinct] = np.arange(groups)
-        group_of = number[codes]
-    else:
-        order, first = packed_order([codes.view(np.uint64)]) or _sorted(codes)
-        numbers = np.cumsum(first) - 1
-        group_of = np.empty(rows, np.int64)
-        group_of[order] = numbers
-        groups = int(numbers[-1]) + 1 if rows else 0
-    sample = np.empty(groups, np.int64)
-    sample[group_of] = np.arange(rows)
-    return group_of, sample
-
-
-def _sorted(codes: Array) -> tuple[Array, Array]:
-    """The order of the codes, and where another one begins."""
-    order = np.argsort(codes)
-    ordered = codes[order]
-    first = np.ones(len(codes), np.bool_)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return order, first
 
 
 # -- what events cannot be ------------------------------------------------------------------------

@@ -19,13 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kivi.delta.gather import new_rows, sorted_keys, stamps_of
+from kivi.delta.gather import new_rows, stamps_of
+from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import Array, Cells, DeltaRun
 from kivi.rows import RowLayout
 
 __all__ = ["FixedRows", "Waiting", "Window", "fold_over", "put_over"]
-
-Window = tuple[DeltaRun, range]
 
 
 class FixedRows(NamedTuple):

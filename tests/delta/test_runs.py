@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kivi.arrow.columns import arrow_from_stored
 from kivi.definitions import aggregate_schema, event_table_schema, time_slot
 from kivi.delta.derive import derive, derive_all, derive_small, run_from_rows
-from kivi.delta.gather import gather, merged_items, sorted_keys
+from kivi.delta.gather import gather, merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import DeltaRun, with_cts
 from kivi.errors import DataLoss, InvalidArgument, OutOfRange
@@ -365,43 +365,6 @@ def test_keys_that_end_in_zeros_are_told_apart() -> None:
     assert [key for key, _, _ in run.items(range(3))] == keys
     assert list(run.find(b"\0")) == [] and list(run.find(b"\0" * 9)) == []
     assert run.lower(b"\0" * 9) == 1
-
-
-_TEXTS = st.lists(st.sampled_from([b"a", b"`", b"\0", b"7", b"\xff"]), min_size=3, max_size=3).map(b"".join)
-
-
-@given(st.data(), st.integers(1, 70))
-@settings(deadline=None)
-def test_keys_of_one_width_are_sorted_as_their_bytes_whatever_varies_in_them(data: st.DataObject, width: int) -> None:
-    """As integers where that is possible: the order is that of a stable sort of the bytes."""
-    places = data.draw(st.lists(st.integers(0, width - 1), max_size=4))
-    parts = []
-    for cts in range(data.draw(st.integers(1, 4))):
-        some = set()
-        for _ in range(data.draw(st.integers(1, 6))):
-            key = bytearray(b"customer-" * 8)[:width]
-            for at in places:
-                key[at : at + 3] = data.draw(_TEXTS)[: width - at]
-            some.add(bytes(key))
-        parts.append(run_from_rows(SUMS, [(key, cts + 1, {}) for key in some]))
-    found = sorted_keys([(run, range(run.rows)) for run in parts])
-    keys = [key for run in parts for key in run.keys.to_pylist()]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
-    assert found.order.tolist() == order
-    assert found.first.tolist() == [i == 0 or keys[order[i]] != keys[order[i - 1]] for i in range(len(order))]
-    assert found.array(found.order).to_pylist() == found.listed(found.order) == [keys[i] for i in order]
-
-
-@pytest.mark.parametrize("width", [8, 9, 13, 16, 59, 128, 131])
-def test_each_bit_of_a_key_counts(width: int) -> None:
-    base = (b"customer-" * 15)[:width]
-    keys = {base}
-    for at in (0, width // 2, width - 1):
-        keys |= {base[:at] + bytes([base[at] ^ 1 << bit]) + base[at + 1 :] for bit in range(8)}
-    ordered = sorted(keys)
-    parts = [run_from_rows(SUMS, [(key, 1, {}) for key in some]) for some in (ordered[::2], ordered[1::2], [base])]
-    found = sorted_keys([(run, range(run.rows)) for run in parts])
-    assert found.listed(found.order[found.first]) == ordered
 
 
 def test_with_cts_changes_nothing_else() -> None:
