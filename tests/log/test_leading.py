@@ -261,32 +261,46 @@ def test_a_log_in_memory_takes_the_hint_and_is_never_said_to_be_quick():
 
 
 @pytest.mark.timeout(120)
-def test_many_threads_some_of_them_leading_complete_once_each_and_in_log_order(tmp_path):
-    log = open_log(tmp_path / "log", segment_bytes=32 * 1024)
+@pytest.mark.parametrize("takes", [0.0, 0.003], ids=["as quick as the disk", "a slow disk"])
+def test_many_threads_some_of_them_leading_complete_once_each_and_in_log_order(tmp_path, files, takes):
+    files.takes = takes
+    log = open_log(tmp_path / "log", files, segment_bytes=32 * 1024)
     completed: list[bytes] = []
     sent: set[bytes] = set()
     led: list[bytes] = []
 
+    def add(body: bytes) -> None:
+        me = threading.get_ident()
+        sent.add(body)
+
+        def done(error: BaseException | None) -> None:
+            assert error is None
+            completed.append(body)
+            if threading.get_ident() == me:
+                led.append(body)
+
+        log.append([(Kind.COMMIT, [body])], done)
+
+    def rest() -> None:
+        """What all wait for now and then: on a slow disk something is in the air at all other times."""
+        settled(log)
+        with log.leading():
+            add(b"%d;" % len(sent))
+
+    together = threading.Barrier(5, rest)
+
     def work(name: int) -> None:
         rng = random.Random(name)
-        me = threading.get_ident()
         for i in range(300):
             ways: list[Callable[[], AbstractContextManager[object]]] = [log.leading, log.together, nullcontext]
             way = rng.choice(ways)
             with way():
                 for j in range(rng.randrange(1, 4)):
-                    body = b"%d %d %d;" % (name, i, j) * rng.choice([1, 1, 20])
-                    sent.add(body)
-
-                    def done(error: BaseException | None, body: bytes = body) -> None:
-                        assert error is None
-                        completed.append(body)
-                        if threading.get_ident() == me:
-                            led.append(body)
-
-                    log.append([(Kind.COMMIT, [body])], done)
+                    add(b"%d %d %d;" % (name, i, j) * rng.choice([1, 1, 20]))
             if rng.random() < 0.1:
                 time.sleep(0.002)
+            if i % 20 == 19:
+                together.wait()
 
     threads = [threading.Thread(target=work, args=(name,)) for name in range(5)]
     for thread in threads:
