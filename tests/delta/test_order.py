@@ -89,6 +89,12 @@ def words(rng: random.Random, columns: Sequence[Sequence[int]]) -> bytes:
         ([range(6, 600, 6), range(0, 100, 10)], 99 * 10),  # slots are multiples of their length
         ([range(2**63, 2**63 + 30), [2**63 + 7 + i * 300_000_000 for i in range(12)]], 30 * 12),
         ([[7], range(3, 8), [1], [2, 2**40]], 5 * 2),
+        ([[0, 1, TOP]], 2**64),
+        ([[7], [0, 1, TOP]], 2**64),  # a span that no word holds: nothing is multiplied by it
+        ([[7], [8], [0, 1, TOP], [9]], 2**64),
+        ([[0, 1, 2**32 - 1], [0, 1, 2**32 - 1]], 2**64),
+        ([[0, 1, 2**32 - 1], [0, 1, 2**32]], None),
+        ([[2**62 + (1 << 40 - i // 64) for i in range(1_500)] + [0]], None),  # a smaller divisor in each sample
         ([[0] * 500 + [6] * 500 + [10]], 6),  # the first say nothing of how far apart the others are
         ([[i * 2**32 for i in range(70)] + [2**37 + 1]], 69 * 2**32 + 1),
         ([[0, 1, 2**62], [0, 1]], (2**62 + 1) * 2),  # too sparse for a table, and for the number of a row beside it
@@ -118,6 +124,29 @@ def test_integers_of_every_range(columns: Sequence[Sequence[int]], span: int | N
         assert max(codes) < coded[1]
         pairs = sorted(zip(keys, codes, strict=True))
         assert all((a[0] < b[0]) == (a[1] < b[1]) for a, b in itertools.pairwise(pairs))
+
+
+_WORDS = st.one_of(
+    st.just([2**63 + 7]),
+    st.just([0, 1, TOP]),
+    st.lists(st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63 - 1, 2**63, TOP - 1, TOP]), min_size=1, max_size=4),
+    st.builds(
+        lambda low, step, n: [low + i * step for i in range(n)],
+        st.integers(0, 99),
+        st.integers(1, 2**50),
+        st.integers(1, 9),
+    ),
+    st.lists(st.integers(0, TOP), min_size=1, max_size=4),
+)
+"""What a word of a key may be: always the same, the ends of its range, multiples, anything."""
+
+
+@given(st.data(), st.lists(_WORDS, min_size=1, max_size=5))
+@settings(deadline=None, max_examples=300)
+def test_integers_of_any_range_behind_each_other(data: st.DataObject, columns: list[list[int]]) -> None:
+    keys = st.tuples(*(st.sampled_from(column) for column in columns))
+    drawn = data.draw(st.lists(st.sets(keys, min_size=1, max_size=12), min_size=1, max_size=4))
+    check(whole([run_of([b"".join(part.to_bytes(8, "big") for part in key) for key in some]) for some in drawn]))
 
 
 def test_keys_of_several_widths() -> None:

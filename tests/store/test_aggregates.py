@@ -23,6 +23,7 @@ from kivi.definitions import aggregate_schema
 from kivi.delta.combine import Combining
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
 from kivi.store import Store
+from kivi.types import INT64_MAX, INT64_MIN
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 
@@ -157,6 +158,29 @@ def test_r1_all_levels_agree_at_every_snapshot(driver: EmbeddedDriver) -> None:
             db = driver.db
         with db.snapshot() as snap:
             assert agree(snap) == appended
+
+
+@pytest.mark.parametrize("ids", [[INT64_MIN, *range(300), INT64_MAX], [INT64_MIN, INT64_MAX], [0, 1, INT64_MAX]])
+def test_r1_rows_by_the_ends_of_the_integers(tmp_path: Path, ids: list[int]) -> None:
+    """Whoever uses an integer that means "none" or "all" as an id: what varies in the keys needs all of 64 bits."""
+    path = str(tmp_path / "store")
+    driver = EmbeddedDriver(path)
+    driver.db.create_event_table("inv", event_time="ts", columns=EVENT)
+    measures = {"total": kivi.sum("resp"), "calls": kivi.count()}
+    for name, group_by in (("behind", ["cost", "endpoint"]), ("before", ["endpoint", "cost"])):
+        driver.db.create_aggregate(name, source="inv", group_by=group_by, measures=measures)
+    events = [{"customer": "acme", "endpoint": i, "ts": 1, "resp": 3, "load": None, "cost": 7} for i in ids]
+    for _ in range(2):
+        for _ in range(12):
+            driver.db.append("inv", events)
+        time.sleep(0.3)  # some are combined meanwhile, and the others by who reads or opens
+        with driver.db.snapshot() as snapshot:
+            found = [[(r["endpoint"], r["total"], r["calls"]) for r in snapshot.scan(n)] for n in ("behind", "before")]
+        driver.close()
+        driver = EmbeddedDriver(path)
+    driver.db.consolidate()
+    assert found == [[(i, 3 * 24, 24) for i in sorted(ids)]] * 2
+    driver.close()
 
 
 def test_r3_threads_that_append_never_conflict(driver: EmbeddedDriver) -> None:
