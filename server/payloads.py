@@ -9,9 +9,10 @@ Only the most common kind of request is taken apart: one operation, that appends
 which are small then, is left to the parser, and so is one that is not quite what the format says: to be refused.
 
 *Whose events these are* is said by their request's place in the frame, which no client chooses: the numbers of requests
-are a client's, and one that uses a number again would get the events of another request. *Memory*: events that are
-read where they lie keep their whole frame, and an open transaction keeps its events. So they are copied where the frame
-is more than ``_FRAME_MAX`` times as large: a transaction takes as many times what it is accounted for, and no more.
+are a client's, and one that uses a number again would get the events of another request. *Memory*: what is read where
+it lies keeps its whole frame. So it is copied where the frame is more than ``KEPT_MAX`` times as large: what waits to
+be read takes so many times what is counted for it, and no more. (A stream may be larger than its events, too: these,
+which an open transaction keeps, ``Translator.batch`` copies by the same rule.)
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import pyarrow as pa
 from kivi.client_codec import prefix, tag
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["LARGE_BYTES", "cut"]
+__all__ = ["KEPT_MAX", "LARGE_BYTES", "cut"]
 
 LARGE_BYTES: Final = 64 << 10
+KEPT_MAX: Final = 8
 _ALIGNED: Final = 8
 _FIELDS_MAX: Final = 1_000
-_FRAME_MAX: Final = 8
 _SHORT: Final = 5  # bytes of a varint of 32 bits
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 _FIXED: Final = {_FIXED64: 8, _FIXED32: 4}
@@ -147,5 +148,5 @@ def _varint(data: bytes, at: int, most: int = 10) -> tuple[int, int]:
 
 def _readable(payload: memoryview, frame_bytes: int) -> memoryview:
     """Arrow reads words where they lie: a client that does not see to that (``Request.padding``) costs a copy."""
-    in_place = pa.py_buffer(payload).address % _ALIGNED == 0 and frame_bytes <= _FRAME_MAX * payload.nbytes
+    in_place = pa.py_buffer(payload).address % _ALIGNED == 0 and frame_bytes <= KEPT_MAX * payload.nbytes
     return payload if in_place else memoryview(bytes(payload))

@@ -49,7 +49,7 @@ class Transaction:
         self.owner = False  # of the shared snapshot: releasing it ends it for everyone
         self.failed: BaseException | None = None
         self.busy = False
-        self.backlog: deque[tuple[session_pb2.Request, float]] = deque()
+        self.backlog: deque[tuple[session_pb2.Request, float, int]] = deque()  # and when it came, and its bytes
         self.scans: dict[int, Pages] = {}
 
     def close_scan(self, number: int) -> None:

@@ -104,6 +104,7 @@ class Session(Requests):
         self._leading = sessions.leading = sessions.leading or Leading(sessions, loop)
         self._bytes_in = 0  # read; only the event loop adds
         self._bytes_handled = 0  # only the worker adds
+        self._bytes_waiting = 0  # of requests that were handled so far that they wait for their turn; under the lock
         self._asked = 0  # requests that want an answer; only the worker adds
         self._answered = 0  # only the event loop adds
         self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, waiting for room; the worker's
@@ -223,7 +224,7 @@ class Session(Requests):
 
     def _full(self) -> bool:
         return (
-            self._bytes_in - self._bytes_handled > limits.QUEUED_BYTES_MAX
+            self._bytes_in - self._bytes_handled + self._bytes_waiting > limits.QUEUED_BYTES_MAX
             or self._paused
             or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
         )
@@ -539,9 +540,11 @@ class Session(Requests):
             self._begin_first(request, received)
         transaction = self.txns.get(number) if number else None
         if transaction is not None and transaction.busy:
+            size = self._size(request)
             with self._lock:
                 if transaction.busy:
-                    transaction.backlog.append((request, received))
+                    transaction.backlog.append((request, received, size))
+                    self._bytes_waiting += size
                     return
         body = request.WhichOneof("body")
         if body == "begin":
@@ -563,7 +566,7 @@ class Session(Requests):
         if pool is not None:
             if transaction is not None:
                 transaction.busy = True
-            pool.submit(self._run_slow, request, body, transaction, received)
+            self._run_later(pool, request, body, transaction, received)
         else:
             self._run(request, body, transaction, received)
 
@@ -617,9 +620,34 @@ class Session(Requests):
             return pools.writes
         return None
 
-    def _run_slow(
-        self, request: session_pb2.Request, body: str | None, transaction: Transaction | None, received: float
+    def _size(self, request: session_pb2.Request) -> int:
+        """The bytes of a request that is not yet run."""
+        _, payload = self._payloads.get(id(request), (None, b""))
+        return len(payload) + request.ByteSize()
+
+    def _run_later(
+        self,
+        pool: ThreadPoolExecutor,
+        request: session_pb2.Request,
+        body: str | None,
+        transaction: Transaction | None,
+        received: float,
     ) -> None:
+        size = self._size(request)
+        with self._lock:
+            self._bytes_waiting += size
+        pool.submit(self._run_slow, request, body, transaction, received, size)
+
+    def _run_slow(
+        self,
+        request: session_pb2.Request,
+        body: str | None,
+        transaction: Transaction | None,
+        received: float,
+        size: int,
+    ) -> None:
+        with self._lock:
+            self._bytes_waiting -= size
         try:
             if body == "get" and self._is_to_come(request):
                 self._await_snapshot(request, received)
@@ -657,7 +685,7 @@ class Session(Requests):
             return False
         with self._lock:
             transaction.busy = True
-            transaction.backlog.appendleft((request, received))
+            transaction.backlog.appendleft((request, received, 0))
         ahead.add_done_callback(lambda _: self._drain(transaction))
         return True
 
@@ -672,7 +700,8 @@ class Session(Requests):
                 if not transaction.backlog:
                     transaction.busy = False
                     return
-                request, received = transaction.backlog.popleft()
+                request, received, size = transaction.backlog.popleft()
+                self._bytes_waiting -= size
             body = request.WhichOneof("body")
             pool = self._pool(request, body)
             if body != "release" and self.txns.get(transaction.number) is not transaction:
@@ -680,7 +709,7 @@ class Session(Requests):
             elif self._waits_for_page(request, transaction, received):
                 return
             elif pool is not None:
-                pool.submit(self._run_slow, request, body, transaction, received)
+                self._run_later(pool, request, body, transaction, received)
                 return
             else:
                 self._run(request, body, transaction, received)

@@ -13,6 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server import limits
 from kivi_server.pages import Page
+from kivi_server.payloads import KEPT_MAX
 from kivi_server.plain import PlainReader
 
 from kivi.arguments import type_of
@@ -42,6 +43,7 @@ _PYTHON: Final[dict[str, type]] = {
     "bytes": bytes,
 }
 _TIME: Final = ColumnType("timestamp")
+_LITTLE_BYTES: Final = 4 << 10  # a stream of one event is most of all its schema
 _OPERATORS: Final[dict[int, Any]] = {
     types_pb2.Column.OPERATOR_SUM: "sum",
     types_pb2.Column.OPERATOR_MIN: "min",
@@ -188,11 +190,17 @@ class Translator:
 
     def batch(self, schema: TableSchema, data: bytes | memoryview, *, rows: bool = False) -> pa.RecordBatch:
         """Events, or with ``rows`` those of a row table, from an Arrow IPC stream: decoded as from a stranger, then
-        held to the table's columns."""
+        held to the table's columns. They refer to ``data``, and to all that it is a part of, unless that is much larger
+        than they are: a transaction or a stage keeps them, and is accounted for them alone."""
         if not rows or schema.kind != "row":
             self._event_table(schema)
         decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max, codes=True)
-        return table_batch(schema, decoded, validated=True)
+        batch = table_batch(schema, decoded, validated=True)
+        kept = memoryview(memoryview(data).obj).nbytes
+        if kept <= max(_LITTLE_BYTES, KEPT_MAX * batch.nbytes):
+            return batch
+        with pa.ipc.open_stream(encode_ipc(batch)) as reader:
+            return reader.read_next_batch()
 
     # -- reads ----------------------------------------------------------------------------------
 

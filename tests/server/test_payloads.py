@@ -8,7 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from kivi_server.payloads import LARGE_BYTES, cut
+from kivi_server.translate import Translator
 
+import kivi
+from kivi.arrow.ipc import encode_ipc
 from kivi.client_calls import encoded
 from kivi.wire.v1 import session_pb2
 
@@ -222,3 +225,43 @@ def test_what_others_send_is_copied_if_it_lies_elsewhere() -> None:
         data = frame(append(10**number, LARGE_BYTES) if number < 19 else append(number, LARGE_BYTES + number))
         ((_, payload),) = cut(data)[1].items()
         assert pa.py_buffer(payload).address % 8 == 0
+
+
+# -- what they keep ----------------------------------------------------------------------------------
+
+
+def text(values: list[str], rows: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int16()), pa.array(values))
+
+
+@pytest.mark.parametrize(
+    ("s", "around", "kept"),
+    [
+        (text(["a"], 2_000), 1 << 10, True),
+        (text(["a"], 2_000), 1 << 20, False),  # in a frame with much else
+        (text(["a", "x" * (1 << 20)], 2_000), 0, False),  # with a value that no event has
+        (text(["a", "x" * (1 << 20)], 3), 0, False),
+        (text(["a", "x" * (1 << 20)], 0), 0, False),
+        (pa.array(["a"]), 0, True),  # a stream of 1 kB, for an event
+    ],
+)
+def test_events_keep_no_more_than_they_are_accounted_for(s: pa.Array, around: int, kept: bool) -> None:
+    """Or 8 times that: whoever keeps them counts their own bytes."""
+    count = len(s)
+    at = pa.array([1_700_000_000_000_000] * count, pa.timestamp("us", "UTC"))
+    sent = pa.RecordBatch.from_arrays([at, pa.array(range(count), pa.int64()), s], ["at", "n", "s"])
+    stream = bytes(encode_ipc(sent))
+    frame = bytearray(stream + bytes(around))
+    with kivi.open(None) as db:
+        db.create_event_table("e", event_time="at", columns={"at": "timestamp", "n": "int64", "s": "string"})
+        batch = Translator(db.store).batch(db.store.table("e"), memoryview(frame)[: len(stream)])
+    assert batch.column("n").to_pylist() == list(range(count))
+    assert set(batch.column("s").to_pylist()) <= {"a"}
+    assert (len(frame) <= max(4 << 10, 8 * batch.nbytes)) is kept
+    if kept:
+        with pytest.raises(BufferError):
+            frame.clear()
+    else:
+        frame.clear()  # which nobody refers to any more
+    assert batch.column("at").null_count == 0
+    batch.validate(full=True)
