@@ -77,7 +77,7 @@ def test_a_long_stream_ends_while_nobody_asks_what_it_did(tmp_path: Path) -> Non
     """What it says at its end is more than a pipe holds."""
     with Server(tmp_path / "data") as server, server.connect() as db:
         tables.create(db)
-        with started(Order(server.endpoint, "hot", 10, 1_000, batches=5_000)) as appending:
+        with started(Order(server.endpoint, "hot", 10, 1_000, batches=4_500)) as appending:
             until = time.monotonic() + 60
             while appending.running():
                 assert time.monotonic() < until
@@ -184,7 +184,7 @@ def test_subscribers_are_told_what_their_ranges_select(kind: str, tmp_path: Path
     server = Server(tmp_path / "data")
     with server, server.connect() as db:
         notified.create(db, kind)
-        order = subscribers.Order(server.endpoint, notified.TABLE, "seq", 0.0, 100.0)
+        order = subscribers.Order(server.endpoint, notified.TABLE, "seq", 0.0, 2_000.0)
         with subscribers.started(order) as told:
 
             async def measured() -> None:
