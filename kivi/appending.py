@@ -43,6 +43,7 @@ from kivi.client_appender import (
 )
 from kivi.errors import InvalidArgument
 from kivi.event_rows import EventRows, Row
+from kivi.forks import told_of_forks
 
 if TYPE_CHECKING:
     from kivi.schema import TableSchema
@@ -83,13 +84,29 @@ class Appender:
         self._batch = Pending()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
         self._full: deque[Pending] = deque()  # sealed, waiting for the sender
+        self._sent: Pending | None = None  # by the sender, and not answered yet
         self._waiting = 0  # events of sealed batches that are not answered yet
         self._waiting_bytes = 0  # the same in bytes
         self._closing = False
+        self._why_closed = "the appender is closed"
         # Compiled for the table: it takes the place of the method below, and is called without a detour.
         self.append = self._rows.compiled(self._put, self._put_large)  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._send, name="kivi-appender", daemon=True)
         self._thread.start()
+        told_of_forks(self)
+
+    def forked(self) -> None:
+        """This is a child, where nobody sends, and what has gathered is the parent's to commit."""
+        self._closing = True
+        self._why_closed = "this appender was made before os.fork(), and is the parent's: make another one here"
+        self._changed = threading.Condition()
+        self._waiting = self._waiting_bytes = 0
+        for batch in (self._sent, *self._full, self._batch):
+            if batch is not None:
+                batch.forked(closed(self._why_closed))
+        self._full.clear()
+        self._batch = self._last = Pending()
+        self._batch.limit = self._batch.size = 0  # whatever comes to it is late
 
     def append(self, /, **event: Any) -> AppendFuture:
         """One event. A bad one raises SchemaError, InvalidArgument or ResourceExhausted, and concerns no other; where
@@ -128,7 +145,7 @@ class Appender:
         while self._is_full() and not self._closing:
             self._changed.wait()
         if self._closing:
-            raise closed()
+            raise closed(self._why_closed)
         batch = self._batch
         batch.rows.append(row)
         batch.large_bytes += large_bytes
@@ -160,7 +177,7 @@ class Appender:
     def _seal(self) -> None:
         """The batch that gathers is to be sent, if it has any rows; another one begins."""
         batch = self._batch
-        if not batch.rows:
+        if self._closing or not batch.rows:  # once closed, what is there was refused
             return
         self._batch = Pending()
         batch.limit = 0  # before the size: see "Without a lock"
@@ -208,6 +225,7 @@ class Appender:
                     self._seal()
                 else:
                     self._changed.wait(left)
+            self._sent = self._full[0]
             return self._full.popleft()
 
     def _send(self) -> None:
@@ -231,3 +249,4 @@ class Appender:
                 self._waiting_bytes -= self._bytes(batch, size)
                 self._changed.notify_all()
             batch.resolve(outcome, apart)
+            self._sent = None

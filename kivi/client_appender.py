@@ -143,6 +143,12 @@ class Pending:
         for callback, future in callbacks:
             _called(callback, future)
 
+    def forked(self, error: BaseException) -> None:
+        """This is a child: whoever asks here is told ``error``. Its callbacks are the parent's, which calls them."""
+        self.lock = threading.RLock()  # one that no thread holds which is not there
+        self._callbacks = []
+        self.resolve(error)
+
     def on_done(self, callback: Callable[[AppendFuture], Any], future: AppendFuture) -> None:
         with self.lock:
             if not self.is_done:
@@ -253,5 +259,5 @@ def _settle(future: AppendFuture) -> None:
         future.set_exception(error)
 
 
-def closed() -> Unavailable:
-    return Unavailable("the appender is closed")
+def closed(why: str = "the appender is closed") -> Unavailable:
+    return Unavailable(why)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -17,7 +16,7 @@ from kivi import client_methods as methods
 from kivi.client_codec import delimited, prefix, tag
 from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
-from kivi.client_steps import Closed, ConnectionLost, Message, Stream, Timeout, Unary, Upload
+from kivi.client_steps import Closed, ConnectionLost, Maker, Message, Stream, Timeout, Unary, Upload
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire.v1 import service_pb2, session_pb2
 
@@ -119,6 +118,9 @@ class Link(ABC, Generic[S]):
             session = self._current = self._begun(wait_for_ready)
         return session
 
+    def epoch(self) -> int:
+        return self.open().epoch
+
     def of(self, epoch: int | None) -> S:
         """The session of that epoch; None: any. Raises ConnectionLost if another has followed it."""
         if epoch is None:
@@ -172,21 +174,23 @@ _TAG: Final = b"\x0a"  # of ``ClientFrame.requests`` and ``SubscribeRequest.begi
 
 
 def leaving(queued: Queued) -> bytes:
-    """What is sent of it: nothing, if it was taken back."""
+    """What is sent of it: nothing, if it was taken back, or is wanted no more."""
     if type(queued) is bytes:
         return queued
     if not queued:
         return b""
     try:
-        return encoded(queued.pop()())  # type: ignore[union-attr]
+        make = queued.pop()  # type: ignore[union-attr]
     except IndexError:
         return b""
+    request = make()
+    return b"" if request is None else encoded(request)
 
 
 # -- failures -----------------------------------------------------------------------------------------
 
 
-Queued = bytes | list[Callable[[], session_pb2.Request]]
+Queued = bytes | list[Maker]
 
 
 def encoded(request: session_pb2.Request | service_pb2.BeginSubscription, payload: Any = None) -> bytes:

@@ -117,6 +117,9 @@ class Transport(Protocol):
 
     session: bytes
 
+    def epoch(self) -> int:
+        """That of the current session, or of a new one. Raises Closed once the client is."""
+
     def tell(self, request: Message, epoch: int | None = None) -> int:
         """Queues a request that wants no answer; returns the epoch of the session it travels in.
 
@@ -127,7 +130,9 @@ class Transport(Protocol):
         """Lets go of that session's transaction, together with others, when the next message leaves."""
 
 
-Message = session_pb2.Request | list[Callable[[], session_pb2.Request]]
+Maker = Callable[[], session_pb2.Request | None]
+"""Makes a request when it leaves; None: it is wanted no more."""
+Message = session_pb2.Request | list[Maker]
 """What is queued: a request, or what makes one when it leaves, in a list of its own from where it may be taken back."""
 
 

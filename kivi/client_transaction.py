@@ -12,7 +12,7 @@ from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, Trans
 from kivi.client_codec import fill_values, row_reader
 from kivi.client_messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
-from kivi.client_steps import Ask, ConnectionLost, Sleep, Steps, Stream, Timeout, timeout_ms
+from kivi.client_steps import Ask, ConnectionLost, Maker, Sleep, Steps, Stream, Timeout, timeout_ms
 from kivi.errors import InvalidArgument
 from kivi.retrying import backoff_s
 from kivi.wire.v1 import service_pb2, session_pb2
@@ -53,6 +53,7 @@ class TransactionCore:
     __slots__ = (
         "_begin",
         "_epoch",
+        "_given_up",
         "_min_snapshot",
         "_next",
         "_unsent",
@@ -83,7 +84,8 @@ class TransactionCore:
         self.sent = False  # operations are at the server, or it has answered with an error: not to be begun again
         self.broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
         self._epoch = -1
-        self._unsent: list[Callable[[], session_pb2.Request]] = []  # Begin, until the sender takes it from here
+        self._given_up = False  # nobody waits for a request any more, which may be on its way to the server still
+        self._unsent: list[Maker] = []  # Begin, until the sender takes it from here
         self._next: session_pb2.Request | None = None  # with the operations that are buffered
         self._min_snapshot = max(core.seen_ts, wanted.min_snapshot or 0)
         self._begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
@@ -176,30 +178,35 @@ class TransactionCore:
 
     def _ask(self, request: session_pb2.Request) -> Steps[Any]:
         attempt, deadline = 0, self.core.deadline()
-        while True:
-            if self._unsent and self._taken_back():  # one request begins and does what it is for
-                request.first.CopyFrom(self._beginning())
-                request.timeout_ms = timeout_ms(self.core.timeout_s)
-            try:
-                reply = yield Ask(request, self.core.timeout_s, self._epoch)
-            except ConnectionLost:
-                if time.monotonic() > deadline:
+        try:
+            while True:
+                if self._unsent and self._taken_back():  # one request begins and does what it is for
+                    request.first.CopyFrom(self._beginning())
+                    request.timeout_ms = timeout_ms(self.core.timeout_s)
+                try:
+                    reply = yield Ask(request, self.core.timeout_s, self._epoch)
+                except ConnectionLost:
+                    if time.monotonic() > deadline:
+                        raise
+                    attempt += 1
+                    yield Sleep(backoff_s(attempt + 4))
+                    if not self._again():
+                        raise errors.SnapshotTooOld(
+                            "the connection was lost, and with it this transaction's snapshot: begin again"
+                        ) from None
+                    request.txn = self.number
+                    request.ClearField("first")
+                    continue
+                except errors.KiviError as error:
+                    self._refused(request, error)
                     raise
-                attempt += 1
-                yield Sleep(backoff_s(attempt + 4))
-                if not self._again():
-                    raise errors.SnapshotTooOld(
-                        "the connection was lost, and with it this transaction's snapshot: begin again"
-                    ) from None
-                request.txn = self.number
-                request.ClearField("first")
-                continue
-            except errors.KiviError as error:
-                self._refused(request, error)
-                raise
-            self._learn(reply)
+                self._learn(reply)
+                return reply
+        except BaseException:  # a cancelled task's and an interrupt, too
+            self._given_up = True
+            raise
+        finally:  # whatever became of them: this request was all that knew them
             self.sent = self.sent or len(request.operations) > 0
-            return reply
 
     def _refused(self, request: session_pb2.Request, error: errors.KiviError) -> None:
         """The request failed. What travelled in it may be at the server all the same; what never left is lost."""
@@ -224,8 +231,13 @@ class TransactionCore:
 
     def open_shared(self) -> Steps[bytes]:
         """Begins a shared snapshot and waits for its name."""
-        reply = yield Ask(self._request_to_begin(), self.core.timeout_s)
-        self._epoch = self.core.transport.tell(session_pb2.Request(txn=self.number, apply=session_pb2.Apply()))
+        self._epoch = self.core.transport.epoch()
+        try:
+            reply = yield Ask(self._request_to_begin(), self.core.timeout_s, self._epoch)
+        except BaseException:  # who does not enter does not leave, and this one outlives its session
+            self._given_up = True
+            self.release()
+            raise
         self._learn(reply)
         self.lease = bytes(reply.begin.lease)
         return self.lease
@@ -236,7 +248,11 @@ class TransactionCore:
             self.ended = True
             if self._taken_back():
                 return
-            self.core.transport.release(self.number, self._epoch)
+            if self._given_up:  # what gathers releases may leave before the request that begins this one
+                release = session_pb2.Release(txns=[self.number])
+                self.core.transport.tell(session_pb2.Request(release=release), self._epoch)
+            else:
+                self.core.transport.release(self.number, self._epoch)
 
     def renew(self, ttl_s: float | None) -> Steps[None]:
         if self.broken is not None:
@@ -252,8 +268,10 @@ class TransactionCore:
         if self.ended:
             raise InvalidArgument("this transaction has ended")
         if not self.wrote and self.batch is None and self.token is None:
-            self.commit_ts = yield from self.started()
-            self.release()
+            try:
+                self.commit_ts = yield from self.started()
+            finally:
+                self.release()
             return self.commit_ts
         token = request_token(self.token, self.batch)
         request = self._take()

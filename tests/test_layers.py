@@ -117,7 +117,7 @@ ROOMS: dict[str, Room] = {
     "interface": Room(
         "kivi.interface kivi.arguments kivi.writes kivi.retrying kivi.appending kivi.client_appender kivi.subscribing",
         "the public methods and their arguments, and how events gather: the same everywhere, so it sees no database",
-        rooms="errors values",
+        rooms="errors forks values",
         packages="numpy pyarrow",
     ),
     "embedded": Room(

@@ -35,7 +35,12 @@ class Begins:
         self._joining.append((transaction, begun))
         if len(self._joining) == 1:
             self._ask()
-        return await begun
+        try:
+            return await begun
+        except asyncio.CancelledError:
+            if transaction.start_ts is not None:  # answered at this very moment; else ``answered`` sees to it
+                transaction.release()
+            raise
 
     def _ask(self) -> None:
         """Asks at once, without a task: it would run after those who are woken next, and they would all join."""
@@ -51,7 +56,9 @@ class Begins:
             first = numbers[0]
             return len(joined)
 
-        def leaving() -> session_pb2.Request:
+        def leaving() -> session_pb2.Request | None:
+            if asked.done():  # its time was up before it could leave
+                return None
             count = join()
             begin = session_pb2.Begin(min_snapshot=core.seen_ts, count=count)
             request = session_pb2.Request(txn=first, timeout_ms=timeout_ms(core.timeout_s))
@@ -63,11 +70,15 @@ class Begins:
             return request
 
         def answered(asked: asyncio.Future[session_pb2.Response]) -> None:
-            if not joined:  # it never left
+            left = bool(joined)
+            if not left:
                 join()
             try:
                 start_ts = answer(asked.result()).start_ts
             except (KiviError, asyncio.CancelledError) as error:
+                if left and isinstance(error, Timeout):  # it may be answered yet, to nobody
+                    release = session_pb2.Release(txns=range(first, first + len(joined)))
+                    session.put(session_pb2.Request(release=release))
                 refuse(error)
                 return
             core.saw(start_ts)

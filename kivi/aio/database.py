@@ -217,7 +217,11 @@ class Snapshot(_Reads):
             await self._run(self._core.open_shared())
         elif not (self._core.is_plain and await self._db._begins.begin(self._core)):
             self._core.begin()
-            await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
+            try:
+                await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
+            except BaseException:  # who does not enter does not leave
+                self._core.release()
+                raise
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -29,7 +28,7 @@ from kivi.client_calls import (
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, Message, Sleep, Steps, Stream, Unary, Upload
+from kivi.client_steps import Ask, Closed, Maker, Message, Sleep, Steps, Stream, Unary, Upload
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -71,7 +70,7 @@ class _Session:
 
     def ask(
         self,
-        request: session_pb2.Request | Callable[[], session_pb2.Request],
+        request: session_pb2.Request | Maker,
         timeout_s: float | None,
         payload: Any = None,
     ) -> asyncio.Future[session_pb2.Response]:
@@ -181,10 +180,11 @@ class _Session:
                 await task
 
 
-def _numbered(make: Callable[[], session_pb2.Request], number: int) -> Callable[[], session_pb2.Request]:
-    def made() -> session_pb2.Request:
+def _numbered(make: Maker, number: int) -> Maker:
+    def made() -> session_pb2.Request | None:
         request = make()
-        request.id = number
+        if request is not None:
+            request.id = number
         return request
 
     return made
@@ -232,6 +232,11 @@ class Transport(Link[_Session]):
                 call.cancel()
         except grpc.RpcError as error:
             raise failed(error, self.core.endpoint, effect.timeout_s) from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):  # the call was, by the channel that closed
+                raise Closed(self._why_closed) from None
+            raise
 
     async def run(self, steps: Steps[T]) -> T:
         try:

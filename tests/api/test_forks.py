@@ -28,6 +28,9 @@ db.run(add)
 begun = db.transaction()
 begun.__enter__()
 begun.delta("t", (1,), n=1)
+db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "w": "string"})
+appender = db.appender("e", linger_ms=60_000)
+gathered = [appender.append(ts=1, w="a")]
 held = db.snapshot()
 assert held.get("t", (1,))["n"] == 1
 
@@ -48,6 +51,12 @@ for _ in range(3):
                          lambda: held.get("t", (1,)), lambda: list(held.scan("t")), db.tables,
                          lambda: db.create_table("u", key={"id": "int64"}, columns={"n": "int64"})):
                 refused(what)
+            refused(lambda: appender.append(ts=2, w="of the child"))
+            refused(lambda: appender.append(ts=2, w="large" * 100_000))
+            appender.flush()
+            for future in gathered:
+                refused(lambda: future.result(timeout=5))
+            appender.close()
             held.close()
             db.close()
             if endpoint:
@@ -60,8 +69,13 @@ for _ in range(3):
             os._exit(status)
     assert os.waitpid(pid, 0)[1] == 0
     db.run(add)
+    gathered += [appender.append(ts=3, w="b"), appender.append(ts=4, w="large" * 100_000)]
 
 begun.commit()
+appender.close()
+assert all(future.result() for future in gathered)
+with db.snapshot() as snap:
+    assert sorted(row["ts"].microsecond for row in snap.scan("e")) == [1, 3, 3, 3, 4, 4, 4]
 with db.snapshot() as snap:
     print(snap.get("t", (1,))["n"])
 held.close()

@@ -259,6 +259,7 @@ def test_a_batch_leaves_after_its_linger_and_flush_does_not_wait_for_it():
     assert last.result() == 2
     with pytest.raises(Unavailable, match="closed"):
         app.append(ts=1, who=1, i=3)
+    app.flush()  # waits for no event that was refused
     app.close()
 
 
