@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.coded import coded, is_coded, plain, together
+from kivi.arrow.coded import coded, compact, is_coded, plain, together
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.ipc import encode_ipc
 from kivi.catalog import TABLES, View, changes, late_row, schema_guard
@@ -224,7 +224,9 @@ class Txn:
         check_events(batch, self.settings)
         self._count(0, int(batch.nbytes))
         self._use(schema)
-        self.appends.setdefault(schema.id, []).append(batch)
+        batches = self.appends.setdefault(schema.id, [])
+        batches.append(batch)
+        compact(batches)
 
     def _set(self, schema: TableSchema, key: bytes, op: RowOp, values: Mapping[str, Any]) -> None:
         size = len(key)

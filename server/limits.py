@@ -16,6 +16,8 @@ from kivi.wire.v1 import types_pb2
 
 __all__ = [
     "BATCH_BYTES_MAX",
+    "FRAME_PARTS_MAX",
+    "FRAME_REQUESTS_MAX",
     "GET_KEYS_MAX",
     "MESSAGE_BYTES_MAX",
     "QUEUED_BYTES_MAX",
@@ -31,6 +33,8 @@ __all__ = [
 
 BATCH_BYTES_MAX: Final = 256 * MIB  # one Arrow batch, decoded
 STAGE_BYTES_MAX: Final = 256 * MIB  # all batches of one stage, decoded
+FRAME_REQUESTS_MAX: Final = 100_000
+FRAME_PARTS_MAX: Final = 2_000_000  # fields with a length, in messages at any depth
 GET_KEYS_MAX: Final = 100_000
 SESSION_TRANSACTIONS_MAX: Final = 10_000
 SESSION_SCANS_MAX: Final = 1_000

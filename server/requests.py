@@ -150,9 +150,6 @@ class Requests(ABC):
             )
         if not self.txns.keys().isdisjoint(more):
             raise InvalidArgument(f"some of the transactions {more.start} to {more.stop - 1} are there already")
-        if begin.min_snapshot > store.watermark():
-            timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
-            store.release(store.begin(min_snapshot=begin.min_snapshot, timeout_s=timeout_s))
         begun = [first, *map(Transaction, more)]
         for transaction, lease in zip(begun, store.begin_together(len(begun)), strict=True):
             transaction.lease = lease

@@ -27,7 +27,7 @@ from kivi_server.translate import pieces
 
 from kivi import client_methods as methods
 from kivi.arguments import TailArguments
-from kivi.arrow.coded import together
+from kivi.arrow.coded import compact, together
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import fill_values, to_table
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
@@ -254,6 +254,7 @@ class Service:
                         functools.partial(self.translator.batch, schema, request.arrow, rows=True)
                     )
                     batches.append(batch)
+                    compact(batches)
                     size += batch.nbytes
                     if size > limits.STAGE_BYTES_MAX:
                         raise limits.exceeded("stage_bytes_max", limits.STAGE_BYTES_MAX, size, "one stage")

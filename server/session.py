@@ -8,11 +8,12 @@
     take all of out <------------------------------------------------ commit outcomes -> out
     write frame
 
-*Order.* A session's frames are handled by one worker, in order; a lone read of few rows, and plain commits, by the
-event loop itself, as long as no such frame has taken it more than some milliseconds. A request that may take long goes
-to a pool and marks its transaction busy; what follows in that transaction waits behind it, and other transactions pass.
-There is a pool each for reads, for writes, for commits that wait for room in pending and for what only waits, so that
-none of these holds up another. The next page of a scan may be read ahead, and only who asks for it waits for it
+*Order.* A session's frames are handled by one worker, in order and in turns with its other sessions; a lone read of few
+rows, and plain commits, by the event loop itself, as long as no such frame has taken it more than some milliseconds. A
+request that may take long goes to a pool and marks its transaction busy; what follows in that transaction waits behind
+it, and other transactions pass. There is a pool each for reads, for writes, for commits that wait for room in pending
+and for outcomes, so that none of these holds up another; a snapshot that is to come is waited for by no thread of these
+(``kivi_server.waiting``). The next page of a scan may be read ahead, and only who asks for it waits for it
 (``kivi_server.pages``).
 A commit is answered whenever the log says so.
 
@@ -22,7 +23,8 @@ concatenated, which is how replies of many threads share a message without a loc
 
 *Bounds.* The server stops reading from a session that has too many unanswered requests or too many
 bytes on their way in or out; gRPC's flow control then stops the client. A client that accepts no byte
-for a minute is dropped. Transactions, scans and keys per request have published limits.
+for a minute is dropped. Transactions, scans and keys per request have published limits, and so has
+what a frame may be made of, which is looked at before it is parsed.
 
 *Ends.* When the stream ends, transactions are rolled back and snapshots released, but a commit that
 was handed to the store completes whatever the client does. Shared snapshots stay until their time
@@ -49,10 +51,12 @@ from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.leading import Leading
 from kivi_server.pages import Page
+from kivi_server.parts import check
 from kivi_server.payloads import LARGE_BYTES, cut
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
+from kivi_server.waiting import Waiting
 
 from kivi.client_codec import delimited, prefix, tag
 from kivi.client_errors import to_error
@@ -81,6 +85,9 @@ _FEW_ROWS: Final = 24
 _RESPONSES: Final = tag(session_pb2.ServerFrame, "responses")
 _PAGE: Final = tag(session_pb2.Response, "page")
 _ARROW: Final = tag(session_pb2.ScanPage, "arrow")
+_REMEMBERED: Final = 2  # times as many as may be open: those that are not say why to what was sent behind them
+_TURN_S: Final = 0.02  # of one session, while others of its worker wait
+_PATIENCE_S: Final = 10.0  # of a request that says nothing of it
 _GROUP: Final = 256  # plain commits, or gets, that are done together; or snapshots begun on the event loop
 
 
@@ -103,14 +110,15 @@ class Session(Requests):
         self._jobs = sessions.next_queue()
         self._leading = sessions.leading = sessions.leading or Leading(sessions, loop)
         self._bytes_in = 0  # read; only the event loop adds
-        self._bytes_handled = 0  # only the worker adds
+        self._bytes_handled = 0  # only the worker adds, when all of a frame has been
+        self._bytes_taken = 0  # of the frame whose requests are in the inbox; the worker's
         self._bytes_waiting = 0  # of requests that were handled so far that they wait for their turn; under the lock
         self._asked = 0  # requests that want an answer; only the worker adds
         self._answered = 0  # only the event loop adds
-        self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, waiting for room; the worker's
-        self._paused = False
-        self._resumes = 0  # the worker was told to go on with the inbox; only the event loop adds
-        self._resumed = 0  # and has; only the worker adds
+        self._frames: deque[bytes] = deque()  # read, for the worker
+        self._has_turn = False  # the worker will look at the frames; under the lock
+        self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, of one frame; the worker's
+        self._paused = False  # the rest of the inbox waits for room
         self._out_bytes = 0
         self._undrained: list[Transaction] = []  # with a backlog, waiting for room
         self._out_lock = threading.Lock()
@@ -131,10 +139,11 @@ class Session(Requests):
             await context.write(session_pb2.ServerFrame(hello=hello).SerializeToString())
             writer = asyncio.create_task(self._write(context))
             while (data := await _next_frame(context)) is not None:
-                idle = self._bytes_in == self._bytes_handled and not self._paused and self._resumes == self._resumed
+                idle = self._bytes_in == self._bytes_handled and not self._paused and not self._has_turn
                 self._bytes_in += len(data)
                 if not (idle and len(data) <= _HERE_BYTES and self._handle_here(data)):
-                    self._jobs.put(functools.partial(self.handle, data))
+                    self._frames.append(data)
+                    self._want_turn()
                 while self._full():
                     await asyncio.sleep(0.002)
                     if writer.done():
@@ -172,9 +181,8 @@ class Session(Requests):
         if len(frame.requests) > _LONE_REQUESTS or not all(map(self._reads_little, frame.requests)):
             return may_commit and self._read_commits(frame, len(data))
         began, reads = time.monotonic(), disk_reads()
-        self._take(frame)
+        self._take(frame, len(data))
         self._pump()
-        self._bytes_handled += len(data)
         self.sessions.took(time.monotonic() - began, disk_reads() - reads)
         return True
 
@@ -252,11 +260,10 @@ class Session(Requests):
                     undrained, self._undrained = (self._undrained, []) if has_room else ([], self._undrained)
                     if resumes := self._paused and has_room:
                         self._paused = False
-                        self._resumes += 1
                 for transaction in undrained:
                     self._jobs.put(functools.partial(self._drain, transaction))
                 if resumes:
-                    self._jobs.put(self._resume)
+                    self._want_turn()
                 self.sessions.frames_out += 1
 
     def stalled(self) -> bool:
@@ -337,37 +344,65 @@ class Session(Requests):
 
     # -- the worker's half ----------------------------------------------------------------------
 
-    def handle(self, data: bytes) -> None:
-        """Runs a frame's requests in order."""
+    def _want_turn(self) -> None:
+        with self._lock:
+            has, self._has_turn = self._has_turn, True
+        if not has:
+            self._jobs.put(self._turn)
+
+    def _turn(self) -> None:
+        """Goes on with the frames for some milliseconds, and then lets the worker's other sessions have theirs.
+
+        There is one turn at a time. It ends for good if all is done, or if there is no room for answers: then the
+        writer wants the next one.
+        """
+        until = time.monotonic() + _TURN_S
+        while time.monotonic() < until:
+            if not self._inbox and not self._next():
+                return
+            with self.store.log.together() if len(self._inbox) > 1 else contextlib.nullcontext():
+                self._pump(until)
+            if self._paused and self._ends_paused():
+                return
+        self._jobs.put(self._turn)
+
+    def _ends_paused(self) -> bool:
+        with self._lock:  # the writer, which wants a turn after it has found room
+            self._has_turn = not self._paused
+            return self._paused
+
+    def _next(self) -> bool:
+        """Parses the next frame into the inbox. False: there is none, or nobody waits for it."""
+        with self._lock:
+            if not self._frames or self._closed:
+                self._has_turn = False
+                return False
+            data = self._frames.popleft()
         try:
-            frame = self._parsed(data)
+            self._take(self._parsed(data), len(data))
+            return True
+        except ResourceExhausted as error:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self.drop, error)
         except Exception:
             self._asked += 1
-            error = InvalidArgument("this is not a ClientFrame")
-            self._reply(session_pb2.Response(id=0, error=to_error(error)))
-            self._bytes_handled += len(data)
-            return
-        self._handle(frame, len(data))
+            bad = InvalidArgument("this is not a ClientFrame")
+            self._reply(session_pb2.Response(id=0, error=to_error(bad)))
+        self._bytes_handled += len(data)
+        return True
 
     def _parsed(self, data: bytes) -> session_pb2.ClientFrame:
         rest, payloads = cut(data) if len(data) >= LARGE_BYTES else (data, {})
+        check(rest)
         frame = session_pb2.ClientFrame.FromString(rest)
         for place, payload in payloads.items():
             request = frame.requests[place]
             self._payloads[id(request)] = request, payload
         return frame
 
-    def _handle(self, frame: session_pb2.ClientFrame, size: int) -> None:
-        self._take(frame)
-        if len(frame.requests) > 1:
-            with self.store.log.together():
-                self._pump()
-        else:
-            self._pump()
-        self._bytes_handled += size
-
-    def _take(self, frame: session_pb2.ClientFrame) -> None:
+    def _take(self, frame: session_pb2.ClientFrame, size: int) -> None:
         """A frame's requests into the inbox; those beyond the client's rate are refused."""
+        self._bytes_taken = size
         now = time.monotonic()
         requests = frame.requests
         self.sessions.frames_in += 1
@@ -395,15 +430,16 @@ class Session(Requests):
             self._paused = self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed
             return self._paused
 
-    def _resume(self) -> None:
-        self._pump()
-        self._resumed += 1
-
-    def _pump(self) -> None:
-        """Runs what is in the inbox, as long as the replies find room; the writer goes on when there is some."""
+    def _pump(self, until: float | None = None) -> None:
+        """Runs what is in the inbox, as long as the replies find room, or that time has not come."""
         inbox = self._inbox
         while inbox:
+            if self._closed:
+                inbox.clear()
+                break
             if self._out_bytes > limits.QUEUED_BYTES_MAX and self._pause():
+                return
+            if until is not None and time.monotonic() > until:
                 return
             if inbox[0][0].HasField("release"):
                 self._dispatch(*inbox.popleft())
@@ -422,6 +458,8 @@ class Session(Requests):
                 self._dispatch_each(self._commit_plain(group, version))
             elif inbox and not self._get_plain():
                 self._dispatch(*inbox.popleft())
+        size, self._bytes_taken = self._bytes_taken, 0
+        self._bytes_handled += size
 
     def _may_write(self, request: session_pb2.Request) -> bool:
         """Whether its tables are those of the token; what is not goes the general way, and is told so."""
@@ -539,6 +577,9 @@ class Session(Requests):
                 return
             self._begin_first(request, received)
         transaction = self.txns.get(number) if number else None
+        if transaction is not None and request.HasField("begin"):  # looked at now: it may be busy
+            self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
+            return
         if transaction is not None and transaction.busy:
             size = self._size(request)
             with self._lock:
@@ -548,14 +589,17 @@ class Session(Requests):
                     return
         body = request.WhichOneof("body")
         if body == "begin":
-            if transaction is not None or not number:
+            if not number:
                 self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
                 return
-            transaction = self.txns[number] = Transaction(number)
-            if len(self.txns) > limits.SESSION_TRANSACTIONS_MAX:
-                transaction.failed = limits.exceeded(
-                    "session_transactions_max", limits.SESSION_TRANSACTIONS_MAX, len(self.txns), "open transactions"
-                )
+            transaction = Transaction(number)
+            if (count := len(self.txns) + 1) > limits.SESSION_TRANSACTIONS_MAX:
+                most = limits.SESSION_TRANSACTIONS_MAX
+                transaction.failed = limits.exceeded("session_transactions_max", most, count, "open transactions")
+                if count > _REMEMBERED * most:
+                    self._fail(request, None, transaction.failed)
+                    return
+            self.txns[number] = transaction
         elif transaction is None and number:
             if body != "release":
                 self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
@@ -587,20 +631,22 @@ class Session(Requests):
         request.ClearField("first")
         self._dispatch(begin, received)
 
-    def _pool(self, request: session_pb2.Request, body: str | None) -> ThreadPoolExecutor | None:
-        """Where a request runs that may take long; None for what is over in no time."""
+    def _pool(self, request: session_pb2.Request, body: str | None) -> ThreadPoolExecutor | Waiting | None:
+        """Where a request runs, or waits, that may take long; None for what is over in no time."""
         pools = self.sessions
         match body:
             case "commit" if self.store.is_full:  # it will wait for room
                 return pools.full
-            case "begin" if request.begin.min_snapshot > self.store.watermark():
-                return pools.waits
+            case "begin" if not pools.stopping and request.begin.min_snapshot > self.store.watermark():
+                return pools.waiting
             case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
                 return pools.reads
             case "outcome":
-                return pools.waits
-            case "get" if self._is_to_come(request):
-                return pools.waits
+                return pools.outcomes
+            case "get" if (
+                not pools.stopping and not request.txn and (request.first.min_snapshot > self.store.watermark())
+            ):
+                return pools.waiting
             case "get" if len(request.get.keys) > _SLOW_KEYS:
                 return pools.reads
             case "scan_next" if not request.operations and (request.scan_next.close or self._ahead(request)):
@@ -627,7 +673,7 @@ class Session(Requests):
 
     def _run_later(
         self,
-        pool: ThreadPoolExecutor,
+        pool: ThreadPoolExecutor | Waiting,
         request: session_pb2.Request,
         body: str | None,
         transaction: Transaction | None,
@@ -636,7 +682,13 @@ class Session(Requests):
         size = self._size(request)
         with self._lock:
             self._bytes_waiting += size
-        pool.submit(self._run_slow, request, body, transaction, received, size)
+        if not isinstance(pool, Waiting):
+            pool.submit(self._run_slow, request, body, transaction, received, size)
+            return
+        until = received + (request.timeout_ms / 1000 if request.timeout_ms else _PATIENCE_S)
+        begin = request.begin if body == "begin" else request.first
+        job = functools.partial(self._run_waited, request, body, transaction, received, size, begin.min_snapshot)
+        pool.add(begin.min_snapshot, until, lambda: not self._closed, lambda: self._jobs.put(job))
 
     def _run_slow(
         self,
@@ -649,28 +701,34 @@ class Session(Requests):
         with self._lock:
             self._bytes_waiting -= size
         try:
-            if body == "get" and self._is_to_come(request):
-                self._await_snapshot(request, received)
-            else:
-                self._run(request, body, transaction, received)
+            self._run(request, body, transaction, received)
         finally:
             if transaction is not None:
                 self._drain(transaction)
 
-    def _is_to_come(self, request: session_pb2.Request) -> bool:
-        """Whether a Get without a transaction has to wait for the snapshot that it asks for."""
-        return not request.txn and request.first.min_snapshot > self.store.watermark()
-
-    def _await_snapshot(self, request: session_pb2.Request, received: float) -> None:
-        """And then goes on as if it had just come: who waits does not read, which may take long."""
-        left = request.timeout_ms / 1000 - (time.monotonic() - received) if request.timeout_ms else None
-        try:
-            self.store.release(self.store.begin(min_snapshot=request.first.min_snapshot, timeout_s=left))
-        except BaseException as error:
-            self._fail(request, None, error)
-            self.sessions.calls.ended("Session/get", time.monotonic() - received, error)
+    def _run_waited(
+        self,
+        request: session_pb2.Request,
+        body: str | None,
+        transaction: Transaction | None,
+        received: float,
+        size: int,
+        ts: int,
+    ) -> None:
+        """Goes on with a request whose snapshot is there, or will not be in time, or whose server stops."""
+        with self._lock:
+            self._bytes_waiting -= size
+        if ts > (watermark := self.store.watermark()) and not self.sessions.stopping:
+            error = Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {watermark}")
+            self._fail(request, transaction, error)
+            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received, error)
+        elif (pool := self._pool(request, body)) is not None:
+            self._run_later(pool, request, body, transaction, received)
+            return
         else:
-            self._dispatch(request, received)
+            self._run(request, body, transaction, received)
+        if transaction is not None:
+            self._drain(transaction)
 
     def _ahead(self, request: session_pb2.Request) -> Future[Page] | None:
         """The page that it asks for, if that was read ahead, or is just now."""

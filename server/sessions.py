@@ -22,6 +22,7 @@ from kivi_server.auth import Allowance, Tokens
 from kivi_server.calls import Calls
 from kivi_server.clients import Client, Clients
 from kivi_server.translate import Translator
+from kivi_server.waiting import Waiting
 
 from kivi.errors import SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
@@ -88,7 +89,8 @@ class Sessions:
         self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams")
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes")
         self.full = ThreadPoolExecutor(8, "kivi-full")
-        self.waits = ThreadPoolExecutor(16, "kivi-waits")
+        self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
+        self.waiting = Waiting(store, lambda: self.stopping)
         self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
         self._turn = 0
         self._slow_until = 0.0
@@ -200,7 +202,8 @@ class Sessions:
 
     def close(self) -> None:
         self.hub.stop()
+        self.waiting.close()
         for jobs in self._queues:
             jobs.put(None)
-        for pool in (self.reads, self.streams, self.writes, self.full, self.waits):
+        for pool in (self.reads, self.streams, self.writes, self.full, self.outcomes):
             pool.shutdown(wait=True, cancel_futures=True)

@@ -25,10 +25,23 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["ROWS_MIN", "as_coded", "coded", "gathered", "is_coded", "plain", "settled", "together", "written_bytes"]
+__all__ = [
+    "ROWS_MIN",
+    "as_coded",
+    "coded",
+    "compact",
+    "gathered",
+    "is_coded",
+    "plain",
+    "settled",
+    "together",
+    "written_bytes",
+]
 
 ROWS_MIN: Final = 1_024
 """Fewer events are not worth a dictionary in each batch."""
+_MANY: Final = 256
+_SMALL_BYTES: Final = 64 << 10
 _REPEATS_MIN: Final = 4
 _SOON: Final = 32
 """Most names have been met after so many events for each."""
@@ -69,6 +82,17 @@ def together(batches: Sequence[Any]) -> Any:
         return batches[0]
     columns = [_joined([batch.column(i) for batch in batches]) for i in range(batches[0].num_columns)]
     return _of(columns, batches[0])
+
+
+def compact(batches: list[Any]) -> None:
+    """Joins the small ones at the end of the list now and then: a batch of one event takes some kilobytes."""
+    if len(batches) % _MANY:
+        return
+    first = len(batches)
+    while first and batches[first - 1].num_rows < ROWS_MIN and batches[first - 1].nbytes < _SMALL_BYTES:
+        first -= 1
+    if len(batches) - first >= _MANY:
+        batches[first:] = [together(batches[first:])]
 
 
 def gathered(batches: Iterable[Any], rows: int) -> Iterator[Any]:

@@ -61,6 +61,11 @@ class Peer:
         request.get.keys.add().values.add(int_value=1)
         return request
 
+    def by_the_worker(self, *requests: session_pb2.Request) -> None:
+        """Does what the worker does with a frame of these, on this thread."""
+        self.session._frames.append(session_pb2.ClientFrame(requests=requests).SerializeToString())
+        self.session._turn()
+
     def here(self, *requests: session_pb2.Request) -> bool:
         """Hands a frame of these to the event loop; False: it is for the worker."""
         return self.session._handle_here(session_pb2.ClientFrame(requests=requests).SerializeToString())
@@ -75,7 +80,7 @@ def test_answers_that_fit_no_message_together_come_one_by_one(tmp_path: Path, mo
         for request in alone[::2]:
             request.txn = 0
         monkeypatch.setattr(limits, "MESSAGE_BYTES_MAX", 200)
-        peer.session.handle(session_pb2.ClientFrame(requests=alone).SerializeToString())
+        peer.by_the_worker(*alone)
         assert max(sent) <= 200
         assert [answer.id for answer in peer.answers] == [request.id for request in alone]
         assert not any(answer.HasField("error") for answer in peer.answers)
@@ -269,7 +274,7 @@ def test_a_disk_that_stalls_is_felt_once(tmp_path, monkeypatch):
         assert not log.is_quick() and not sessions.is_quick()
         assert not peer.here(peer.commit())
         for n in range(100):
-            peer.session.handle(session_pb2.ClientFrame(requests=[peer.commit()]).SerializeToString())
+            peer.by_the_worker(peer.commit())
             await until(partial(peer.has, n + 2))
         await until(lambda: log._sync_s < 0.1)
 

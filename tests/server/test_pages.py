@@ -280,7 +280,7 @@ def beside_a_full_pool(
             peer, free = Peer(sessions), threading.Event()
 
             def ask(*requests: pb.Request) -> None:
-                peer.session.handle(pb.ClientFrame(requests=requests).SerializeToString())
+                peer.by_the_worker(*requests)
 
             try:
                 ask(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, 0))
