@@ -182,7 +182,7 @@ class _Events:
 def attach(store: Store, prepared: Prepared, run_stages: dict[int, list[int]]) -> None:
     """Makes staged runs part of a prepared commit: their deltas apply at its CTS."""
     for table, sequences in run_stages.items():
-        schema = store.catalog.schema_of(table)
+        schema = store.catalog.entered.by_id.get(table)  # one whose drop is in the log has no rows to come
         if schema is None:
             raise NotFound(f"table {table} was dropped meanwhile")
         for sequence in sequences:

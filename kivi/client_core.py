@@ -348,7 +348,7 @@ class Core:
         check_rows(rows)
         schema = self.schemas.get(table_name(table)) or (yield from self.fetch(table))
         reply = yield from self.call("SplitTable", service_pb2.SplitTableRequest(name=table, rows=rows))
-        return [schema.caller_bound(tuple(from_values(point.values))) for point in reply.points]
+        return schema.caller_bounds(tuple(from_values(point.values)) for point in reply.points)
 
     def tail_points(self, wanted: TailArguments) -> Steps[TailPoints]:
         request = service_pb2.TailPointsRequest(

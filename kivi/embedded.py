@@ -268,7 +268,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         schema = self.store.table(table_name(table))
-        return [schema.caller_bound(point) for point in self.store.split_points(schema, check_rows(rows))]
+        return schema.caller_bounds(self.store.split_points(schema, check_rows(rows)))
 
     @takes(TailArguments)
     def tail_points(self, wanted: TailArguments) -> TailPoints:

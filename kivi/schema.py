@@ -15,12 +15,13 @@ Nothing here does I/O or knows where a table lives.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
-from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
+from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 __all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
@@ -191,10 +192,17 @@ class TableSchema:
             )
         return (self.column(self.event_time or "").type.to_stored(values[0], f"bound of {self.event_time!r}"),)
 
-    def caller_bound(self, bound: tuple[Any, ...]) -> tuple[Any, ...]:
-        """A bound of a scan as the caller writes it: ``stored_bound`` backwards."""
+    def caller_bounds(self, bounds: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Bounds of scans as the caller writes them: ``stored_bound`` backwards.
+
+        Without those that cannot be told, as a moment that no datetime holds: they are where to cut, which is anywhere.
+        """
         columns = self.key if self.kind != "event" else (self.column(self.event_time or ""),)
-        return tuple(column.type.from_stored(value) for column, value in zip(columns, bound, strict=False))
+        types, told = [column.type for column in columns], list[tuple[Any, ...]]()
+        for bound in bounds:
+            with contextlib.suppress(OutOfRange):
+                told.append(tuple(type_.from_stored(value) for type_, value in zip(types, bound, strict=False)))
+        return told
 
     def _settable(self, name: str) -> Column:
         column = self.column(name)

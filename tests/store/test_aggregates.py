@@ -19,6 +19,7 @@ import pytest
 
 import kivi
 from kivi import backfill
+from kivi.catalog import TABLES
 from kivi.definitions import aggregate_schema
 from kivi.delta.combine import Combining
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
@@ -626,6 +627,36 @@ def test_a_drop_waits_for_no_writer_and_loses_to_those_in_flight(driver: Embedde
     assert not thread.is_alive()
     assert outcomes[0].commit_ts == cts
     assert db.tables() == ["inv"]
+
+
+def test_an_aggregate_that_is_dropped_while_its_backfill_commits_is_not_found(driver: EmbeddedDriver) -> None:
+    """The drop is in the log and not yet applied: to readers it is there, to the commit it is gone."""
+    db, committer = driver.db, driver.store.committer
+    before, made = db.tables(), threading.Event()
+    db.append("inv", [{"customer": "acme", "endpoint": 1, "ts": 1, "resp": 1, "load": 1.0, "cost": Decimal(1)}])
+
+    def progress(done: int, total: int) -> None:
+        if made.is_set():
+            return
+        made.set()
+        committer.hold = lambda commit: any(table == TABLES.id for table, _, _ in commit.rows)
+        dropping.start()
+        while not committer.held:
+            time.sleep(0.001)
+        committer.hold = None
+        later.start()
+
+    def finish() -> None:
+        for cts in list(committer.held):
+            committer.finish_held(cts)
+
+    dropping = threading.Thread(target=db.drop, args=("hourly",))
+    later = threading.Timer(0.3, finish)
+    with pytest.raises(NotFound, match="dropped meanwhile"):
+        db.create_aggregate("hourly", "inv", ["customer"], {"n": kivi.count()}, progress=progress)
+    dropping.join(20)
+    later.join(20)
+    assert db.tables() == before
 
 
 def test_threads_that_create_one_name_make_one_table(driver: EmbeddedDriver) -> None:

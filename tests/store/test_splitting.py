@@ -80,6 +80,24 @@ def test_events_of_few_moments_and_of_none(events):
     assert sum(map(len, parts(events, "events", 100))) == 2_000
 
 
+def test_moments_that_no_datetime_holds_are_not_where_it_is_cut(events):
+    """Legal in, as integers; and one of them must not keep a job from reading the others."""
+    append(events, [2**62 + i * 2**40 for i in range(2_000)])
+    for at in range(0, 2_000, 200):
+        append(events, [START_US + (at + i) * 1_000_000 for i in range(200)])
+    for fewest in (3, 0):  # once they are one block, its events are taken to be spread evenly
+        points = events.split_points("events", 500)
+        assert len(points) >= fewest and all(isinstance(moment, dt.datetime) for (moment,) in points)
+        bounds = [None, *points, None]
+        with events.snapshot() as snap:
+            counts = [
+                sum(batch.num_rows for batch in snap.scan_batches("events", start=a, end=b))
+                for a, b in itertools.pairwise(bounds)
+            ]
+        assert sum(counts) == 4_000
+        events.consolidate()
+
+
 def test_what_cannot_be_split(events):
     for rows in (0, -1, True, 1.5, "9"):
         with pytest.raises(kivi.InvalidArgument, match="rows is a number of rows"):
