@@ -28,7 +28,8 @@ __all__ = ["TransactionCore"]
 
 Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead beyond this many ...
-_FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes
+_FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes ...
+_FLUSH_VALUES: Final = 200_000  # ... or about this many values, which in rows of very many columns is the least
 _KINDS: Final = {
     "put": Kind.KIND_PUT,
     "delta": Kind.KIND_DELTA,
@@ -337,14 +338,17 @@ class TransactionCore:
             fill_values(operation.values, write.values.values())
         if write.column is not None:
             operation.columns.append(write.column)
-        return write.kind == "insert" or self.full()
+        return write.kind == "insert" or self.full(len(write.values))
 
-    def full(self) -> bool:
+    def full(self, values: int) -> bool:
+        """``values``: so many were in the last write, and most often in those before it."""
         request = self._next
         if request is None:
             return False
         count = len(request.operations)
-        return count >= _FLUSH_OPERATIONS or (count % 64 == 0 and request.ByteSize() > _FLUSH_BYTES)
+        if count >= _FLUSH_OPERATIONS or count * values >= _FLUSH_VALUES:
+            return True
+        return count % 64 == 0 and request.ByteSize() > _FLUSH_BYTES
 
     def flush(self) -> Steps[None]:
         """Sends what is buffered, and waits, so that memory and the server's queue stay bounded."""

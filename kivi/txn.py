@@ -222,7 +222,7 @@ class Txn:
         if batch.num_rows == 0:
             return
         check_events(batch, self.settings)
-        self._count(0, int(batch.nbytes))
+        self._count(1, int(batch.nbytes))
         self._use(schema)
         batches = self.appends.setdefault(schema.id, [])
         batches.append(batch)

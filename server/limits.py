@@ -34,7 +34,7 @@ __all__ = [
 BATCH_BYTES_MAX: Final = 256 * MIB  # one Arrow batch, decoded
 STAGE_BYTES_MAX: Final = 256 * MIB  # all batches of one stage, decoded
 FRAME_REQUESTS_MAX: Final = 100_000
-FRAME_PARTS_MAX: Final = 2_000_000  # fields with a length, in messages at any depth
+FRAME_PARTS_MAX: Final = 2_000_000  # messages and strings, at any depth
 GET_KEYS_MAX: Final = 100_000
 SESSION_TRANSACTIONS_MAX: Final = 10_000
 SESSION_SCANS_MAX: Final = 1_000
@@ -66,4 +66,6 @@ def message(settings: Settings) -> types_pb2.Limits:
         session_scans_max=SESSION_SCANS_MAX,
         session_requests_max=SESSION_REQUESTS_MAX,
         get_keys_max=GET_KEYS_MAX,
+        frame_requests_max=FRAME_REQUESTS_MAX,
+        frame_parts_max=FRAME_PARTS_MAX,
     )

@@ -51,7 +51,7 @@ def check(frame: bytes) -> None:
         return
     parts = _count(frame, _FRAME, limits.FRAME_PARTS_MAX)
     if parts > limits.FRAME_PARTS_MAX:
-        raise limits.exceeded("frame_parts_max", limits.FRAME_PARTS_MAX, parts, "fields of one frame")
+        raise limits.exceeded("frame_parts_max", limits.FRAME_PARTS_MAX, parts, "messages and strings of one frame")
 
 
 def _count(data: bytes, known: _Known, most: int) -> int:

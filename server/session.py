@@ -367,9 +367,10 @@ class Session(Requests):
         self._jobs.put(self._turn)
 
     def _ends_paused(self) -> bool:
-        with self._lock:  # the writer, which wants a turn after it has found room
-            self._has_turn = not self._paused
-            return self._paused
+        with self._lock:  # the writer wants a turn after it has found room, which may be just now
+            paused = self._paused
+            self._has_turn = not paused
+            return paused
 
     def _next(self) -> bool:
         """Parses the next frame into the inbox. False: there is none, or nobody waits for it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pyarrow as pa
@@ -12,8 +13,13 @@ from kivi_server import limits, parts
 from kivi_server.sessions import Sessions
 
 import kivi
+from kivi import writes
+from kivi.arguments import TransactionArguments
 from kivi.arrow.ipc import encode_ipc
 from kivi.client_codec import delimited, new_token, tag, to_expr
+from kivi.client_core import Core
+from kivi.client_transaction import TransactionCore
+from kivi.definitions import row_table_schema
 from kivi.errors import ResourceExhausted
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.server.rawsession import RawSession
@@ -80,6 +86,24 @@ def test_what_clients_send_is_not_too_much():
         pb.ClientFrame(requests=[pb.Request(release=pb.Release(txns=range(200_000)))]),
     ):
         parts.check(frame.SerializeToString())
+
+
+def test_rows_of_very_many_columns_are_not_too_much_either():
+    """A client sends what it has buffered before it is: 64 of these are four million parts, and no ten megabytes."""
+    columns: dict[str, Any] = {f"c{i}": "int64" for i in range(32_000)}
+    schema = row_table_schema("wide", key={"id": "int64"}, columns=columns)
+    transaction = TransactionCore(Core("nowhere", None), TransactionArguments())
+    write = writes.put((1,), dict.fromkeys(columns, 1))(schema)
+    count = 1
+    while not transaction.write(schema, write):
+        count += 1
+    request = transaction._take()
+    assert len(request.operations) == count > 1
+    parts.check(pb.ClientFrame(requests=[request]).SerializeToString())
+    while len(request.operations) < 64:
+        request.operations.append(request.operations[0])
+    with pytest.raises(ResourceExhausted, match="frame_parts_max"):
+        parts.check(pb.ClientFrame(requests=[request]).SerializeToString())
 
 
 @pytest.mark.parametrize("name", BOMBS)
