@@ -116,6 +116,13 @@ class World:
             assert time.monotonic() < deadline, "a commit does not become durable"
             time.sleep(0.0001)
 
+    def _answered(self, opened: Open) -> None:
+        """On a disk it is the log's thread that acknowledges a commit, after it has moved the watermark past it."""
+        deadline = time.monotonic() + 20
+        while not opened.outcomes:
+            assert time.monotonic() < deadline, "a commit is not acknowledged"
+            time.sleep(0.0001)
+
     # -- what is expected -----------------------------------------------------------------------
 
     def state(self, ts: int) -> dict[str, Any]:
@@ -259,6 +266,7 @@ class World:
             commit_ts = self.log.last
             self._committed(opened, commit_ts)
             if not self.held:
+                self._answered(opened)
                 assert [outcome.commit_ts for outcome in opened.outcomes] == [commit_ts]
             else:
                 assert opened.outcomes == [], "R17: acknowledged before the watermark was there"
@@ -299,6 +307,7 @@ class World:
         if self.held and cts > min(self.held):
             assert opened.outcomes == [], "R17: acknowledged before the watermark was there"
             return
+        self._answered(opened)
         (outcome,) = opened.outcomes
         if aborts:
             assert isinstance(outcome.error, Aborted)
