@@ -115,11 +115,11 @@ class Projection:
             if type_.name not in ("bool", "int64")  # whose sums ``plain`` has looked at
         ]
         decode = _key_decoder(self._key_types) if self._keys else lambda key: [None] * keys
-        inputs = [(c.name, names.index(c.name)) for c in self._inputs]
+        place = {name: i for i, name in enumerate([*names, *self.derived])}
+        inputs = [(c.name, place[c.name]) for c in self._inputs]
         evaluators = [evaluate for _, evaluate in self._evaluators]
-        order = [*names, *self.derived]
-        pick = [order.index(name) for name in self.outputs]
-        every = pick == list(range(len(order)))
+        pick = [place[name] for name in self.outputs]
+        every = pick == list(range(len(place)))
 
         def quick(key: bytes, stored: bytes, upto: int) -> tuple[Any, ...] | None:
             cells = plain(stored, upto)

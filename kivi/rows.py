@@ -21,6 +21,7 @@ width by thousands, and gets both in one piece (``kivi.engine.rocks.Records``).
 
 from __future__ import annotations
 
+import itertools
 import struct
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -71,7 +72,8 @@ class RowLayout:
             f"<QB{self.null_bytes}s" + "".join("Qq" if is_wide(c) else _FORMATS[c.type.name] for c in columns)
         )
         self._wide = [is_wide(c) for c in columns]
-        self._at = [(i + sum(self._wide[:i]), wide) for i, wide in enumerate(self._wide)]
+        before = itertools.accumulate(self._wide, initial=0)
+        self._at = [(i + count, wide) for i, (count, wide) in enumerate(zip(before, self._wide, strict=False))]
         self._no_nulls = bytes(self.null_bytes)
         self._narrow = struct.Struct(self._struct.format.replace("Qq", "qq"))
         self._low = [3 + at for at, _ in self._at]

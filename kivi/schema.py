@@ -26,6 +26,7 @@ from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 __all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
 
+_FEW: Final = 16  # names are looked up faster in a tuple
 COLUMNS_MAX: Final = 32_767
 """Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
 
@@ -263,8 +264,9 @@ class TableSchema:
             out = tuple(dict.fromkeys(columns))
         except TypeError:
             raise InvalidArgument(f"columns is a list of names, not {shown(columns)}") from None
+        names = known if len(out) <= _FEW else frozenset(known)
         for name in out:
-            if name not in known:
+            if name not in names:
                 raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")
         return out
 

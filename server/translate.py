@@ -7,6 +7,7 @@ string belongs, a float that is not finite, a decimal with too many digits, or a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -313,7 +314,7 @@ class Translator:
         return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
 
     def _unique(self, table: str, names: list[str]) -> None:
-        twice = next((name for name in names if names.count(name) > 1), None)
+        twice = next((name for name, count in Counter(names).items() if count > 1), None)
         if twice is not None:
             raise SchemaError(f"table {table!r} names the column {twice!r} twice")
 
