@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kivi_server import limits
+from kivi_server.payloads import OtherForm, varint
 
 from kivi.wire.v1 import session_pb2
 
@@ -67,13 +68,13 @@ def _count(data: bytes, known: _Known, most: int) -> int:
             key = data[at]
             at += 1
             if key >= 0x80:
-                key, at = _varint(data, at - 1)
+                key, at = varint(data, at - 1)
             kind = key & 7
             if kind == _BYTES:
                 size = data[at]
                 at += 1
                 if size >= 0x80:
-                    size, at = _varint(data, at - 1)
+                    size, at = varint(data, at - 1)
                 inner = known.get(key >> 3, _NONE)
                 count += 1 if inner is not None else size  # of packed numbers there may be one a byte
                 if count > most:
@@ -91,16 +92,5 @@ def _count(data: bytes, known: _Known, most: int) -> int:
                 at += _FIXED[kind]
             elif kind not in _GROUP:
                 return count
-    except IndexError:
+    except (IndexError, OtherForm):
         return count
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80 or shift > 63:
-            return value, at
-        shift += 7

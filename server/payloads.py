@@ -24,7 +24,7 @@ import pyarrow as pa
 from kivi.client_codec import prefix, tag
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["KEPT_MAX", "LARGE_BYTES", "cut"]
+__all__ = ["KEPT_MAX", "LARGE_BYTES", "OtherForm", "cut", "varint"]
 
 LARGE_BYTES: Final = 64 << 10
 KEPT_MAX: Final = 8
@@ -45,7 +45,7 @@ _Field = tuple[int, int, int, int, int]
 """Number and wire type; where its tag begins, where its bytes do (of a varint: its value), and where it ends."""
 
 
-class _OtherForm(Exception):
+class OtherForm(Exception):
     """Not what the format says, or of more parts than are looked at."""
 
 
@@ -53,7 +53,7 @@ def cut(frame: bytes) -> tuple[bytes, dict[int, memoryview]]:
     """The frame without the events of its large appends, and these by the place of their request among its requests."""
     try:
         return _cut(frame)
-    except (_OtherForm, IndexError):
+    except (OtherForm, IndexError):
         return frame, {}
 
 
@@ -108,28 +108,28 @@ def _append(frame: bytes, at: int, end: int) -> tuple[int, int, bytes] | None:
 
 
 def _fields(data: bytes, at: int, end: int) -> list[_Field]:
-    """Raises _OtherForm, IndexError."""
+    """Raises OtherForm, IndexError."""
     fields: list[_Field] = []
     while at < end:
         begin = at
-        key, at = _varint(data, at, _SHORT)
+        key, at = varint(data, at, _SHORT)
         number, kind = key >> 3, key & 7
         if kind == _VARINT:
-            value, at = _varint(data, at)
+            value, at = varint(data, at)
         elif kind == _BYTES:
-            size, value = _varint(data, at, _SHORT)
+            size, value = varint(data, at, _SHORT)
             at = value + size
         elif kind in _FIXED:
             value, at = at, at + _FIXED[kind]
         else:
-            raise _OtherForm
+            raise OtherForm
         if at > end or not number or len(fields) == _FIELDS_MAX:
-            raise _OtherForm
+            raise OtherForm
         fields.append((number, kind, begin, value, at))
     return fields
 
 
-def _varint(data: bytes, at: int, most: int = 10) -> tuple[int, int]:
+def varint(data: bytes, at: int, most: int = 10) -> tuple[int, int]:
     """``most``: so many bytes. The parser refuses tags and sizes of more, and what does not fit."""
     value = shift = 0
     while True:
@@ -140,9 +140,9 @@ def _varint(data: bytes, at: int, most: int = 10) -> tuple[int, int]:
             break
         shift += 7
         if shift == 7 * most:
-            raise _OtherForm
+            raise OtherForm
     if value >> (64 if most > _SHORT else 32):
-        raise _OtherForm
+        raise OtherForm
     return value, at
 
 

@@ -69,11 +69,13 @@ class Waiting:
         return self._closed or self._least <= self._store.watermark()
 
     def _work(self) -> None:
-        while not self._closed:
+        closed = False
+        while not closed:
             with self._changed:
                 while not self._heap and not self._closed:
                     self._changed.wait()
             self._store.moved.wait_until(self._is_due, _LOOK_S)
+            closed = self._closed  # looked at first: then what waited is among these
             for waiter in self._done():
                 waiter.go_on()
 
