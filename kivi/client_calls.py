@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -50,9 +51,9 @@ class Calls:
         self._metadata = methods.metadata(access_token)
         self._made: dict[str, Any] = {}
 
-    def session(self, *frames: Any, wait_for_ready: bool) -> Any:
-        """The session's stream, of encoded frames."""
-        call = self.channel.stream_stream(methods.path("Session"))
+    def session(self, *frames: Any, wait_for_ready: bool, received: Callable[[bytes], object] | None = None) -> Any:
+        """The session's stream, of encoded frames, or of what ``received`` makes of each, where gRPC receives it."""
+        call = self.channel.stream_stream(methods.path("Session"), response_deserializer=received)
         return call(*frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
 
     def subscriptions(self, *requests: Any) -> Any:

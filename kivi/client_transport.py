@@ -1,8 +1,10 @@
 """The channel and its session stream, for threads.
 
 Threads put encoded requests into a queue and wait for their own answers; gRPC's sending thread takes everything that is
-queued each time the stream is ready for more, so the requests of many threads share messages. One reader thread hands
-answers out.
+queued each time the stream is ready for more, so the requests of many threads share messages. Answers are handed out
+by the thread of gRPC that receives them, as the stream's deserializer. By the one that iterates over the stream they
+came no later on an idle machine, but beside an append stream, where each hand-over waits for a processor, the slowest
+hundredth of a reader's reads took 15.7 ms and not 13.1 (medians of four runs, alternately).
 
 With many threads what costs is not a request but a message, and waking threads that then wait for the interpreter.
 So while most of many threads still wait for their answers, a message waits a moment for the requests of those that are
@@ -60,6 +62,7 @@ from kivi.wire.v1 import session_pb2
 __all__ = ["Transport"]
 
 T = TypeVar("T")
+_FINE: Final = object()
 _COMPANY_S: Final = 0.0002
 _COMPANY: Final = 64
 _MANY: Final = 8
@@ -110,7 +113,8 @@ class _Session:
         self._releases = Releases()
         self._waiters: dict[int, _Waiter] = {}
         self._ids = itertools.count(1)
-        self._call = transport.threads.watch(transport.calls.session(self._frames(), wait_for_ready=wait_for_ready))
+        call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready, received=self._received)
+        self._call = transport.threads.watch(call)
         transport.threads.start("kivi-session", self._read)
 
     def _frames(self) -> Iterator[bytes]:
@@ -215,19 +219,30 @@ class _Session:
         return lost(self._transport.core.endpoint, self.broken, sent=sent)
 
     def _read(self) -> None:
+        """Asks for one message after the other; what is in it, ``_received`` has handed out before it comes here."""
         reason: KiviError = Unavailable("the server ended the session")
         try:
-            for data in self._call:
-                frame = session_pb2.ServerFrame.FromString(data)
-                if frame.HasField("hello"):
-                    self._transport.core.greeted(frame.hello)
-                    self.hello.set()
-                self._hand_out(frame.responses)
+            for failed in self._call:
+                if failed is not _FINE:
+                    reason = failed
+                    break
         except grpc.RpcError as error:
             reason = from_rpc_error(error)
         except Exception as error:
             reason = Unavailable(f"the session failed: {error!r}")
         self.close(reason)
+
+    def _received(self, data: bytes) -> object:
+        """On the thread of gRPC that receives: who waits for an answer need not wait for another thread as well."""
+        try:
+            frame = session_pb2.ServerFrame.FromString(data)
+            if frame.HasField("hello"):
+                self._transport.core.greeted(frame.hello)
+                self.hello.set()
+            self._hand_out(frame.responses)
+        except Exception as error:
+            return Unavailable(f"the session failed: {error!r}")
+        return _FINE
 
     def _hand_out(self, replies: Iterable[session_pb2.Response]) -> None:
         awaited: deque[_Waiter] = deque()
