@@ -79,9 +79,9 @@ _SLOW_OPERATIONS: Final = 500
 _SLOW_BYTES: Final = 64 << 10
 _SLOW_KEYS: Final = 500
 _HERE_BYTES: Final = 32 << 10
-_LONE_BYTES: Final = 512
-_LONE_REQUESTS: Final = 3
+_READS_BYTES: Final = 8 << 10
 _FEW_ROWS: Final = 24
+_FEW_READS: Final = 3 * _FEW_ROWS
 _RESPONSES: Final = tag(session_pb2.ServerFrame, "responses")
 _PAGE: Final = tag(session_pb2.Response, "page")
 _ARROW: Final = tag(session_pb2.ScanPage, "arrow")
@@ -107,6 +107,7 @@ class Session(Requests):
         self._task: asyncio.Task[Any] | None = None
         self._wake = asyncio.Event()
         self._woken = False
+        self._here = False  # a frame is being handled on the event loop
         self._jobs = sessions.next_queue()
         self._leading = sessions.leading = sessions.leading or Leading(sessions, loop)
         self._bytes_in = 0  # read; only the event loop adds
@@ -141,9 +142,17 @@ class Session(Requests):
             while (data := await _next_frame(context)) is not None:
                 idle = self._bytes_in == self._bytes_handled and not self._paused and not self._has_turn
                 self._bytes_in += len(data)
-                if not (idle and len(data) <= _HERE_BYTES and self._handle_here(data)):
+                self._here = idle and len(data) <= _HERE_BYTES
+                handled = self._here and self._handle_here(data)
+                self._here = False
+                if not handled:
                     self._frames.append(data)
                     self._want_turn()
+                elif self.out and not self.writing:
+                    try:
+                        await self._write_out(context)
+                    except Exception:
+                        return
                 while self._full():
                     await asyncio.sleep(0.002)
                     if writer.done():
@@ -172,13 +181,13 @@ class Session(Requests):
         if not self.sessions.is_quick():
             return False
         may_commit = self.store.log.is_quick() and self.client.allowance.rate is None
-        if not may_commit and len(data) > _LONE_BYTES:
+        if not may_commit and len(data) > _READS_BYTES:
             return False
         try:
             frame = session_pb2.ClientFrame.FromString(data)
         except Exception:
             return False
-        if len(frame.requests) > _LONE_REQUESTS or not all(map(self._reads_little, frame.requests)):
+        if not self._read_little(frame.requests):
             return may_commit and self._read_commits(frame, len(data))
         began, reads = time.monotonic(), disk_reads()
         self._take(frame, len(data))
@@ -212,23 +221,33 @@ class Session(Requests):
         for plain in left:
             self._dispatch(*plain.tag)
 
-    def _reads_little(self, request: session_pb2.Request) -> bool:
-        """Whether it begins or ends snapshots, or reads few rows of a table whose rows are of bounded size."""
-        match request.WhichOneof("body"):
-            case "get":
-                name, few = request.get.table, len(request.get.keys) <= _FEW_ROWS
-            case "scan_open":
-                spec = request.scan_open.spec
-                name, few = spec.table, 0 < spec.limit <= _FEW_ROWS and not spec.HasField("where")
-                few = few and not spec.HasField("changes")
-            case "release" | "apply":
-                return not request.operations
-            case "begin":
-                return request.begin.count <= _GROUP and self._pool(request, "begin") is None
-            case _:
+    def _read_little(self, requests: Iterable[session_pb2.Request]) -> bool:
+        """Whether they begin and end snapshots, and read few rows, in all, of tables whose rows are of bounded size."""
+        rows = 0
+        for request in requests:
+            if request.operations:
                 return False
-        bounded: bool = few and not request.operations and self.store.has_bounded_rows(name)
-        return bounded
+            match request.WhichOneof("body"):
+                case "get":
+                    name = request.get.table
+                    rows += len(request.get.keys)
+                case "scan_open":
+                    spec = request.scan_open.spec
+                    name = spec.table
+                    if not 0 < spec.limit <= _FEW_ROWS or spec.HasField("where") or spec.HasField("changes"):
+                        return False
+                    rows += _FEW_ROWS  # the first row costs more than those after it
+                case "release" | "apply":
+                    continue
+                case "begin":
+                    if request.begin.count > _GROUP or self._pool(request, "begin") is not None:
+                        return False
+                    continue
+                case _:
+                    return False
+            if rows > _FEW_READS or not self.store.has_bounded_rows(name):
+                return False
+        return True
 
     def _full(self) -> bool:
         return (
@@ -242,29 +261,34 @@ class Session(Requests):
             await self._wake.wait()
             self._wake.clear()
             self._woken = False
-            while self.out:
-                parts: list[bytes] = []
-                size = answers = 0
-                while self.out and (not parts or size + len(self.out[0][0]) <= _WRITE_BYTES):
-                    part, count = self.out.popleft()
-                    parts.append(part)
-                    size += len(part)
-                    answers += count
-                self.writing, self.write_began = True, time.monotonic()
-                await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
-                self.writing = False
-                self._answered += answers
-                with self._out_lock:
-                    self._out_bytes -= size
-                    has_room = self._out_bytes < limits.QUEUED_BYTES_MAX // 2
-                    undrained, self._undrained = (self._undrained, []) if has_room else ([], self._undrained)
-                    if resumes := self._paused and has_room:
-                        self._paused = False
-                for transaction in undrained:
-                    self._jobs.put(functools.partial(self._drain, transaction))
-                if resumes:
-                    self._want_turn()
-                self.sessions.frames_out += 1
+            if not self.writing:  # who writes takes what has come meanwhile, too
+                await self._write_out(context)
+
+    async def _write_out(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        """Writes what is there. By one at a time: whoever waits here is ``writing``."""
+        while self.out:
+            parts: list[bytes] = []
+            size = answers = 0
+            while self.out and (not parts or size + len(self.out[0][0]) <= _WRITE_BYTES):
+                part, count = self.out.popleft()
+                parts.append(part)
+                size += len(part)
+                answers += count
+            self.writing, self.write_began = True, time.monotonic()
+            await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
+            self.writing = False
+            self._answered += answers
+            with self._out_lock:
+                self._out_bytes -= size
+                has_room = self._out_bytes < limits.QUEUED_BYTES_MAX // 2
+                undrained, self._undrained = (self._undrained, []) if has_room else ([], self._undrained)
+                if resumes := self._paused and has_room:
+                    self._paused = False
+            for transaction in undrained:
+                self._jobs.put(functools.partial(self._drain, transaction))
+            if resumes:
+                self._want_turn()
+            self.sessions.frames_out += 1
 
     def stalled(self) -> bool:
         return self.writing and time.monotonic() - self.write_began > limits.STALL_S_MAX
@@ -295,8 +319,11 @@ class Session(Requests):
             self._out_bytes += len(data)
         self.out.append((data, answers))
         if not self._woken:
+            here = threading.get_ident() == self._loop_thread
+            if here and self._here:  # who reads frames writes it, before the next one
+                return
             self._woken = True
-            if threading.get_ident() == self._loop_thread:
+            if here:
                 self._wake.set()
             elif not self.store.log.afterwards(self._wake_loop):  # the answers of one sync share a message
                 self._wake_loop()
