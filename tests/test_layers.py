@@ -81,6 +81,7 @@ ROOMS: dict[str, Room] = {
         "kivi.log kivi.log.*",
         "bytes in a chain: the log knows no tables, so that a replicated log can take its place",
         rooms="errors counting checksum",
+        packages="numpy",
     ),
     "delta": Room(
         "kivi.delta kivi.delta.*",

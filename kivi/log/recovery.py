@@ -77,7 +77,8 @@ class Segment:
     """A segment file in memory: ``offsets[i]`` is where record ``header.first + i`` begins.
 
     ``end`` is behind the last record.
-    ``fds`` are open while the segment is written (one for each writer), ``capacity`` is what is preallocated.
+    ``fds`` are open while the segment is written (one for each writer), and ``direct`` for all of them, where direct
+    writes are possible. ``capacity`` is what is preallocated.
     """
 
     path: str
@@ -86,6 +87,7 @@ class Segment:
     capacity: int = 0
     offsets: array[int] = field(default_factory=lambda: array("I"))
     fds: list[int] = field(default_factory=list)
+    direct: int | None = None
 
     @property
     def last(self) -> int:

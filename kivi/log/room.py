@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 
 from kivi.errors import DiskFull, KiviError, Unavailable
+from kivi.log.direct import open_direct
 from kivi.log.files import Files, is_no_space
 from kivi.log.records import BLOCK_BYTES, SegmentHeader
 from kivi.log.recovery import Segment
@@ -118,19 +119,18 @@ class Room:
         self._thread.join()
         spare, self._spare = self._spare, None
         if spare is not None:
-            self._discard(spare.path, spare.fds, unlink=trim)
+            self._discard(spare, unlink=trim)
         for segment, _ in self._full:
             self.trim(segment, truncate=trim)
 
     def trim(self, segment: Segment, *, truncate: bool = True) -> None:
         """Give back what is preallocated behind the last record (an optimisation), and close the files."""
-        fds, segment.fds = segment.fds, []
         try:
-            if truncate and fds and segment.end < segment.capacity:
-                self._files.truncate(fds[0], segment.end)
+            if truncate and segment.fds and segment.end < segment.capacity:
+                self._files.truncate(segment.fds[0], segment.end)
         except OSError as error:
             logging.getLogger("kivi.log").warning("could not trim %s: %s", segment.path, error)
-        self._discard(segment.path, fds, unlink=False)
+        self._discard(segment, unlink=False)
 
     def _run(self) -> None:
         synced_at = time.monotonic()
@@ -161,7 +161,7 @@ class Room:
         if spare is None or spare.capacity < wanted:
             made = None
             if spare is not None:
-                self._discard(spare.path, spare.fds, unlink=True)
+                self._discard(spare, unlink=True)
             try:
                 made = self._allocate(wanted)
             except OSError as error:
@@ -176,7 +176,8 @@ class Room:
     def _allocate(self, size: int) -> Segment:
         self._made += 1
         path = os.path.join(self._directory, f"{self._made}.spare.tmp")
-        fds: list[int] = []
+        segment = Segment(path, _NOBODY, capacity=size)
+        fds = segment.fds
         try:
             fds.append(self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
             self._files.allocate(fds[0], size)
@@ -184,16 +185,20 @@ class Room:
             # One open file description for each writer: the kernel reports a failed write-back once to each.
             while len(fds) < self._writers:
                 fds.append(self._files.open(path, os.O_RDWR))
+            segment.direct = open_direct(self._files, path)
         except OSError:
-            self._discard(path, fds, unlink=True)
+            self._discard(segment, unlink=True)
             raise
-        return Segment(path, _NOBODY, capacity=size, fds=fds)
+        return segment
 
-    def _discard(self, path: str, fds: list[int], *, unlink: bool) -> None:
+    def _discard(self, segment: Segment, *, unlink: bool) -> None:
+        fds, segment.fds = segment.fds, []
+        if segment.direct is not None:
+            fds, segment.direct = [*fds, segment.direct], None
         try:
             for fd in fds:
                 self._files.close(fd)
             if unlink:
-                self._files.unlink(path)
+                self._files.unlink(segment.path)
         except OSError as error:
-            logging.getLogger("kivi.log").warning("could not close %s: %s", path, error)
+            logging.getLogger("kivi.log").warning("could not close %s: %s", segment.path, error)

@@ -59,6 +59,7 @@ from kivi.errors import (
 )
 from kivi.histogram import Histogram
 from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
+from kivi.log.direct import Direct, is_large, split
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, MARK_NAME, Mark, MarkFile, parse_mark
 from kivi.log.reading import pieces, read_pieces
@@ -161,6 +162,7 @@ class SegmentedLog(CommitLog):
         # Who has taken the queue: the segment being written, and the state of the chain at its end.
         self._writing: Segment | None = None
         self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
+        self._direct = [Direct() for _ in range(_WRITERS + 1)]
         # Under the order lock:
         self._order = threading.Condition()
         self._completing = 0
@@ -416,11 +418,22 @@ class SegmentedLog(CommitLog):
         self._put(me, buffers, start)
 
     def _put(self, me: int, buffers: list[bytes | memoryview], offset: int) -> None:
-        """Write all of the buffers, however many calls it takes."""
+        """Write all of the buffers, however many calls it takes; large ones as far as possible past the page cache."""
         if not buffers:
             return
         assert self._writing is not None
-        fd, pwritev = self._writing.fds[me], self._files.pwritev
+        fd, direct, mine = self._writing.fds[me], self._writing.direct, self._direct[me]
+        if direct is not None and not mine.refused and is_large(buffers):
+            begun, buffers = split(buffers, -offset % BLOCK_BYTES)
+            self._put_all(fd, begun, offset)
+            offset += sum(map(len, begun))
+            written, buffers = mine.put(self._files, direct, buffers, offset)
+            offset += written
+        self._put_all(fd, buffers, offset)
+
+    def _put_all(self, fd: int, buffers: list[bytes | memoryview], offset: int) -> None:
+        assert self._writing is not None
+        pwritev = self._files.pwritev
         for i in range(0, len(buffers), _IOV_MAX):
             part = buffers[i : i + _IOV_MAX]
             while part:
