@@ -110,10 +110,12 @@ class GetArguments:
     columns: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.keys, (str, bytes)) or not isinstance(self.keys, Iterable):
-            raise InvalidArgument(f"keys are given as a list of tuples, not {self.keys!r}")
-        self.keys = tuple(self.keys)
-        self.columns = _columns(self.columns)
+        if type(self.keys) is not tuple:  # one key comes in a tuple
+            if isinstance(self.keys, (str, bytes)) or not isinstance(self.keys, Iterable):
+                raise InvalidArgument(f"keys are given as a list of tuples, not {self.keys!r}")
+            self.keys = tuple(self.keys)
+        if self.columns is not None:
+            self.columns = _columns(self.columns)
 
     def bound(self, schema: TableSchema) -> tuple[list[tuple[Any, ...]], tuple[str, ...]]:
         """The keys in stored form, and the names of what is read. Raises SchemaError, InvalidArgument."""

