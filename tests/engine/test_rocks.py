@@ -7,6 +7,7 @@ import itertools
 import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -401,3 +402,46 @@ def test_manifests_of_many_blocks_are_read_to_their_end(tmp_path: Path) -> None:
     manifest = next((tmp_path / "engine").glob("MANIFEST-*"))
     assert manifest.stat().st_size > 32 << 10
     RocksEngine(str(tmp_path / "engine")).close()
+
+
+def _grown(engine: RocksEngine, rounds: range, kept: int, of: int) -> None:
+    """Each round writes so many large values, and deletes all but ``kept`` of those of the round before it."""
+    for i in rounds:
+        batch = WriteBatch()
+        batch.put(b"!", b"%d" % i)  # every file has keys of the others' ranges, so that compactions have to read them
+        batch.put(b"~", b"%d" % i)
+        for j in range(of):
+            batch.put(b"%06d-%d" % (i, j), random.Random(i * of + j).randbytes(100_000))
+            if j >= kept and i:
+                batch.delete(b"%06d-%d" % (i - 1, j))
+        engine.write(batch)
+        engine.flush()
+        while engine.stats()["running_compactions"] or engine.stats()["pending_compaction_bytes"]:
+            time.sleep(0.005)
+
+
+def test_compactions_do_not_copy_large_values_that_are_all_in_use(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    _grown(engine, range(4), 4, 4)
+    first = {path.name for path in tmp_path.glob("*.blob")}
+    _grown(engine, range(4, 40), 4, 4)
+    assert first <= {path.name for path in tmp_path.glob("*.blob")}
+    assert engine.stats()["blob_bytes"] < 1.01 * 40 * 4 * 100_000
+    engine.close()
+
+
+def test_large_values_that_are_not_in_use_any_more_are_collected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kivi.engine.rocks._GARBAGE_BYTES_MIN", 1_000_000)
+    engine = RocksEngine(str(tmp_path))
+    _grown(engine, range(60), 1, 4)
+    held = 60 * 100_000
+    assert engine.stats()["blob_bytes"] < 2.5 * held  # written were four times as many
+    left = [*(b"%06d-0" % i for i in range(59)), *(b"000059-%d" % j for j in range(4))]
+    assert [key for key, _ in engine.scan(b"0", b"1")] == left
+    _grown(engine, range(60, 400), 4, 4)  # nothing more is deleted: it ends collecting
+    files = {path.name for path in tmp_path.glob("*.blob")}
+    _grown(engine, range(400, 420), 4, 4)
+    assert files <= {path.name for path in tmp_path.glob("*.blob")}
+    engine.close()
