@@ -28,6 +28,7 @@ __all__ = ["PlainGet", "PlainGets"]
 
 _KEYS_MAX: Final = 16
 _PLANS_MAX: Final = 256
+_COLUMNS_MAX: Final = 64
 
 
 class PlainGet(NamedTuple):
@@ -96,6 +97,8 @@ class PlainGets:
         if seen is not tables:
             plans = {}
             self._plans = tables, plans
+        if len(get.columns) > _COLUMNS_MAX:  # it is for the general way to say whether these are so many
+            return None
         name = (get.table, get.table_id, *get.columns)
         try:
             return plans[name]

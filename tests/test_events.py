@@ -376,6 +376,39 @@ def test_an_event_is_rewritten_about_once_per_tier():
     assert written / sealed < 5  # once sealed, then the tiers 10, 80, 640 and 5,120
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_compaction_looks_at_few_headers_and_does_what_it_would_with_all_of_them(seed):
+    random_, looked = random.Random(seed), []
+    kept, anew = MemoryEngine(), MemoryEngine()
+    events = EventStore(kept, TABLE)
+    since = events._base.headers_since
+
+    def headers_since(order):
+        looked.append(len(blocks := since(order)))
+        return blocks
+
+    events._base.headers_since = headers_since  # type: ignore[method-assign]
+    max_rows = 64
+    for cts in range(1, 400):
+        rows = rows_of(cts, random_.choice([1, 3, 10, 33, 64]))
+        seal(events, [(cts, rows)], cts)
+        seal(EventStore(anew, TABLE), [(cts, rows)], cts)
+        for _ in range(random_.randrange(8)):
+            events.compact(max_rows)
+            EventStore(anew, TABLE).compact(max_rows)  # which remembers nothing, and looks at all
+        if cts == 200:
+            max_rows = 128
+    settle(events, max_rows)
+    settle(EventStore(anew, TABLE), max_rows)
+    with events.view(400) as view, EventStore(anew, TABLE).view(400) as other:
+        assert [(b.order, b.rows, b.last_cts) for b in view.blocks] == [
+            (b.order, b.rows, b.last_cts) for b in other.blocks
+        ]
+        assert len(view.blocks) > 50
+    events.compact(max_rows)
+    assert looked[-1] < 20  # the last full one, and what is not enough yet of each tier
+
+
 class _Fake:
     def __init__(self, rows):
         self.rows, self.raw_bytes = rows, rows * 10

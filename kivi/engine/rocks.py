@@ -31,6 +31,8 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
   0.155 us as one value with its key behind it, drained from ``values()``. So values of some keys are kept as such
   *records* (``Records``), as those of base rows are. Everybody but `scan_records` gets them without their keys, which
   takes 0.1 us a value, as it does to put them there.
+* A store that exists is opened by the options that it keeps in its directory, and ours are not looked at. `_collect`
+  does not rely on either.
 * A batched ``get`` costs what single ones cost (about 2 us a key): it only saves the loop.
 * That an unsynced ``write`` holds the GIL (0.04 ms per 100 kB) while ``flush`` and ``compact_range`` release
   it is from the design's measurements; ours, on a busy machine, could not tell.
@@ -124,7 +126,7 @@ class RocksEngine(Engine):
     ) -> None:
         self.path = os.fspath(path)
         self._closed = False
-        self._collects = False
+        self._collects: bool | None = None  # unknown: a store that exists is opened as it was when it was closed
         self._lock = threading.Lock()
         self._scans: weakref.WeakSet[_Scan[Any]] = weakref.WeakSet()
         self._write_options = rocksdict.WriteOptions()
@@ -263,9 +265,10 @@ class RocksEngine(Engine):
         try:
             held, garbage = (self._db.property_int_value(_PROPERTIES[f"blob_{name}_bytes"]) for name in _BLOBS)
             worth_it = max(_GARBAGE_BYTES_MIN, _GARBAGE_SHARE * (held or 0)) / (2 if self._collects else 1)
-            if ((garbage or 0) >= worth_it) != self._collects:
-                self._db.set_options({"enable_blob_garbage_collection": "false" if self._collects else "true"})
-                self._collects = not self._collects
+            collects = (garbage or 0) >= worth_it
+            if collects is not self._collects:
+                self._db.set_options({"enable_blob_garbage_collection": "true" if collects else "false"})
+                self._collects = collects
         except Exception as error:  # the flush has happened: the next one looks again
             _log.warning("could not tell RocksDB whether to collect garbage: %s", error)
 
@@ -481,7 +484,7 @@ def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> roc
     options.set_enable_blob_files(True)
     options.set_min_blob_size(BLOB_BYTES_MIN)
     options.set_blob_compression_type(rocksdict.DBCompressionType.none())  # Arrow compressed them already
-    options.set_enable_blob_gc(False)  # ``_collect`` sets it
+    options.set_enable_blob_gc(False)  # of a new store; ``_collect`` goes on from there
     options.set_bytes_per_sync(1 << 20)
     options.set_max_open_files(1024)
     options.set_keep_log_file_num(4)

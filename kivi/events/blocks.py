@@ -215,11 +215,11 @@ def _narrowed(schema: TableSchema, events: Any, stats: dict[str, tuple[Any, Any,
     return pa.RecordBatch.from_arrays(arrays, names)
 
 
-def read_headers(engine: Engine, table: int, name: str) -> tuple[Meta | None, list[Block]]:
-    """Meta and all headers in one consistent view: a single engine scan."""
+def read_headers(engine: Engine, table: int, name: str, since: int | None = None) -> tuple[Meta | None, list[Block]]:
+    """Meta and all headers in one consistent view: a single engine scan. ``since``: headers of this order and later."""
     prefix = table_prefix(Space.EVENT, table)
     meta, blocks = None, []
-    for key, raw in engine.scan(prefix, prefix_end(prefix)):
+    for key, raw in engine.scan(prefix if since is None else event_header_key(table, since), prefix_end(prefix)):
         if key[len(prefix)] == 0:
             meta = Meta.decode(raw)
             continue
@@ -250,6 +250,10 @@ class Blocks:
         """Meta and all headers, in one consistent view."""
         meta, blocks = read_headers(self._engine, self.schema.id, self.schema.name)
         return meta or Meta(), blocks
+
+    def headers_since(self, order: int) -> list[Block]:
+        """Those of the blocks of this order and later ones."""
+        return read_headers(self._engine, self.schema.id, self.schema.name, order)[1]
 
     def newest_cts(self) -> int:
         """The CTS of the last event; 0 if there is none. Reads one header."""

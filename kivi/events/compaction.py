@@ -26,7 +26,7 @@ def mergeable(blocks: list[Block], max_rows: int, max_bytes: int) -> list[Block]
     """
     segments: list[list[Block]] = [[]]
     for block in blocks:
-        if 2 * block.rows > max_rows or 2 * block.raw_bytes > max_bytes:
+        if _is_full(block, max_rows, max_bytes):
             segments.append([])
         else:
             segments[-1].append(block)
@@ -42,6 +42,18 @@ def mergeable(blocks: list[Block], max_rows: int, max_bytes: int) -> list[Block]
             chosen = tail[: last + 1]  # a later one is of a smaller tier, and goes first
         tail = tail[last + 1 :]
     return _fitting(chosen, max_rows, max_bytes)
+
+
+def settled(blocks: list[Block], max_rows: int, max_bytes: int) -> Block | None:
+    """The block from which to look the next time, once there was nothing to merge: what is before it stays as it is.
+
+    That is the last full one. None: there is none.
+    """
+    return next((block for block in reversed(blocks) if _is_full(block, max_rows, max_bytes)), None)
+
+
+def _is_full(block: Block, max_rows: int, max_bytes: int) -> bool:
+    return 2 * block.rows > max_rows or 2 * block.raw_bytes > max_bytes
 
 
 def _fitting(blocks: list[Block], max_rows: int, max_bytes: int) -> list[Block]:

@@ -17,7 +17,7 @@ from kivi.arrow.coded import coded, together, written_bytes
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.events.blocks import Blocks, Meta, joined, read_headers
-from kivi.events.compaction import mergeable
+from kivi.events.compaction import mergeable, settled
 from kivi.events.views import EventView, Readers, Summary
 from kivi.schema import TableSchema
 from kivi.spaces import event_data_key, event_header_key, event_meta_key
@@ -49,6 +49,7 @@ class EventStore:
         self._base = Blocks(engine, schema, compression)
         self._readers = Readers()
         self._waiting: list[tuple[int, list[int]]] = []
+        self._settled = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         dead = self._base.meta().dead
         if dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
@@ -175,10 +176,14 @@ class EventStore:
         """One bounded step: data that no view needs any more are deleted, and up to eight small neighbours become
         one block of at most ``max_rows``. How many rows were merged: if any, there may be more to do."""
         self._delete_dead()
-        meta, blocks = self._base.headers()
+        rows, order = self._settled
+        blocks = self._base.headers_since(order if rows == max_rows else 0)
         inputs = mergeable(blocks, max_rows, self._block_bytes)
         if not inputs:
+            if (full := settled(blocks, max_rows, self._block_bytes)) is not None:
+                self._settled = max_rows, full.order
             return 0
+        meta = self._base.meta()
         every = [column.name for column in self.schema.columns]
         events = coded(together([self._base.read(block, every) for block in inputs]))
         runs = [self._base.runs(block) for block in inputs]

@@ -77,12 +77,12 @@ def split(
 
 
 class Direct:
-    """One writer's buffer; made when it is first needed."""
+    """The buffer, for one writer at a time; made when it is first needed."""
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
         self.refused = False
-        """The file system does not take direct writes after all."""
+        """Not possible after all: the file system takes none."""
 
     def put(
         self, files: Files, fd: int, buffers: Sequence[bytes | memoryview], offset: int
@@ -92,7 +92,11 @@ class Direct:
         Returns how much has been written, and what is left: most often less than a block. Raises ``OSError``.
         """
         if self._memory is None:
-            self._memory = mmap.mmap(-1, _BUFFER_BYTES)  # begins at a page
+            try:
+                self._memory = mmap.mmap(-1, _BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # begins at a page
+            except OSError as error:  # no memory for it, and nothing was written
+                self._refuse(error)
+                return 0, list(buffers)
         view, space = memoryview(self._memory), np.frombuffer(self._memory, np.uint8)
         done = 0
         rest = list(buffers)
@@ -116,6 +120,9 @@ class Direct:
         except OSError as error:
             if error.errno != errno.EINVAL:
                 raise
-            logging.getLogger("kivi.log").info("direct writes are refused here, and not used: %s", error)
-            self.refused = True
+            self._refuse(error)
             return 0
+
+    def _refuse(self, error: OSError) -> None:
+        logging.getLogger("kivi.log").info("large records are not written past the page cache: %s", error)
+        self.refused = True

@@ -162,7 +162,7 @@ class SegmentedLog(CommitLog):
         # Who has taken the queue: the segment being written, and the state of the chain at its end.
         self._writing: Segment | None = None
         self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
-        self._direct = [Direct() for _ in range(_WRITERS + 1)]
+        self._direct = Direct()
         # Under the order lock:
         self._order = threading.Condition()
         self._completing = 0
@@ -422,12 +422,12 @@ class SegmentedLog(CommitLog):
         if not buffers:
             return
         assert self._writing is not None
-        fd, direct, mine = self._writing.fds[me], self._writing.direct, self._direct[me]
-        if direct is not None and not mine.refused and is_large(buffers):
+        fd, direct = self._writing.fds[me], self._writing.direct
+        if direct is not None and not self._direct.refused and is_large(buffers):
             begun, buffers = split(buffers, -offset % BLOCK_BYTES)
             self._put_all(fd, begun, offset)
             offset += sum(map(len, begun))
-            written, buffers = mine.put(self._files, direct, buffers, offset)
+            written, buffers = self._direct.put(self._files, direct, buffers, offset)
             offset += written
         self._put_all(fd, buffers, offset)
 

@@ -360,6 +360,7 @@ def test_what_we_found_in_rocksdict(tmp_path: Path) -> None:
 def test_damaged_options_are_data_loss(tmp_path: Path, written: bytes, damaged: bytes) -> None:
     engine = RocksEngine(str(tmp_path / "engine"))
     fill(engine, 10)
+    engine._db.set_options({"enable_blob_garbage_collection": "true"})  # else the other is not looked at
     engine.close()
     newest = max((tmp_path / "engine").glob("OPTIONS-*"))
     text = newest.read_bytes()
@@ -424,6 +425,9 @@ def test_compactions_do_not_copy_large_values_that_are_all_in_use(tmp_path: Path
     engine = RocksEngine(str(tmp_path))
     _grown(engine, range(4), 4, 4)
     first = {path.name for path in tmp_path.glob("*.blob")}
+    engine._db.set_options({"enable_blob_garbage_collection": "true"})  # as it always was in older versions
+    engine.close()
+    engine = RocksEngine(str(tmp_path))
     _grown(engine, range(4, 40), 4, 4)
     assert first <= {path.name for path in tmp_path.glob("*.blob")}
     assert engine.stats()["blob_bytes"] < 1.01 * 40 * 4 * 100_000

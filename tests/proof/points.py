@@ -19,6 +19,7 @@ from kivi_server.__main__ import main
 from kivi import backfill, recovery
 from kivi.engine.rocks import RocksEngine
 from kivi.log.files import Files
+from kivi.log.records import BLOCK_BYTES
 from kivi.log.segmented import SegmentedLog
 from kivi.mvcc import watermark
 from kivi.mvcc.consolidate import Consolidator
@@ -97,9 +98,13 @@ def half_write(number: int) -> None:
     def pwritev(self: Files, fd: int, buffers: Any, offset: int) -> int:
         nonlocal reached
         reached += 1
-        if reached >= number and len(buffers) > 1:
-            whole = b"".join(bytes(part) for part in buffers)
-            real(self, fd, [whole[: len(whole) // 2]], offset)
+        if reached >= number and (len(buffers) > 1 or len(buffers[0]) > BLOCK_BYTES):
+            if len(buffers) > 1:
+                whole = b"".join(bytes(part) for part in buffers)
+                real(self, fd, [whole[: len(whole) // 2]], offset)
+            else:  # past the page cache: whole blocks, from where they lie
+                blocks = memoryview(buffers[0])
+                real(self, fd, [blocks[: len(blocks) // 2 // BLOCK_BYTES * BLOCK_BYTES]], offset)
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, fd, buffers, offset)
 
