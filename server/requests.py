@@ -240,9 +240,8 @@ class Requests(ABC):
             assert transaction.lease is not None
             if request.scan_open.rows and (few := self.store.few_rows(transaction.lease, schema, wanted)) is not None:
                 if request.id:
-                    response = self._answer(request, transaction)
-                    self.translator.fill_page(response.page, schema, wanted.columns, few, request.scan_open.packed)
-                    self._reply(response)
+                    packed, ts = request.scan_open.packed, transaction.lease.ts
+                    self._reply(self.translator.few_rows(request.id, ts, schema, wanted.columns, few, packed))
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from kivi_server import limits
+from kivi_server.fewrows import FewRows
 from kivi_server.pages import Page
 from kivi_server.payloads import KEPT_MAX
 from kivi_server.plain import PlainReader
@@ -84,6 +85,7 @@ class Translator:
         self._value_bytes_max = store.settings.max_value_bytes
         self._rows_max = store.settings.max_append_rows
         self.plain = PlainReader(store)
+        self._few = FewRows()
 
     def schema(self, name: str, table_id: int, lease: Lease | None = None) -> TableSchema:
         """The table, at a snapshot if one is given, if it still is the one the client means (0: whichever is there)."""
@@ -220,21 +222,26 @@ class Translator:
                 fill_values(reply.rows.add(found=True).values, [row[name] for name in names])
         return reply
 
-    def fill_page(
+    def few_rows(
         self,
-        page: session_pb2.ScanPage,
+        request_id: int,
+        start_ts: int,
         schema: TableSchema,
         columns: Sequence[str] | None,
-        rows: Iterable[Sequence[Any]],
+        rows: Sequence[Sequence[Any]],
         packed: bool,
-    ) -> None:
-        """A scan's only page, of few rows."""
-        add = page.rows.add
+    ) -> session_pb2.Response:
+        """The answer with a scan's only page, of few rows. The caller's until the same thread asks for another."""
         if packed:
             plan = self.store.get_plan(schema, columns)
             packed = plan is not None and plan.integers
+        if packed and not any(None in row for row in rows):
+            return self._few.page(request_id, start_ts, rows)
+        response = session_pb2.Response(id=request_id, start_ts=start_ts)
+        response.page.SetInParent()
         for row in rows:
-            fill_row(add(found=True), row, packed)
+            fill_row(response.page.rows.add(found=True), row, packed)
+        return response
 
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
         """The same predicate with its literals checked; they are in stored form already."""
