@@ -42,6 +42,6 @@ def test_each_answer_is_what_a_new_message_would_be() -> None:
 def test_what_cannot_be_filled_in_does_not_stay() -> None:
     few = FewRows()
     few.page(1, 1, [(1, 2), (3, 4)])
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="range"):
         few.page(2, 2, [(5,), (1 << 64,)])
     assert few.page(3, 3, [(6,), (7,)]).SerializeToString() == made(3, 3, [(6,), (7,)])
