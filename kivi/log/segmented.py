@@ -18,6 +18,7 @@ which it can do nothing else. Who cannot spare that asks `is_quick` first. Invar
   description, so each writer has its own for every segment. A group completes only after its own sync and all
   syncs that began before have returned without an error; any error seen by then fails it (`_fail`,
   `_complete`).
+* **Large records go past the page cache** (`kivi.log.direct`); they are synced as all others.
 * **Nothing is retried.** After `_fail` nothing is written, not even the mark: the next open decides.
 * **A segment that has a successor is whole and durable**: `_roll` syncs it before it writes the next one's
   header.

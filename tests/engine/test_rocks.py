@@ -357,7 +357,7 @@ def test_what_we_found_in_rocksdict(tmp_path: Path) -> None:
         (b"blob_garbage_collection_force_threshold=1", b"blob_garbage_collection_force_threshold=9"),
     ],
 )
-def test_damaged_options_are_data_loss(tmp_path: Path, written: bytes, damaged: bytes) -> None:
+def test_damaged_options_are_not_needed(tmp_path: Path, written: bytes, damaged: bytes) -> None:
     engine = RocksEngine(str(tmp_path / "engine"))
     fill(engine, 10)
     engine._db.set_options({"enable_blob_garbage_collection": "true"})  # else the other is not looked at
@@ -366,9 +366,21 @@ def test_damaged_options_are_data_loss(tmp_path: Path, written: bytes, damaged: 
     text = newest.read_bytes()
     assert written in text
     newest.write_bytes(text.replace(written, damaged))
-    with pytest.raises(DataLoss) as caught:
-        RocksEngine(str(tmp_path / "engine"))
-    assert caught.value.path == str(tmp_path / "engine")
+    engine = RocksEngine(str(tmp_path / "engine"))
+    assert len(list(engine.scan(b"", None))) == 10
+    engine.close()
+
+
+def test_a_store_that_exists_is_opened_with_the_settings_of_now(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"), cache_bytes=32 << 20, memtable_bytes=8 << 20)
+    fill(engine, 10)
+    engine.close()
+    engine = RocksEngine(str(tmp_path / "engine"), cache_bytes=64 << 20, memtable_bytes=16 << 20)
+    assert engine.stats()["block_cache_capacity_bytes"] == 64 << 20
+    newest = max((tmp_path / "engine").glob("OPTIONS-*"))
+    assert b"write_buffer_size=16777216" in newest.read_bytes()
+    assert len(list(engine.scan(b"", None))) == 10
+    engine.close()
 
 
 @pytest.mark.timeout(60)
