@@ -88,14 +88,20 @@ db.close()
 def test_a_child_is_told_that_what_it_has_is_its_parents(how: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GRPC_ENABLE_FORK_SUPPORT"}
 
-    def run(endpoint: str) -> str:
+    def run(endpoint: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", SCRIPT, endpoint, str(tmp_path / "store")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
     if how == "embedded":
-        assert run("") == "5"  # its own four, and the one that was begun before
-        return
-    with ServerProcess(tmp_path / "served") as server:
-        assert run(server.endpoint) == "8"  # and three children's
+        done, expected = run(""), "5"  # its own four, and the one that was begun before
+    else:
+        expected = "8"  # and three children's
+        for attempt in range(5):
+            with ServerProcess(tmp_path / f"served-{attempt}") as server:
+                done = run(server.endpoint)
+            # A child that was forked while another thread of its parent waited in gRPC may find that thread noted there
+            # as the one that polls. Then gRPC aborts the child as soon as it connects (one run of some dozens).
+            if not (done.returncode and "ev_epoll1_linux.cc" in done.stderr):
+                break
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == expected
