@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "NO_ARGUMENTS",
     "AggregateArguments",
     "ChangesArguments",
     "GetArguments",
@@ -62,17 +63,20 @@ _PATIENCE_S_MAX: Final = 1e8  # three years: more is too much for some clocks
 POINTS_MAX: Final = 10_000
 
 
-def takes(build: Callable[P, A]) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
+def takes(
+    build: Callable[P, A], none: A | None = None
+) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
     """``@takes(ScanArguments)``: the method is called with the arguments of ``ScanArguments``, and gets one.
 
-    They are checked where the method is called, also if it is a coroutine or a generator.
+    They are checked where the method is called, also if it is a coroutine or a generator. ``none`` is what it gets
+    where it is called without any, again and again: nobody may change it.
     """
     parameters = inspect.signature(build).parameters.values()
 
     def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, build(*args, **kwargs))
+            return method(self, build(*args, **kwargs) if none is None or args or kwargs else none)
 
         plain = inspect.signature(method)
         itself = next(iter(plain.parameters.values()))
@@ -480,6 +484,9 @@ class TransactionArguments:
         check_batch(self.batch)
         if self.min_snapshot is not None:
             _number(self.min_snapshot, "min_snapshot is a commit timestamp")
+
+
+NO_ARGUMENTS: Final = TransactionArguments()
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ One gRPC channel, one session stream (``client_transport``). What the calls *do*
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kivi import client_methods as methods
@@ -106,6 +106,13 @@ class Transaction(_Reads, interface.Transaction):
     @property
     def commit_ts(self) -> int | None:
         return self._core.commit_ts
+
+    def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        flush = self._db._core.delta(table, self._core, key, values)
+        if flush is None:
+            super().delta(table, key, **values)
+        elif flush:
+            self._run(self._core.flush())
 
     def _write(self, table: str, bind: Bind) -> None:
         flush = self._db._core.write(table, self._core, bind)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, repeat
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
@@ -17,17 +18,20 @@ from kivi import client_methods as methods
 from kivi.client_codec import delimited, prefix, tag
 from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
-from kivi.client_steps import Closed, ConnectionLost, Maker, Message, Stream, Timeout, Unary, Upload
+from kivi.client_steps import Closed, Committed, ConnectionLost, Maker, Message, Stream, Timeout, Unary, Upload
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire.v1 import service_pb2, session_pb2
 
 __all__ = [
     "FRAME_BYTES",
     "Calls",
+    "Commits",
     "Link",
     "Queued",
+    "Ready",
     "Releases",
     "answer",
+    "answers",
     "encoded",
     "failed",
     "leaving",
@@ -116,6 +120,7 @@ class Link(ABC, Generic[S]):
             if self._closed:
                 raise Closed(self._why_closed)
             self._epochs += 1
+            self.core.commits_each = False  # until the server has said so
             session = self._current = self._begun(wait_for_ready)
         return session
 
@@ -171,6 +176,55 @@ class Releases:
         return session_pb2.Request(release=release)
 
 
+class Ready(list[Maker]):
+    """What makes a message that waits for no company."""
+
+
+class Commits:
+    """Plain commits: gathered until the message leaves that has them all, in columns. Of one session."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, bytes, str]] = deque()
+        self._queued = False
+        self.most = 0  # of one CommitEach; 0: the server takes none, as far as is known
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, number: int, writes: bytes, token: str) -> Message | None:
+        """A message to queue, unless one is. Threads may call it at the same time."""
+        self._waiting.append((number, writes, token))
+        if self._queued:  # as with ``Releases``
+            return None
+        self._queued = True
+        return Ready((self._message,))
+
+    def _message(self) -> bytes:
+        self._queued = False
+        waiting = self._waiting
+        taken = [waiting.popleft() for _ in range(len(waiting))]
+        if len(taken) <= self.most:
+            return _commit_each(taken)
+        return b"".join([_commit_each(taken[i : i + self.most]) for i in range(0, len(taken), self.most)])
+
+
+def _commit_each(commits: Sequence[tuple[int, bytes, str]]) -> bytes:
+    if not commits:
+        return b""
+    numbers, writes, tokens = zip(*commits, strict=True)
+    places = {each: i for i, each in enumerate(dict.fromkeys(writes))}
+    message = session_pb2.CommitEach(ids=numbers, tokens=tokens)
+    if len(places) > 1:
+        message.does.extend([places[each] for each in writes])
+    parts = [part for each in places for part in (prefix(_WRITES, len(each)), each)]
+    body = b"".join((*parts, message.SerializeToString()))
+    return delimited(_TAG, delimited(_COMMIT_EACH, body))
+
+
+_WRITES: Final = tag(session_pb2.CommitEach, "writes")
+_COMMIT_EACH: Final = tag(session_pb2.Request, "commit_each")
+
+
 _TAG: Final = b"\x0a"  # of ``ClientFrame.requests`` and ``SubscribeRequest.begin``: field 1, length-delimited
 
 
@@ -185,6 +239,8 @@ def leaving(queued: Queued) -> bytes:
     except IndexError:
         return b""
     request = make()
+    if isinstance(request, bytes):
+        return request
     return b"" if request is None else encoded(request)
 
 
@@ -230,6 +286,16 @@ def _laden(request: Any, payload: Any) -> bytes:
 _ALIGNED: Final = 8
 _OPERATIONS: Final = tag(session_pb2.Request, "operations")
 _ARROW: Final = tag(session_pb2.Operation, "arrow")
+
+
+def answers(frame: session_pb2.ServerFrame) -> Iterator[tuple[int, session_pb2.Response | Committed]]:
+    """The number of each request that is answered, and its answer."""
+    for reply in frame.responses:
+        if reply.id or not reply.HasField("commit_each"):
+            yield reply.id, reply
+        else:
+            each = reply.commit_each
+            yield from zip(each.ids, zip(count(each.commit_ts), repeat(reply.start_ts)), strict=False)
 
 
 def answer(reply: session_pb2.Response) -> session_pb2.Response:

@@ -95,9 +95,9 @@ def prefix(tag: bytes, size: int) -> bytes:
 
 
 def tag(message: Any, name: str) -> bytes:
-    """The tag of such a field (wire type 2), of those with numbers below 16."""
+    """The tag of such a field (wire type 2)."""
     number: int = message.DESCRIPTOR.fields_by_name[name].number
-    return _BYTE[number << 3 | 2]
+    return prefix(b"", number << 3 | 2)
 
 
 def fill_row(target: pb.Row, values: Sequence[Any], packed: bool) -> None:

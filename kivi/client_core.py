@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -83,15 +83,18 @@ class Core:
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     seen_ts: int = 0
     value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
+    commits_each: bool = False  # the server of the current session takes CommitEach
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def saw(self, ts: int) -> None:
-        self.seen_ts = max(self.seen_ts, ts)
+        if ts > self.seen_ts:
+            self.seen_ts = ts
 
     def greeted(self, hello: session_pb2.Hello) -> None:
         """The server's first words on a session."""
         self.transport.session = hello.session
         self.value_bytes_max = hello.limits.value_bytes_max
+        self.commits_each = hello.limits.commit_each_max > 0
 
     def deadline(self) -> float:
         return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
@@ -127,6 +130,13 @@ class Core:
         try:
             return into.write(schema, bind(schema))
         except InvalidArgument:
+            return None
+
+    def delta(self, table: str, into: TransactionCore, key: Sequence[Any], values: Mapping[str, Any]) -> bool | None:
+        """``write`` of a delta: the way that is taken most."""
+        try:
+            return into.delta(self.schemas[table], key, values)
+        except (KeyError, TypeError, InvalidArgument):
             return None
 
     def _cached(self, table: str) -> TableSchema | None:
@@ -272,8 +282,7 @@ class Core:
             transaction.begin()
             try:
                 for part in parts:
-                    operation = transaction.operation(Kind.KIND_APPEND, schema)
-                    operation.arrow = bytes(part)
+                    transaction.append_part(schema, part)
                     yield from transaction.flush()
             except BaseException:
                 transaction.release()

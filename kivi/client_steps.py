@@ -32,9 +32,13 @@ from kivi.wire.v1 import session_pb2
 __all__ = [
     "Ask",
     "Closed",
+    "CommitPlain",
+    "Committed",
     "ConnectionLost",
     "Effect",
+    "Maker",
     "Message",
+    "RequestMaker",
     "Sleep",
     "Steps",
     "Stream",
@@ -78,6 +82,23 @@ class Ask:
 
 
 @dataclass(slots=True)
+class CommitPlain:
+    """A commit of a transaction that has not begun: ``writes`` are the bytes of its operations, which are plain.
+
+    The result is ``Committed``, or a Response as of any commit.
+    """
+
+    writes: bytes
+    token: str
+    timeout_s: float | None
+    epoch: int | None
+
+
+Committed = tuple[int, int]
+"""Its commit timestamp, and the snapshot that it began at."""
+
+
+@dataclass(slots=True)
 class Unary:
     method: str
     message: Any
@@ -108,7 +129,7 @@ class Sleep:
     seconds: float
 
 
-Effect = Ask | Unary | Stream | Upload | Sleep
+Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep
 Steps = Generator[Effect, Any, T]
 
 
@@ -130,8 +151,10 @@ class Transport(Protocol):
         """Lets go of that session's transaction, together with others, when the next message leaves."""
 
 
-Maker = Callable[[], session_pb2.Request | None]
+RequestMaker = Callable[[], session_pb2.Request | None]
 """Makes a request when it leaves; None: it is wanted no more."""
+Maker = RequestMaker | Callable[[], bytes]
+"""The same, or some requests, encoded."""
 Message = session_pb2.Request | list[Maker]
 """What is queued: a request, or what makes one when it leaves, in a list of its own from where it may be taken back."""
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi import errors
 from kivi.arguments import GetArguments, ScanArguments, SnapshotArguments, TransactionArguments, drops_late, stage_ids
-from kivi.client_codec import fill_values, row_reader
+from kivi.client_codec import row_reader
 from kivi.client_messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
-from kivi.client_steps import Ask, ConnectionLost, Maker, Sleep, Steps, Stream, Timeout, timeout_ms
+from kivi.client_steps import Ask, CommitPlain, ConnectionLost, Maker, Sleep, Steps, Stream, Timeout, timeout_ms
+from kivi.client_writes import encoded_write
 from kivi.errors import InvalidArgument
 from kivi.retrying import backoff_s
 from kivi.wire.v1 import service_pb2, session_pb2
@@ -30,13 +31,9 @@ Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead beyond this many ...
 _FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes ...
 _FLUSH_VALUES: Final = 200_000  # ... or about this many values, which in rows of very many columns is the least
-_KINDS: Final = {
-    "put": Kind.KIND_PUT,
-    "delta": Kind.KIND_DELTA,
-    "insert": Kind.KIND_INSERT,
-    "delete": Kind.KIND_DELETE,
-    "guard": Kind.KIND_GUARD,
-}
+_PLAIN: Final = frozenset({"put", "delta"})
+_PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
+_PLAIN_BYTES: Final = 1_024
 
 
 @dataclass(slots=True)
@@ -51,48 +48,36 @@ class SharedSnapshotArguments(SnapshotArguments):
 class TransactionCore:
     """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
 
-    __slots__ = (
-        "_begin",
-        "_epoch",
-        "_given_up",
-        "_min_snapshot",
-        "_next",
-        "_unsent",
-        "batch",
-        "broken",
-        "commit_ts",
-        "core",
-        "ended",
-        "lease",
-        "number",
-        "read_only",
-        "sent",
-        "start_ts",
-        "token",
-        "wrote",
-    )
+    # What most transactions leave as it is, is the class's: they begin and end many thousand times a second.
+    start_ts: int | None = None
+    commit_ts: int | None = None
+    token: str | None = None
+    batch: tuple[str, int] | None = None
+    lease = b""
+    ended = False
+    wrote = False
+    sent = False  # operations are at the server, or it has answered with an error: not to be begun again
+    broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
+    _epoch = -1
+    _given_up = False  # nobody waits for a request any more, which may be on its way to the server still
+    _unsent: Sequence[Maker] = ()  # Begin, until the sender takes it from here
+    _next: session_pb2.Request | None = None  # with the operations that are buffered ...
+    _writes: Sequence[bytes] = ()  # ... or these, encoded, as long as all of them are writes of rows
+    _buffered = 0  # operations
+    _buffered_bytes = 0
+    _is_plain = True  # all that was written are deltas and puts
+    _begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
 
     def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
         self.core = core
         self.number = next(core.numbers)
-        self.start_ts: int | None = None
-        self.commit_ts: int | None = None
-        self.token: str | None = None
-        self.batch: tuple[str, int] | None = None
-        self.lease = b""
-        self.ended = False
-        self.wrote = False
-        self.sent = False  # operations are at the server, or it has answered with an error: not to be begun again
-        self.broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
-        self._epoch = -1
-        self._given_up = False  # nobody waits for a request any more, which may be on its way to the server still
-        self._unsent: list[Maker] = []  # Begin, until the sender takes it from here
-        self._next: session_pb2.Request | None = None  # with the operations that are buffered
-        self._min_snapshot = max(core.seen_ts, wanted.min_snapshot or 0)
-        self._begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
+        self._min_snapshot = core.seen_ts
+        if wanted.min_snapshot is not None:
+            self._min_snapshot = max(core.seen_ts, wanted.min_snapshot)
         self.read_only = isinstance(wanted, SnapshotArguments)
         if isinstance(wanted, TransactionArguments):
-            self.token, self.batch = wanted.token, wanted.batch
+            if wanted.token is not None or wanted.batch is not None:
+                self.token, self.batch = wanted.token, wanted.batch
         elif wanted.as_of is not None or wanted.ttl_s is not None or wanted.shared or wanted.lease:
             self._view(wanted)
 
@@ -145,8 +130,11 @@ class TransactionCore:
 
     def _taken_back(self) -> bool:
         """True if Begin had not left, and now never will. Atomic: the sender pops it too."""
+        unsent = self._unsent
+        if not unsent:
+            return False
         try:
-            self._unsent.pop()
+            unsent.pop()  # type: ignore[attr-defined]
         except IndexError:
             return False
         return True
@@ -171,10 +159,17 @@ class TransactionCore:
             raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
-        request, self._next = self._next, None
-        if request is None:
-            request = session_pb2.Request()
+        request = self._assembled()
         request.txn = self.number
+        return request
+
+    def _assembled(self) -> session_pb2.Request:
+        """What is buffered, which is that no more."""
+        request = self._next
+        if request is None:
+            request = session_pb2.Request.FromString(b"".join(self._writes))
+        self._next, self._writes = None, ()
+        self._buffered = self._buffered_bytes = 0
         return request
 
     def _ask(self, request: session_pb2.Request) -> Steps[Any]:
@@ -275,22 +270,22 @@ class TransactionCore:
                 self.release()
             return self.commit_ts
         token = request_token(self.token, self.batch)
-        request = self._take()
-        if self.batch is None:
-            request.commit.token = token
+        asked: Ask | CommitPlain
+        if self._commits_plainly(token):
+            asked = CommitPlain(b"".join(self._writes), token, self.core.timeout_s, self._epoch)
         else:
-            request.commit.CopyFrom(commit_message(token, self.batch))
-        if self.start_ts is None and self._min_snapshot <= self.core.seen_ts and self._taken_back():
-            request.txn = 0
+            asked = Ask(self._commit_request(token), self.core.timeout_s, self._epoch)
         self.ended = True
         restarted = False
         while True:
             try:
-                reply = yield Ask(request, self.core.timeout_s, self._epoch)
+                reply = yield asked
             except (ConnectionLost, Timeout) as lost:
                 if isinstance(lost, ConnectionLost) and not lost.sent:
                     if not restarted and self._again():
+                        request = asked.request if isinstance(asked, Ask) else self._commit_request(token)
                         restarted, request.txn = True, self.number
+                        asked = Ask(request, self.core.timeout_s, self._epoch)
                         continue
                     raise errors.Disconnected(
                         "the connection was lost before the commit was sent; "
@@ -306,53 +301,93 @@ class TransactionCore:
                 self.core.schemas.clear()  # a table was dropped, and perhaps made anew
                 raise
             break
-        self._learn(reply)
-        self.commit_ts = int(reply.commit.commit_ts)
+        if type(reply) is tuple:
+            self.commit_ts, self.start_ts = reply
+        else:
+            self._learn(reply)
+            self.commit_ts = int(reply.commit.commit_ts)
         self.core.saw(self.commit_ts)
         return self.commit_ts
 
+    def _commits_plainly(self, token: str) -> bool:
+        """Whether it can commit along with others: it is deltas and puts, and has not begun; nor will it any more."""
+        return (
+            self._is_plain
+            and 0 < len(self._writes) <= _PLAIN_OPERATIONS
+            and self._buffered_bytes <= _PLAIN_BYTES
+            and self.core.commits_each
+            and self.batch is None
+            and self._begins_late()
+        )
+
+    def _begins_late(self) -> bool:
+        """True if it has not begun, and now only will where it commits."""
+        return self.start_ts is None and self._min_snapshot <= self.core.seen_ts and self._taken_back()
+
+    def _commit_request(self, token: str) -> session_pb2.Request:
+        request = self._take()
+        if self.batch is None:
+            request.commit.token = token
+        else:
+            request.commit.CopyFrom(commit_message(token, self.batch))
+        if self._begins_late():
+            request.txn = 0
+        return request
+
     # -- writes ---------------------------------------------------------------------------------
 
-    def operation(
-        self, kind: session_pb2.Operation.Kind, schema: TableSchema, key: tuple[Any, ...] = ()
-    ) -> session_pb2.Operation:
-        """One more buffered operation."""
+    def operation(self, kind: session_pb2.Operation.Kind, schema: TableSchema) -> session_pb2.Operation:
+        """One more buffered operation, that is no write of a row."""
+        self._writing()
+        if self._next is None:
+            self._next = self._assembled()
+        self._buffered += 1
+        operation: session_pb2.Operation = self._next.operations.add(kind=kind, table=schema.name, table_id=schema.id)
+        return operation
+
+    def _writing(self) -> None:
         if self.ended:
             raise InvalidArgument("this transaction has ended")
         if self.read_only:
             raise InvalidArgument("a snapshot is read only: write in a transaction")
         self.wrote = True
-        request = self._next
-        if request is None:
-            request = self._next = session_pb2.Request()
-        operation: session_pb2.Operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
-        if key:
-            fill_values(operation.key, key)
-        return operation
+
+    def delta(self, schema: TableSchema, key: Sequence[Any], values: Mapping[str, Any]) -> bool:
+        """``write`` of a delta, checked here. Whatever it raises, nothing was done."""
+        stored_key, stored = schema.stored_key(key), schema.stored_delta(values)
+        return self._write(schema, "delta", stored_key, stored, (*stored,))
 
     def write(self, schema: TableSchema, write: Write) -> bool:
         """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
-        operation = self.operation(_KINDS[write.kind], schema, write.key)
-        if write.values:
-            operation.columns.extend(write.values)
-            fill_values(operation.values, write.values.values())
-        if write.column is not None:
-            operation.columns.append(write.column)
-        return write.kind == "insert" or self.full(len(write.values))
+        columns = (*write.values,) if write.column is None else (write.column,)
+        flush = self._write(schema, write.kind, write.key, write.values, columns)
+        if write.kind not in _PLAIN:
+            self._is_plain = False
+        return flush or write.kind == "insert"
 
-    def full(self, values: int) -> bool:
+    def _write(
+        self, schema: TableSchema, kind: str, key: tuple[Any, ...], values: Mapping[str, Any], columns: tuple[str, ...]
+    ) -> bool:
+        self._writing()
+        data = encoded_write(schema, kind, key, values, columns)
+        if self._next is not None:
+            self._next.MergeFromString(data)
+        elif self._writes:
+            self._writes.append(data)  # type: ignore[attr-defined]
+        else:
+            self._writes = [data]
+        self._buffered += 1
+        self._buffered_bytes += len(data)
+        return self._is_full(len(values))
+
+    def _is_full(self, values: int = 0) -> bool:
         """``values``: so many were in the last write, and most often in those before it."""
-        request = self._next
-        if request is None:
-            return False
-        count = len(request.operations)
-        if count >= _FLUSH_OPERATIONS or count * values >= _FLUSH_VALUES:
-            return True
-        return count % 64 == 0 and request.ByteSize() > _FLUSH_BYTES
+        count = self._buffered
+        return count >= _FLUSH_OPERATIONS or count * values >= _FLUSH_VALUES or self._buffered_bytes > _FLUSH_BYTES
 
     def flush(self) -> Steps[None]:
         """Sends what is buffered, and waits, so that memory and the server's queue stay bounded."""
-        if self._next is not None:
+        if self._buffered:
             request = self._take()
             request.apply.SetInParent()
             yield from self._ask(request)
@@ -360,9 +395,14 @@ class TransactionCore:
     def append(self, schema: TableSchema, records: Any) -> Steps[None]:
         parts = append_parts(schema, records)
         for part in parts:
-            self.operation(Kind.KIND_APPEND, schema).arrow = bytes(part)
-            if len(parts) > 1 or len(part) > _FLUSH_BYTES:
+            self.append_part(schema, part)
+            if len(parts) > 1 or self._is_full():
                 yield from self.flush()
+
+    def append_part(self, schema: TableSchema, part: Any) -> None:
+        """Events, encoded."""
+        data = self.operation(Kind.KIND_APPEND, schema).arrow = bytes(part)
+        self._buffered_bytes += len(data)
 
     def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
         named, drop_late = stage_ids(stages), drops_late(late)
@@ -384,7 +424,7 @@ class TransactionCore:
             schema, asked = self.core.used(table, request) or (
                 yield from self.core.use(table, lambda schema: (schema, request(schema)))
             )
-            if self._next is not None or self.ended or self.broken is not None:
+            if self._buffered or self.ended or self.broken is not None:
                 sent = self._take()
                 sent.MergeFrom(asked)
             else:

@@ -38,10 +38,12 @@ import grpc
 from kivi.client_calls import (
     FRAME_BYTES,
     Calls,
+    Commits,
     Link,
     Queued,
     Releases,
     answer,
+    answers,
     encoded,
     failed,
     leaving,
@@ -53,7 +55,7 @@ from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_lines import Lines
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, Effect, Message, Sleep, Steps, Stream
+from kivi.client_steps import Ask, Closed, CommitPlain, Committed, Effect, Message, Sleep, Steps, Stream
 from kivi.client_threads import Threads, close_at_exit
 from kivi.errors import KiviError, Unavailable
 from kivi.forks import told_of_forks
@@ -86,7 +88,7 @@ class _Waiter:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.others: deque[_Waiter] = deque()
-        self.reply: session_pb2.Response | None = None
+        self.reply: session_pb2.Response | Committed | None = None
         self.error: KiviError | None = None
 
 
@@ -111,6 +113,7 @@ class _Session:
         self._out: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
         self._large = 0
         self._releases = Releases()
+        self._commits = Commits()
         self._waiters: dict[int, _Waiter] = {}
         self._ids = itertools.count(1)
         call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready, received=self._received)
@@ -122,7 +125,9 @@ class _Session:
         self._transport.threads.met()
         out, held = self._out, b""
         while first := [held] if held else self._first():
-            if len(self._waiters) > max(_MANY, 2 * out.qsize()):  # answers are on their way: more will follow
+            if len(self._waiters) > max(
+                _MANY, 2 * (out.qsize() + len(self._commits))
+            ):  # answers are on their way: more will follow
                 time.sleep(_GATHER_S)
             parts = [leaving(queued) for queued in first]
             size, held = sum(map(len, parts)), b""
@@ -182,17 +187,32 @@ class _Session:
             self.put(message)
 
     def ask(self, request: session_pb2.Request, timeout_s: float | None, payload: Any = None) -> session_pb2.Response:
-        waiter = _Waiter()
         number = request.id = next(self._ids)
-        self._waiters[number] = waiter
-        if self.broken is not None:  # checked after registering: whoever breaks the session sees the waiter
-            self._waiters.pop(number, None)
-            raise self._lost(sent=False)
+        waiter = self._registered(number)
         try:
             self.put(request, payload)
         except KiviError:
             self._waiters.pop(number, None)
             raise
+        return answer(self._awaited(number, waiter, timeout_s))
+
+    def commit(self, writes: bytes, token: str, timeout_s: float | None) -> session_pb2.Response | Committed:
+        """The outcome of a plain commit, which leaves together with others."""
+        number = next(self._ids)
+        waiter = self._registered(number)
+        if (message := self._commits.add(number, writes, token)) is not None:
+            self.put(message)
+        reply = self._awaited(number, waiter, timeout_s)
+        return reply if isinstance(reply, tuple) else answer(reply)
+
+    def _registered(self, number: int) -> _Waiter:
+        waiter = self._waiters[number] = _Waiter()
+        if self.broken is not None:  # checked after registering: whoever breaks the session sees the waiter
+            self._waiters.pop(number, None)
+            raise self._lost(sent=False)
+        return waiter
+
+    def _awaited(self, number: int, waiter: _Waiter, timeout_s: float | None) -> Any:
         try:
             answered = waiter.gate.acquire(timeout=-1 if timeout_s is None else max(0.0, timeout_s))
         except BaseException:  # an interrupt
@@ -206,9 +226,7 @@ class _Session:
                 raise silent(self._transport.core.endpoint, timeout_s)
         if waiter.error is not None:
             raise waiter.error
-        reply = waiter.reply
-        assert reply is not None
-        return answer(reply)
+        return waiter.reply
 
     def _leave(self, number: int, waiter: _Waiter) -> None:
         """It waits no longer. If its answer has come at this very moment, it is to wake another all the same."""
@@ -237,21 +255,22 @@ class _Session:
         try:
             frame = session_pb2.ServerFrame.FromString(data)
             if frame.HasField("hello"):
+                self._commits.most = frame.hello.limits.commit_each_max
                 self._transport.core.greeted(frame.hello)
                 self.hello.set()
-            self._hand_out(frame.responses)
+            self._hand_out(answers(frame))
         except Exception as error:
             return Unavailable(f"the session failed: {error!r}")
         return _FINE
 
-    def _hand_out(self, replies: Iterable[session_pb2.Response]) -> None:
+    def _hand_out(self, replies: Iterable[tuple[int, session_pb2.Response | Committed]]) -> None:
         awaited: deque[_Waiter] = deque()
-        for reply in replies:
-            waiter = self._waiters.get(reply.id)
+        for number, reply in replies:
+            waiter = self._waiters.get(number)
             if waiter is not None:
                 waiter.reply = reply
                 waiter.others = awaited  # before it is taken: who leaves now looks here
-                if self._waiters.pop(reply.id, None) is not None:
+                if self._waiters.pop(number, None) is not None:
                     awaited.append(waiter)
         for _ in range(_AWAKE):
             _wake(awaited)
@@ -319,6 +338,8 @@ class Transport(Link[_Session]):
             return self.threads.watch(self.calls.subscriptions(requests))
 
     def perform(self, effect: Effect) -> Any:
+        if isinstance(effect, CommitPlain):
+            return self.of(effect.epoch).commit(effect.writes, effect.token, effect.timeout_s)
         if isinstance(effect, Ask):
             return self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
         if isinstance(effect, Sleep):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
 from kivi import writes
 from kivi.arguments import (
+    NO_ARGUMENTS,
     AggregateArguments,
     ChangesArguments,
     GetArguments,
@@ -138,7 +139,7 @@ class Database(ABC, Generic[Tx, Snap]):
 
     # -- transactions ---------------------------------------------------------------------------
 
-    @takes(TransactionArguments)
+    @takes(TransactionArguments, NO_ARGUMENTS)
     def transaction(self, wanted: TransactionArguments) -> Tx:
         """``with db.transaction() as tx``: commits on success, rolls back on an exception."""
         return self._transaction(wanted)

@@ -56,7 +56,7 @@ from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
-from kivi.mvcc.plain import Plain, PlainRows
+from kivi.mvcc.plain import PlainGroup, PlainRows
 from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
 from kivi.mvcc.shortage import LOG, Shortage
 from kivi.mvcc.snapshot import Reader
@@ -78,7 +78,7 @@ __all__ = [
     "GetPlan",
     "Lease",
     "Outcome",
-    "Plain",
+    "PlainGroup",
     "PlainRows",
     "Scan",
     "Settings",
@@ -635,25 +635,25 @@ class Store:
             sent = sorted(((plan.origin, key, op) for plan, key, op in rows), key=lambda row: row[:2])
         return PlainRows(ordered, guards, sent)
 
-    def plain(self, does: PlainRows, token: str, tag: Any) -> Plain:
-        """A transaction of deltas and puts that begins now, for ``submit_plain``."""
-        return Plain(self.watermark(), does, token, tag)
+    def plain(self, does: Sequence[PlainRows], tokens: Sequence[str], tags: Sequence[Any]) -> PlainGroup:
+        """Transactions of deltas and puts that begin now, for ``submit_plain``; each under a token of its own."""
+        return PlainGroup(self.watermark(), does, tokens, tags)
 
     def submit_plain(
         self,
-        group: list[Plain],
+        group: PlainGroup,
         catalog_version: int,
-        done: Callable[[list[Plain], CommitUnknown | None], None],
-    ) -> list[Plain]:
-        """Commits transactions of deltas and puts together; gives back those that have to go through ``commit``.
+        done: Callable[[PlainGroup, CommitUnknown | None], None],
+    ) -> Sequence[int]:
+        """Commits transactions of deltas and puts together; the places of those that have to go through ``commit``.
 
         ``catalog_version`` is that of the catalog by which they were made. ``done`` is called once, from the log's
-        thread, unless all are given back: it must be quick.
+        thread, with those that were entered, unless there are none: it must be quick.
         """
         self.check_open()
         began = time.monotonic()
 
-        def settled(entered: list[Plain], error: CommitUnknown | None) -> None:
+        def settled(entered: PlainGroup, error: CommitUnknown | None) -> None:
             if error is None:
                 self.committer.times.observe(time.monotonic() - began, len(entered))
             done(entered, error)

@@ -18,11 +18,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from kivi.store import Plain
-
 if TYPE_CHECKING:
+    from kivi_server.plain import Commits
     from kivi_server.session import Session
     from kivi_server.sessions import Sessions
 
@@ -34,7 +34,7 @@ _AT_ONCE_BYTES: Final = 64 << 10
 
 class _Frame(NamedTuple):
     session: Session
-    group: list[Plain]
+    commits: Sequence[Commits]
     version: int
     size: int
 
@@ -47,9 +47,9 @@ class Leading:
         self._loop = loop
         self._frames: deque[_Frame] = deque()
 
-    def add(self, session: Session, group: list[Plain], version: int, size: int) -> None:
-        """``group`` was read from a frame of ``size`` bytes, in the catalog of this ``version``."""
-        self._frames.append(_Frame(session, group, version, size))
+    def add(self, session: Session, commits: Sequence[Commits], version: int, size: int) -> None:
+        """``commits`` were read from a frame of ``size`` bytes, in the catalog of this ``version``."""
+        self._frames.append(_Frame(session, commits, version, size))
         if len(self._frames) == 1:
             self._loop.call_soon(self._run)
 
@@ -60,9 +60,9 @@ class Leading:
             with self._sessions.store.log.leading():
                 while self._frames and count < _AT_ONCE and size < _AT_ONCE_BYTES:
                     frame = self._frames.popleft()
-                    count += len(frame.group)
+                    count += sum([len(each.group) for each in frame.commits])
                     size += frame.size
-                    frame.session.commit_here(frame.group, frame.version, frame.size)
+                    frame.session.commit_here(frame.commits, frame.version, frame.size)
         finally:
             if self._frames:
                 self._loop.call_soon(self._run)

@@ -1,24 +1,27 @@
 """Reading plain commits out of a session's frames: see ``kivi.plain``.
 
-A request is plain if it is a Commit without a transaction, under a request token, whose operations are deltas and puts,
-each of another row. Anything else is for the translator, which says what is wrong with it, if something is.
+They come in columns, as one ``CommitEach``, or each as a request of its own: a Commit without a transaction, under a
+request token. Plain are those whose operations are deltas and puts, each of another row. Anything else is for the
+translator, which says what is wrong with it, if something is.
 
 Applications that count send the same operations again and again (this page, one more view). What operations are is
-remembered by their bytes: those of a commit that comes again are read, checked, encoded and digested once. 64 commits
-in a frame, everything but gRPC, medians of three: 17 us each where all are alike, 46 where none is like another.
+remembered by their bytes: those of a commit that comes again are read, checked, encoded and digested once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
+from kivi_server import limits
+
 from kivi.client_codec import from_values
-from kivi.store import Plain, PlainRows, Store, WritePlan
+from kivi.errors import InvalidArgument
+from kivi.store import PlainGroup, PlainRows, Store, WritePlan
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["PlainReader"]
+__all__ = ["Commits", "PlainReader", "count_of", "each_of"]
 
 _OPERATIONS_MAX: Final = 16
 _TOKEN_CHARACTERS_MAX: Final = 256
@@ -26,6 +29,71 @@ _REMEMBERED_MAX: Final = 4_096
 _REMEMBERED_BYTES_MAX: Final = 512
 _DELTA: Final = session_pb2.Operation.KIND_DELTA
 _PLAIN: Final = frozenset({_DELTA, session_pb2.Operation.KIND_PUT})
+MayWrite = Callable[[Iterable[session_pb2.Operation]], bool]
+
+
+class Commits:
+    """Plain commits that are entered together, in a group tagged with their numbers: ``source`` is the CommitEach that
+    they came in, or each one's own request."""
+
+    __slots__ = ("_source", "group", "received")
+
+    def __init__(
+        self, group: PlainGroup, received: float, source: session_pb2.Request | Sequence[session_pb2.Request]
+    ) -> None:
+        self.group = group
+        self.received = received
+        self._source = source
+
+    def again(self, left: Iterable[int]) -> list[session_pb2.Request]:
+        """Those at these places of the group, each as a request of its own."""
+        source = each_of(self._source) if isinstance(self._source, session_pb2.Request) else self._source
+        return [source[i] for i in left]
+
+    def answers(self, entered: PlainGroup) -> session_pb2.ServerFrame:
+        """To those that were entered."""
+        frame = session_pb2.ServerFrame()
+        if isinstance(self._source, session_pb2.Request):
+            response = frame.responses.add(start_ts=entered.start_ts)
+            response.commit_each.ids.extend(entered.tags)
+            response.commit_each.commit_ts = entered.first
+            return frame
+        for number, cts in zip(entered.tags, entered.stamps, strict=True):
+            response = frame.responses.add(id=number, start_ts=entered.start_ts)
+            response.commit.commit_ts = cts
+        return frame
+
+
+def count_of(request: session_pb2.Request) -> int:
+    """How many answers it wants."""
+    if request.id:
+        return 1
+    return len(request.commit_each.ids) if request.HasField("commit_each") else 0
+
+
+def each_of(request: session_pb2.Request) -> list[session_pb2.Request]:
+    """The transactions of a CommitEach, each as a request of its own. Raises InvalidArgument."""
+    each = request.commit_each
+    ids, tokens = each.ids, each.tokens
+    does: Sequence[int] = each.does or [0] * len(ids)
+    if len(ids) > limits.COMMIT_EACH_MAX:
+        most = limits.COMMIT_EACH_MAX
+        raise limits.exceeded("commit_each_max", most, len(ids), "transactions of one CommitEach")
+    if not len(ids) == len(tokens) == len(does) or not all(ids) or not all(tokens):
+        raise InvalidArgument("a CommitEach has as many numbers as tokens, none of them 0 or empty")
+    if request.id or request.txn or request.operations or request.HasField("first"):
+        raise InvalidArgument("a CommitEach has no number, no transaction and no operations but those in its `writes`")
+    if max(does, default=0) >= len(each.writes):
+        raise InvalidArgument("a transaction of a CommitEach does something that is not in its `writes`")
+    return [
+        session_pb2.Request(
+            id=number,
+            operations=each.writes[place].operations,
+            commit=session_pb2.Commit(token=token),
+            timeout_ms=request.timeout_ms,
+        )
+        for number, token, place in zip(ids, tokens, does, strict=True)
+    ]
 
 
 class PlainReader:
@@ -44,38 +112,86 @@ class PlainReader:
             self._plans = version, plans, {}
         return version
 
-    def read(self, request: session_pb2.Request, received: float) -> Plain | None:
-        """The transaction, tagged with both arguments, or None if it is not plain."""
+    def each(self, request: session_pb2.Request, received: float, may_write: MayWrite) -> Commits | None:
+        """Those of a CommitEach, or None if one of them is not plain, or it is not as it should be."""
+        each = request.commit_each
+        tokens, numbers, places = [*each.tokens], [*each.ids], each.does
+        if not 0 < len(tokens) == len(numbers) <= limits.COMMIT_EACH_MAX or not all(numbers):
+            return None
+        if request.id or request.txn or request.operations or request.HasField("first"):
+            return None
+        if not 0 < min(lengths := [*map(len, tokens)]) <= max(lengths) <= _TOKEN_CHARACTERS_MAX:
+            return None
+        if _is_late(request, received):
+            return None
+        found: list[PlainRows] = []
+        for writes in each.writes:
+            one = self._read(writes) if may_write(writes.operations) else None
+            if one is None:
+                return None
+            found.append(one)
+        if not places:
+            does = found[:1] * len(tokens)
+        elif max(places) < len(found):
+            does = [found[place] for place in places]
+        else:
+            return None
+        if len(does) != len(tokens):
+            return None
+        return Commits(self._store.plain(does, tokens, numbers), received, request)
+
+    def together(self, requests: Iterable[session_pb2.Request], received: float, may_write: MayWrite) -> Commits | None:
+        """The requests at the head of these that are plain commits, at most as many as may be of one CommitEach."""
+        does: list[PlainRows] = []
+        kept: list[session_pb2.Request] = []
+        for request in requests:
+            one = self._alone(request, received) if may_write(request.operations) else None
+            if one is None or len(does) == limits.COMMIT_EACH_MAX:
+                break
+            does.append(one)
+            kept.append(request)
+        if not does:
+            return None
+        tokens, numbers = [request.commit.token for request in kept], [request.id for request in kept]
+        return Commits(self._store.plain(does, tokens, numbers), received, kept)
+
+    def _alone(self, request: session_pb2.Request, received: float) -> PlainRows | None:
+        """What a commit that came by itself does; None if it is not plain."""
         if request.txn or not request.id or not request.HasField("commit"):
             return None
-        commit, operations = request.commit, request.operations
-        token = commit.token
-        if not token or len(token) > _TOKEN_CHARACTERS_MAX or commit.HasField("batch"):
+        token = request.commit.token
+        if not token or len(token) > _TOKEN_CHARACTERS_MAX or request.commit.HasField("batch"):
             return None
-        if not 0 < len(operations) <= _OPERATIONS_MAX:
+        if _is_late(request, received):
             return None
-        if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
-            return None
+        operations = request.operations
+        if len(operations) > _OPERATIONS_MAX or not all([operation.kind in _PLAIN for operation in operations]):  # noqa: C419
+            return None  # before they are copied, which may be megabytes of events
+        return self._read(session_pb2.Writes(operations=operations))
+
+    def _read(self, writes: session_pb2.Writes) -> PlainRows | None:
+        """What it says is done, or None if that is not plain."""
         _, plans, remembered = self._plans
-        if plans is None:
+        operations = writes.operations
+        if plans is None or not 0 < len(operations) <= _OPERATIONS_MAX:
             return None
-        if any([operation.kind not in _PLAIN for operation in operations]):  # noqa: C419 (there is one)
-            return None  # before its bytes are looked at, which may be megabytes of events
-        name = b"".join([operation.SerializeToString() for operation in operations])
+        if writes.ByteSize() > _REMEMBERED_BYTES_MAX:
+            return self._does(plans, operations)
+        name = writes.SerializeToString()
         does = remembered.get(name)
         if does is None:
             does = self._does(plans, operations)
-            if does is None:
-                return None
-            if len(name) <= _REMEMBERED_BYTES_MAX:
+            if does is not None:
                 if len(remembered) >= _REMEMBERED_MAX:
                     remembered.clear()
                 remembered[name] = does
-        return self._store.plain(does, token, (request, received))
+        return does
 
     def _does(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> PlainRows | None:
         rows = []
         for operation in operations:
+            if operation.kind not in _PLAIN:
+                return None
             plan = plans.get(operation.table)
             names, values = operation.columns, from_values(operation.values)
             if plan is None or operation.table_id not in (0, plan.origin) or len(names) != len(values):
@@ -86,3 +202,7 @@ class PlainReader:
                 return None
             rows.append((plan, key, cells))
         return self._store.plain_rows(rows)
+
+
+def _is_late(request: session_pb2.Request, received: float) -> bool:
+    return bool(request.timeout_ms) and time.monotonic() - received > request.timeout_ms / 1000

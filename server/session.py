@@ -53,6 +53,7 @@ from kivi_server.leading import Leading
 from kivi_server.pages import Page
 from kivi_server.parts import check
 from kivi_server.payloads import LARGE_BYTES, cut
+from kivi_server.plain import Commits, count_of, each_of
 from kivi_server.reading import PlainGet, PlainGets
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
@@ -68,7 +69,7 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.store import Plain
+from kivi.store import PlainGroup
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Session"]
@@ -88,7 +89,7 @@ _ARROW: Final = tag(session_pb2.ScanPage, "arrow")
 _REMEMBERED: Final = 2  # times as many as may be open: those that are not say why to what was sent behind them
 _TURN_S: Final = 0.02  # of one session, while others of its worker wait
 _PATIENCE_S: Final = 10.0  # of a request that says nothing of it
-_GROUP: Final = 256  # plain commits, or gets, that are done together; or snapshots begun on the event loop
+_GROUP: Final = 256  # gets that are done together, or snapshots begun on the event loop
 
 
 class Session(Requests):
@@ -189,29 +190,36 @@ class Session(Requests):
 
     def _read_commits(self, frame: session_pb2.ClientFrame, size: int) -> bool:
         """Reads a frame of plain commits, to be done in the loop's next turn; False: there is something else in it."""
-        now, plain = time.monotonic(), self.translator.plain
+        now, plain, requests = time.monotonic(), self.translator.plain, frame.requests
         version = plain.version()
-        group: list[Plain] = []
-        for request in frame.requests:
-            found = plain.read(request, now) if self._may_write(request) else None
-            if found is None or len(group) == _GROUP:
+        if not requests or len(requests) > _GROUP:
+            return False
+        if requests[0].HasField("commit_each"):
+            found = [plain.each(request, now, self._may_write) for request in requests]
+        else:
+            found = [plain.together(requests, now, self._may_write)]
+            if found[0] is not None and len(found[0].group) < len(requests):
                 return False
-            group.append(found)
+        commits = [each for each in found if each is not None]
+        if len(commits) < len(found):
+            return False
+        count = sum([len(each.group) for each in commits])
         self.sessions.frames_in += 1
-        self.sessions.requests += len(group)
-        self._asked += len(group)
-        self._leading.add(self, group, version, size)
+        self.sessions.requests += count
+        self._asked += count
+        self._leading.add(self, commits, version, size)
         return True
 
-    def commit_here(self, group: list[Plain], version: int, size: int) -> None:
+    def commit_here(self, commits: Sequence[Commits], version: int, size: int) -> None:
         """Commits what ``_read_commits`` has read. What takes its time, as a conflict or a retry, is the worker's."""
-        if left := self._commit_plain(group, version):
-            self._jobs.put(functools.partial(self._dispatch_each, left))
+        for each in commits:
+            if left := self._commit_plain(each, version):
+                self._jobs.put(functools.partial(self._dispatch_each, left, each.received))
         self._bytes_handled += size
 
-    def _dispatch_each(self, left: list[Plain]) -> None:
-        for plain in left:
-            self._dispatch(*plain.tag)
+    def _dispatch_each(self, requests: Sequence[session_pb2.Request], received: float) -> None:
+        for request in requests:
+            self._dispatch(request, received)
 
     def _read_little(self, requests: Sequence[session_pb2.Request]) -> bool:
         """Whether they begin and end few snapshots, and read few rows, of tables whose rows are of bounded size."""
@@ -425,23 +433,21 @@ class Session(Requests):
         now = time.monotonic()
         requests = frame.requests
         self.sessions.frames_in += 1
-        self.sessions.requests += len(requests)
-        if self.client.allowance.rate is None:
-            self._asked += sum([1 for request in requests if request.id])
-            self._inbox.extend([(request, now) for request in requests])
-            return
-        refused: ResourceExhausted | None = None
+        asked = sum([1 if request.id else count_of(request) for request in requests])
+        self._asked += asked
+        self.sessions.requests += max(asked, len(requests))
         try:
-            self.client.take(sum(1 for request in requests if request.id))
-        except ResourceExhausted as error:
-            refused = error
-        for request in requests:
-            if request.id:
-                self._asked += 1
-                if refused is not None:
+            self.client.take(asked)
+        except ResourceExhausted as refused:
+            for request in requests:
+                if request.HasField("commit_each"):
+                    self._fail_each(request, refused)
+                elif request.id:
                     self._fail(request, self.txns.get(request.txn), refused)
-                    continue
-            self._inbox.append((request, now))
+                else:
+                    self._inbox.append((request, now))
+        else:
+            self._inbox.extend([(request, now) for request in requests])
 
     def _pause(self) -> bool:
         """Leaves the inbox until the writer finds room; False: it just has, and would not look again."""
@@ -463,26 +469,43 @@ class Session(Requests):
             if inbox[0][0].HasField("release"):
                 self._dispatch(*inbox.popleft())
                 continue
-            group: list[Plain] = []
-            version = self.translator.plain.version()
-            while (
-                inbox
-                and len(group) < _GROUP
-                and self._may_write(inbox[0][0])
-                and (plain := self.translator.plain.read(*inbox[0])) is not None
-            ):
-                group.append(plain)
-                inbox.popleft()
-            if group:
-                self._dispatch_each(self._commit_plain(group, version))
-            elif inbox and not self._get_plain():
+            plain, received = self.translator.plain, inbox[0][1]
+            version = plain.version()
+            if inbox[0][0].HasField("commit_each"):
+                request, _ = inbox.popleft()
+                if (commits := plain.each(request, received, self._may_write)) is None:
+                    self._take_apart(request, received)
+                    continue
+            else:
+                commits = plain.together((request for request, _ in inbox), received, self._may_write)
+                for _ in range(len(commits.group) if commits is not None else 0):
+                    inbox.popleft()
+            if commits is not None:
+                self._dispatch_each(self._commit_plain(commits, version), received)
+            elif not self._get_plain():
                 self._dispatch(*inbox.popleft())
         size, self._bytes_taken = self._bytes_taken, 0
         self._bytes_handled += size
 
-    def _may_write(self, request: session_pb2.Request) -> bool:
-        """Whether its tables are those of the token; what is not goes the general way, and is told so."""
-        return not self.access.tables or all(self.access.allows(operation.table) for operation in request.operations)
+    def _take_apart(self, request: session_pb2.Request, received: float) -> None:
+        """A CommitEach of which something is not plain: its transactions come one by one, before all that is behind."""
+        try:
+            apart = each_of(request)
+        except (InvalidArgument, ResourceExhausted) as error:
+            self._fail_each(request, error)
+            return
+        self._inbox.extendleft([(each, received) for each in reversed(apart)])
+
+    def _fail_each(self, request: session_pb2.Request, error: KiviError) -> None:
+        """Refuses a CommitEach: as the one request that it says it is, if it has a number itself."""
+        numbers = [request.id] if request.id else [*request.commit_each.ids]
+        for number in numbers:
+            self._fail(session_pb2.Request(id=number), None, error)
+        self.sessions.calls.ended("Session/commit", 0.0, error, len(numbers))
+
+    def _may_write(self, operations: Iterable[session_pb2.Operation]) -> bool:
+        """Whether their tables are those of the token; what is not goes the general way, and is told so."""
+        return not self.access.tables or all(self.access.allows(operation.table) for operation in operations)
 
     def _get_plain(self) -> bool:
         """Answers the plain reads at the head of the inbox together; False: there is none."""
@@ -536,41 +559,38 @@ class Session(Requests):
         self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
         return True
 
-    def _commit_plain(self, group: list[Plain], version: int) -> list[Plain]:
+    def _commit_plain(self, commits: Commits, version: int) -> Sequence[session_pb2.Request]:
         """Transactions of deltas and puts, together; gives back those that are not as regular as they look."""
+        group = commits.group
         try:
             if self.sessions.stopping:
                 raise stopping()
             self.access.require(Access.WRITE, "writing")
             self.sessions.commit_started(len(group))
-            left = group
+            left: Sequence[int] = range(len(group))
             try:
-                left = self.store.submit_plain(group, version, self._plain_done)
+                left = self.store.submit_plain(group, version, functools.partial(self._plain_done, commits))
             finally:
                 self.sessions.commit_ended(len(left))
         except Exception as error:
-            for plain in group:
-                self._fail(plain.tag[0], None, error)
-            self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], error, len(group))
-            return []
-        return left
+            for number in group.tags:
+                self._fail(session_pb2.Request(id=number), None, error)
+            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(group))
+            return ()
+        return commits.again(left) if left else ()
 
-    def _plain_done(self, group: list[Plain], error: CommitUnknown | None) -> None:
+    def _plain_done(self, commits: Commits, entered: PlainGroup, error: CommitUnknown | None) -> None:
         """Called by the log's thread: one message for all of them."""
         try:
-            if error is not None:
-                for plain in group:
-                    self._fail(plain.tag[0], None, plain.unknown or error)
-                self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], error, len(group))
-                return
-            frame = session_pb2.ServerFrame()
-            for plain in group:
-                response = frame.responses.add(id=plain.tag[0].id, start_ts=plain.start_ts)
-                response.commit.commit_ts = plain.cts
-            self._send(frame.SerializeToString(), len(group))
-            self.sessions.calls.ended("Session/commit", time.monotonic() - group[0].tag[1], count=len(group))
+            if error is None:
+                self._send(commits.answers(entered).SerializeToString(), len(entered))
+            else:
+                for number, token in zip(entered.tags, entered.tokens, strict=True):
+                    unknown = CommitUnknown(error.message, token=token)
+                    self._fail(session_pb2.Request(id=number), None, unknown)
+            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(entered))
         finally:
-            self.sessions.commit_ended(len(group))
+            self.sessions.commit_ended(len(entered))
 
     def _release_these(self, numbers: Iterable[int], received: float) -> None:
         """What is busy is let go of when it is not."""

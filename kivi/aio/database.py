@@ -18,6 +18,7 @@ from kivi.aio.begins import Begins
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
 from kivi.arguments import (
+    NO_ARGUMENTS,
     AggregateArguments,
     ChangesArguments,
     GetArguments,
@@ -152,7 +153,7 @@ class Transaction(_Reads):
         if kind is not None:
             self._core.release()
         elif not self._core.ended:
-            await self.commit()
+            await self._run(self._core.commit())
 
     async def commit(self) -> int:
         return await self._run(self._core.commit())
@@ -177,7 +178,11 @@ class Transaction(_Reads):
         await self._write(table, writes.put(key, values))
 
     async def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        await self._write(table, writes.delta(key, values))
+        flush = self._db._core.delta(table, self._core, key, values)
+        if flush is None:
+            await self._write(table, writes.delta(key, values))
+        elif flush:
+            await self._run(self._core.flush())
 
     async def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         await self._write(table, writes.insert(key, values))
@@ -331,7 +336,7 @@ class Database:
 
     # -- transactions ---------------------------------------------------------------------------
 
-    @takes(TransactionArguments)
+    @takes(TransactionArguments, NO_ARGUMENTS)
     def transaction(self, wanted: TransactionArguments) -> Transaction:
         """``async with db.transaction() as tx``: commits on success, rolls back on an exception."""
         return Transaction(self, TransactionCore(self._core, wanted))

@@ -14,10 +14,12 @@ from kivi.aio.lines import Lines, failure
 from kivi.client_calls import (
     FRAME_BYTES,
     Calls,
+    Commits,
     Link,
     Queued,
     Releases,
     answer,
+    answers,
     encoded,
     failed,
     leaving,
@@ -28,7 +30,19 @@ from kivi.client_calls import (
 from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, Maker, Message, Sleep, Steps, Stream, Unary, Upload
+from kivi.client_steps import (
+    Ask,
+    Closed,
+    CommitPlain,
+    Committed,
+    Message,
+    RequestMaker,
+    Sleep,
+    Steps,
+    Stream,
+    Unary,
+    Upload,
+)
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.v1 import session_pb2
 
@@ -51,11 +65,12 @@ class _Session:
         self._transport = transport
         self._out: deque[Queued] = deque()
         self._wake = asyncio.Event()
-        self._waiting: dict[int, asyncio.Future[session_pb2.Response]] = {}
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._ids = itertools.count(1)
         self._deadlines: deque[tuple[float, int, float]] = deque()
         self._watched = False
         self._releases = Releases()
+        self._commits = Commits()
         self._call = transport.calls.session(wait_for_ready=wait_for_ready)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
@@ -70,7 +85,7 @@ class _Session:
 
     def ask(
         self,
-        request: session_pb2.Request | Maker,
+        request: session_pb2.Request | RequestMaker,
         timeout_s: float | None,
         payload: Any = None,
     ) -> asyncio.Future[session_pb2.Response]:
@@ -83,6 +98,20 @@ class _Session:
             self.put(request, payload)
         else:
             self.put([_numbered(request, number)])
+        return self._awaited(number, timeout_s)
+
+    def commit(
+        self, writes: bytes, token: str, timeout_s: float | None
+    ) -> asyncio.Future[session_pb2.Response | Committed]:
+        """The outcome to come of a plain commit, which leaves together with others."""
+        if self.broken is not None:
+            raise self._lost(sent=False)
+        number = next(self._ids)
+        if (message := self._commits.add(number, writes, token)) is not None:
+            self.put(message)
+        return self._awaited(number, timeout_s)
+
+    def _awaited(self, number: int, timeout_s: float | None) -> asyncio.Future[Any]:
         waiting = self._waiting[number] = self._loop.create_future()
         if timeout_s is not None:
             self._deadlines.append((self._loop.time() + timeout_s, number, timeout_s))
@@ -139,10 +168,11 @@ class _Session:
             while (data := await self._call.read()) is not grpc.aio.EOF:
                 frame = session_pb2.ServerFrame.FromString(data)
                 if frame.HasField("hello"):
+                    self._commits.most = frame.hello.limits.commit_each_max
                     self._transport.core.greeted(frame.hello)
                     self.hello.set()
-                for i, reply in enumerate(frame.responses, 1):
-                    waiting = self._waiting.pop(reply.id, None)
+                for i, (number, reply) in enumerate(answers(frame), 1):
+                    waiting = self._waiting.pop(number, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(reply)
                     if i % _AT_ONCE == 0:
@@ -180,7 +210,7 @@ class _Session:
                 await task
 
 
-def _numbered(make: Maker, number: int) -> Maker:
+def _numbered(make: RequestMaker, number: int) -> RequestMaker:
     def made() -> session_pb2.Request | None:
         request = make()
         if request is not None:
@@ -243,7 +273,11 @@ class Transport(Link[_Session]):
             effect = next(steps)
             while True:
                 try:
-                    if isinstance(effect, Ask):
+                    if isinstance(effect, CommitPlain):
+                        result = await self.of(effect.epoch).commit(effect.writes, effect.token, effect.timeout_s)
+                        if not isinstance(result, tuple):
+                            result = answer(result)
+                    elif isinstance(effect, Ask):
                         result = answer(
                             await self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
                         )

@@ -120,6 +120,10 @@ class CommitLog(ABC):
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
 
+    def append_many(self, kind: Kind, bodies: Sequence[bytes], done: Done) -> Ticket:
+        """``append`` of small records of one kind."""
+        return self.append([(kind, (body,)) for body in bodies], done)
+
     def together(self) -> AbstractContextManager[object]:
         """A hint, for as long as it is entered: more will be appended at once, and one sync for all is better."""
         return nullcontext()

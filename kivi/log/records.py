@@ -28,7 +28,7 @@ that covers it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,6 +46,7 @@ __all__ = [
     "is_segment_name",
     "pack_checksum",
     "pack_header",
+    "pack_records",
     "segment_name",
     "walk",
 ]
@@ -119,6 +120,17 @@ def pack_header(kind: int, length: int, sequence: int, time_us: int) -> bytes:
 def pack_checksum(checksum: int) -> bytes:
     """Bytes 0 to 3 of a record."""
     return _CHECKSUM.pack(checksum)
+
+
+def pack_records(kind: int, bodies: Iterable[bytes], first: int, time_us: int, chain: int) -> tuple[bytes, int]:
+    """Consecutive records as they lie in the file, and the chain behind them. For small ones, which are copied."""
+    parts: list[bytes] = []
+    rest, checksum = _RECORD_REST.pack, _CHECKSUM.pack
+    for sequence, body in enumerate(bodies, first):
+        data = rest(_RECORD_MAGIC, kind, 0, len(body), sequence, time_us) + body
+        chain = crc32(data, chain)
+        parts += checksum(chain), data
+    return b"".join(parts), chain
 
 
 class Found(NamedTuple):

@@ -71,6 +71,7 @@ from kivi.log.records import (
     is_segment_name,
     pack_checksum,
     pack_header,
+    pack_records,
 )
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import Segment, recover
@@ -91,11 +92,43 @@ _QUICK_BYTES = 256 << 10
 _GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 
+_Parts = list[bytes | memoryview]
+
+
+class _Any(list[tuple[Kind, _Parts, int]]):
+    """Kind, parts and length of each record."""
+
+    def pack(self, first: int, time_us: int, chain: int) -> tuple[_Parts, int]:
+        """What is written, and the chain behind it."""
+        buffers: _Parts = []
+        for sequence, (kind, parts, length) in enumerate(self, first):
+            rest = pack_header(kind, length, sequence, time_us)
+            chain = crc32(rest, chain)
+            for part in parts:
+                chain = crc32(part, chain)
+            buffers.append(pack_checksum(chain) + rest)
+            buffers += parts
+        return buffers, chain
+
+
+@dataclass(slots=True, eq=False)
+class _Small:
+    """Records of one kind whose bodies are copied sooner than each is written by itself."""
+
+    kind: Kind
+    bodies: Sequence[bytes]
+
+    def pack(self, first: int, time_us: int, chain: int) -> tuple[_Parts, int]:
+        data, chain = pack_records(self.kind, self.bodies, first, time_us, chain)
+        return [data], chain
+
+
 @dataclass(slots=True, eq=False)
 class _Group:
-    """What one append entered: its records (kind, parts, length), their numbers, and their place."""
+    """What one append entered: its records, of any kinds or small ones of one, their numbers, and their place."""
 
-    records: list[tuple[Kind, list[bytes | memoryview], int]]
+    records: _Any | _Small
+    count: int
     first: int
     time_us: int
     segment: Segment
@@ -230,10 +263,9 @@ class SegmentedLog(CommitLog):
     # -- entering
 
     def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
-        prepared = []
-        size = 0
+        prepared = _Any()
         for kind, parts in records:
-            views: list[bytes | memoryview] = []
+            views: _Parts = []
             length = 0
             for part in parts:
                 view = part if type(part) is bytes else memoryview(part)
@@ -241,25 +273,32 @@ class SegmentedLog(CommitLog):
                 if count:
                     views.append(view if type(view) is bytes else memoryview(view).cast("B"))
                     length += count
-            if length > self._max_record_bytes:
-                raise InvalidArgument(f"a record of {length} bytes is over the limit of {self._max_record_bytes}")
             prepared.append((kind, views, length))
-            size += HEADER_BYTES + length
-        if not prepared or size > GROUP_BYTES_MAX:
+        return self._append(prepared, [length for _, _, length in prepared], done)
+
+    def append_many(self, kind: Kind, bodies: Sequence[bytes], done: Done) -> Ticket:
+        return self._append(_Small(kind, bodies), [*map(len, bodies)], done)
+
+    def _append(self, records: _Any | _Small, lengths: list[int], done: Done) -> Ticket:
+        longest = max(lengths, default=0)
+        if longest > self._max_record_bytes:
+            raise InvalidArgument(f"a record of {longest} bytes is over the limit of {self._max_record_bytes}")
+        count, size = len(lengths), sum(lengths) + HEADER_BYTES * len(lengths)
+        if not count or size > GROUP_BYTES_MAX:
             raise InvalidArgument(f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}")
         with self._lock:
-            segment = self._find_room(len(prepared), size)
+            segment = self._find_room(count, size)
             first, offset = self._next, segment.end
             self._time_us = max(self._time_us, self._clock() // 1000)
-            for _, _, length in prepared:
+            for length in lengths:
                 segment.offsets.append(segment.end)
                 segment.end += HEADER_BYTES + length
-            self._last = first + len(prepared) - 1
+            self._last = first + count - 1
             self._next = self._last + 1
-            self._inflight_records += len(prepared)
+            self._inflight_records += count
             self._inflight_bytes += size
             ticket = Ticket(first, self._last, self._time_us)
-            group = _Group(prepared, first, self._time_us, segment, offset, size, done)
+            group = _Group(records, count, first, self._time_us, segment, offset, size, done)
             self._queue.append(group)
             led: list[_Group] | None = getattr(self._here, "led", None)
             if led is not None:
@@ -406,16 +445,9 @@ class SegmentedLog(CommitLog):
                 self._roll(me, group)
             if not buffers:
                 start = group.offset
-            chain, sequence = self._chain, group.first
-            for kind, parts, length in group.records:
-                rest = pack_header(kind, length, sequence, group.time_us)
-                chain = crc32(rest, chain)
-                for part in parts:
-                    chain = crc32(part, chain)
-                buffers.append(pack_checksum(chain) + rest)
-                buffers += parts
-                sequence += 1
-            self._chain, self._written, self._written_time_us = chain, sequence - 1, group.time_us
+            parts, self._chain = group.records.pack(group.first, group.time_us, self._chain)
+            buffers += parts
+            self._written, self._written_time_us = group.first + group.count - 1, group.time_us
         self._put(me, buffers, start)
 
     def _put(self, me: int, buffers: list[bytes | memoryview], offset: int) -> None:
@@ -476,7 +508,7 @@ class SegmentedLog(CommitLog):
             while self._completing != turn:
                 self._order.wait()
         newest = groups[-1]
-        last = newest.first + len(newest.records) - 1
+        last = newest.first + newest.count - 1
         if self._failed is None:
             try:
                 self._mark.put(sequence=last, time_us=newest.time_us, chain=chain)
@@ -487,7 +519,7 @@ class SegmentedLog(CommitLog):
             failed = self._failed
             if failed is None:
                 self._durable = last
-            self._inflight_records -= sum(len(group.records) for group in groups)
+            self._inflight_records -= sum(group.count for group in groups)
             self._inflight_bytes -= size
             counts = self._counts
             counts["groups"] += len(groups)

@@ -30,9 +30,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, Final, Protocol
 
 from kivi.delta.ops import RowOp
@@ -52,7 +53,7 @@ from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
-from kivi.mvcc.plain import Plain, PlainRows, Touched
+from kivi.mvcc.plain import PlainGroup, Touched
 from kivi.mvcc.record import Abort, Commit, begin_at
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
@@ -128,7 +129,7 @@ class Flying(Protocol):
     def digest(self) -> bytes: ...
 
     @property
-    def rows(self) -> Sequence[tuple[int, bytes, RowOp]]: ...
+    def rows(self) -> Iterable[tuple[int, bytes, RowOp]]: ...
 
     @property
     def runs(self) -> Sequence[tuple[int, DeltaRun]]: ...
@@ -196,9 +197,9 @@ class Committer:
         self._shortage = shortage
         self._clock = clock
         self._entry = threading.Lock()
-        self._by_token: dict[str, Flying] = {}
+        self._by_token: dict[str, Flying | PlainGroup] = {}
         self._by_batch: dict[tuple[str, int], _Entered] = {}
-        self._in_flight: dict[int, Flying] = {}
+        self._in_flight: dict[int, Flying | PlainGroup] = {}  # by their CTS, or the first of them
         self._held: dict[int, _Entered] = {}
         self._fencing: dict[str, list[Callable[[Outcome], None]]] = {}
         self.hold: Callable[[Commit], bool] | None = None
@@ -338,7 +339,7 @@ class Committer:
         commit = prepared.commit
         if commit.request:
             token, digest = commit.request
-            flying = self._by_token.get(token)
+            flying = self._attempt(token)
             if flying is not None:
                 if flying.digest != digest:
                     raise InvalidArgument(f"the token {token!r} is in use for another payload; nothing was applied")
@@ -400,75 +401,66 @@ class Committer:
     # -- the same for many plain ones -------------------------------------------------------------
 
     def submit_plain(
-        self, group: list[Plain], catalog_version: int, done: Callable[[list[Plain], CommitUnknown | None], None]
-    ) -> list[Plain]:
-        """Enters commits of deltas and puts together; gives back those that have to go through ``submit``, in order.
+        self, group: PlainGroup, catalog_version: int, done: Callable[[PlainGroup, CommitUnknown | None], None]
+    ) -> Sequence[int]:
+        """Enters commits of deltas and puts together; the places of those that have to go through ``submit``, in order.
 
-        ``done`` is called once, from the log's thread, with those that were entered: committed at their ``cts``, or
+        ``done`` is called once, from the log's thread, with those that were entered: committed at their CTS, or
         with an error that concerns all of them. It must be quick.
         """
+        everything = range(len(group))
         if self._pending.nbytes > self._soft_bytes:
             self.on_pressure()
             if self._pending.nbytes > self._hard_bytes:
-                return group
-        left: list[Plain] = []
-        entered: list[Plain] = []
+                return everything
         with self._entry:
             if catalog_version != self._catalog_version() or self.hold is not None:
-                return group
-            facts, seen, touched = self._facts, set[str](), Touched()
-            known = self._tokens.known([plain.token for plain in group if plain.token], self.now_us())
-            free: dict[PlainRows, int] = {}  # what was decided for deltas holds for the same from the same start
-            for plain in group:
-                if not self._is_regular(plain, seen, known):
-                    left.append(plain)
-                    continue
-                if free.get(plain.does) != plain.start_ts:
-                    if facts.collides(plain) or not touched.may_join(plain):
-                        left.append(plain)
-                        continue
-                    if not plain.does.puts:
-                        free[plain.does] = plain.start_ts
-                entered.append(plain)
-            if not entered:
+                return everything
+            left = self._irregular(group)
+            if len(left) == len(group):
                 return left
+            entered = group.without(left) if left else group
             try:
-                ticket = self._log.append(
-                    [(Kind.COMMIT, (plain.body(),)) for plain in entered],
-                    lambda error: self._plain_durable(entered, error, done),
+                ticket = self._log.append_many(
+                    Kind.COMMIT, entered.bodies(), lambda error: self._plain_durable(entered, error, done)
                 )
             except KiviError:
-                return group
-            cts = ticket.first
-            self._watermark.enter_many(cts, ticket.last)
-            self._timeline.note_many(cts, ticket.last, ticket.time_us)
-            last: dict[PlainRows, Plain] = {}  # of those that do the same, in the order of their CTS
-            for plain in entered:
-                plain.cts = cts
-                self._in_flight[cts] = plain
-                last.pop(plain.does, None)
-                last[plain.does] = plain
-                if plain.token:
-                    self._by_token[plain.token] = plain
-                cts += 1
-            for plain in last.values():
-                facts.note_patches(plain, plain.cts, ticket.time_us)
+                return everything
+            entered.first = ticket.first
+            self._watermark.enter_many(ticket.first, ticket.last)
+            self._timeline.note_many(ticket.first, ticket.last, ticket.time_us)
+            self._in_flight[ticket.first] = entered
+            self._by_token.update(zip(entered.tokens, repeat(entered)))
+            last = {does.cells: i for i, does in enumerate(entered.does)}  # of those that write the same cells
+            for i in sorted(last.values()):
+                self._facts.note_patches(entered.does[i], ticket.first + i, ticket.time_us)
         return left
 
-    def _is_regular(self, plain: Plain, seen: set[str], known: set[str]) -> bool:
-        """Steps 3 and 4 find nothing to say."""
-        token = plain.token
-        if token:
-            if token in seen or token in known or token in self._by_token or token in self._fencing:
-                return False
+    def _irregular(self, group: PlainGroup) -> Sequence[int]:
+        """The places of those about which steps 3 to 6 may have something to say."""
+        tokens, start = group.tokens, group.start_ts
+        if start < self._facts.floor:
+            return range(len(group))
+        seen = self._tokens.known(tokens, self.now_us())
+        flying, fencing = self._by_token.keys(), self._fencing.keys()
+        if not (flying.isdisjoint(tokens) and fencing.isdisjoint(tokens)):
+            seen = seen.union(flying & tokens, fencing & tokens)
+        distinct = {does.cells: does for does in set(group.does)}
+        taken = {cells for cells, does in distinct.items() if self._facts.collides(does, start)}
+        if not (seen or taken or any(does.puts for does in distinct.values())) and len(set(tokens)) == len(tokens):
+            return ()
+        left, touched = [], Touched()
+        for i, (does, token) in enumerate(zip(group.does, tokens, strict=True)):
+            if token in seen or does.cells in taken or not touched.may_join(does):
+                left.append(i)
             seen.add(token)
-        return plain.start_ts >= self._facts.floor
+        return left
 
     def _plain_durable(
         self,
-        group: list[Plain],
+        group: PlainGroup,
         error: BaseException | None,
-        done: Callable[[list[Plain], CommitUnknown | None], None],
+        done: Callable[[PlainGroup, CommitUnknown | None], None],
     ) -> None:
         if error is not None:
             unknown = CommitUnknown(
@@ -477,32 +469,37 @@ class Committer:
             )
             with self._entry:
                 self.counters.unknown += len(group)
-                for plain in group:
-                    self._in_flight.pop(plain.cts, None)
-                    plain.unknown = CommitUnknown(unknown.message, token=plain.token or None)
+                self._in_flight.pop(group.first, None)
+                group.unknown = unknown
+                attempts = [*group.attempts.items()]
+                for token, attempt in attempts:
+                    attempt.unknown = CommitUnknown(unknown.message, token=token)
             done(group, unknown)
-            for plain in group:
-                call_all([partial(waiter, Outcome(None, plain.unknown)) for waiter in plain.waiters])
+            for _, attempt in attempts:
+                call_all([partial(waiter, Outcome(None, attempt.unknown)) for waiter in attempt.waiters])
             return
         with self._entry:  # the log may be faster than ``submit_plain``, which gives them their CTS under this lock
             pass
         self._pending.apply_plain(group)
         with self._entry:
-            for plain in group:
-                del self._in_flight[plain.cts]
-                if plain.token:
-                    self._tokens.remember(plain.token, plain.cts, plain.digest)
-                    del self._by_token[plain.token]
+            del self._in_flight[group.first]
+            self._tokens.remember_many(group.tokens, group.first, [does.digest for does in group.does])
+            for token in group.tokens:
+                del self._by_token[token]
         self.counters.commits += len(group)
 
         def acknowledge() -> None:
             done(group, None)
-            for plain in group:
-                if plain.waiters:
-                    outcome = Outcome(plain.cts, repeated=True)
-                    call_all([partial(waiter, outcome) for waiter in plain.waiters])
+            for attempt in group.attempts.values():
+                outcome = Outcome(attempt.cts, repeated=True)
+                call_all([partial(waiter, outcome) for waiter in attempt.waiters])
 
-        self._watermark.finish_many(group[0].cts, group[-1].cts, acknowledge)
+        self._watermark.finish(group.last, acknowledge)
+
+    def _attempt(self, token: str) -> Flying | None:
+        """The attempt of this token that is in flight."""
+        found = self._by_token.get(token)
+        return found.attempt(token) if isinstance(found, PlainGroup) else found
 
     # -- 9 to 12 --------------------------------------------------------------------------------
 
@@ -621,7 +618,7 @@ class Committer:
     def find_token(self, token: str, done: Callable[[Outcome], None]) -> tuple[int | None, bool]:
         """(CTS or FENCED or None, whether ``done`` now waits for an attempt or a fence in flight)."""
         with self._entry:
-            flying = self._by_token.get(token)
+            flying = self._attempt(token)
             if flying is not None:
                 joined = self._joined(flying, done)
             elif token in self._fencing:

@@ -30,7 +30,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.errors import DataLoss
@@ -46,6 +46,7 @@ __all__ = [
     "decode_abort",
     "decode_commit",
     "decode_stage",
+    "deltas_bodies",
     "deltas_body",
     "deltas_section",
 ]
@@ -140,6 +141,33 @@ def deltas_body(start_ts: int, rows: int, section: bytes, token: str = "", diges
         return _HEAD.pack(_VERSION, 0, start_ts, 0, rows, 0, 0, 0) + section
     text = token.encode()
     return b"".join((_HEAD.pack(_VERSION, 1, start_ts, 0, rows, 0, 0, 0), _U32.pack(len(text)), text, digest, section))
+
+
+class Deltas(Protocol):
+    """What a commit of deltas does, encoded: see ``kivi.mvcc.plain``."""
+
+    @property
+    def places(self) -> Sequence[tuple[int, bytes]]: ...
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def section(self) -> bytes: ...
+
+
+def deltas_bodies(start_ts: int, does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
+    """``deltas_body`` of each of many that begin together. Tokens have at most some hundred characters."""
+    heads: dict[tuple[int, int], bytes] = {}
+    bodies = []
+    for each, token in zip(does, tokens, strict=True):
+        text = token.encode()
+        shape = len(each.places), len(text)
+        head = heads.get(shape)
+        if head is None:
+            head = heads[shape] = _HEAD.pack(_VERSION, 1, start_ts, 0, shape[0], 0, 0, 0) + _U32.pack(shape[1])
+        bodies.append(b"".join((head, text, each.digest, each.section)))
+    return bodies
 
 
 class _Reader:

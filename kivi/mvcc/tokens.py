@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from kivi.engine import Engine, WriteBatch
@@ -141,6 +141,11 @@ class Tokens:
             self._queued.append((token, found))
         else:
             self._late.append((token, found))
+
+    def remember_many(self, tokens: Sequence[str], first_cts: int, digests: Sequence[bytes]) -> None:
+        """``remember`` for commits with consecutive CTS."""
+        for cts, (token, digest) in enumerate(zip(tokens, digests, strict=True), first_cts):
+            self.remember(token, cts, digest)
 
     def forget(self, token: str) -> None:
         """The commit that carried it aborted after it had taken a CTS: the token is fenced with it."""

@@ -50,10 +50,7 @@ class Footprint(NamedTuple):
 
 
 class Patches(Protocol):
-    """The same of a commit of deltas and puts, whose guards are of its tables' schemas."""
-
-    @property
-    def start_ts(self) -> int: ...
+    """What a commit of deltas and puts does; its guards are of its tables' schemas."""
 
     @property
     def rows(self) -> Iterable[tuple[int, bytes, RowOp]]: ...
@@ -135,9 +132,8 @@ class Facts:
                 return Collision(table, key, *hit)
         return None
 
-    def collides(self, plain: Patches) -> bool:
-        """Whether ``check`` would find a collision for a commit of deltas and puts."""
-        start = plain.start_ts
+    def collides(self, plain: Patches, start: int) -> bool:
+        """Whether ``check`` would find a collision for a commit of deltas and puts that began at ``start``."""
         for table, key, op in plain.rows:
             facts = self._find((table, key))
             if facts is not None and _write_collision(facts, op, start) is not None:

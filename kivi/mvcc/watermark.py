@@ -41,7 +41,8 @@ class Watermark:
         self._value = value
         self._lock = lock
         self._moved = threading.Condition(lock)
-        self._entered: deque[int] = deque()
+        self._entered: deque[tuple[int, int]] = deque()  # the last of those that were entered together, and how many
+        self._in_flight = 0
         self._finished: set[int] = set()
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
@@ -51,23 +52,18 @@ class Watermark:
 
     @property
     def in_flight(self) -> int:
-        return len(self._entered)
+        return self._in_flight
 
     def enter(self, sequence: int) -> None:
         """``sequence`` is now in flight. Called in increasing order, before anybody can finish it."""
-        with self._lock:
-            self._entered.append(sequence)
+        self.enter_many(sequence, sequence)
 
     def enter_many(self, first: int, last: int) -> None:
-        """``enter`` for consecutive numbers."""
+        """``enter`` for consecutive numbers, which finish together: ``finish(last)`` finishes them all."""
+        count = last - first + 1
         with self._lock:
-            self._entered.extend(range(first, last + 1))
-
-    def finish_many(self, first: int, last: int, then: Callable[[], None]) -> None:
-        """``finish`` for consecutive numbers that were entered together; ``then`` runs once W has passed the last."""
-        with self._lock:
-            self._finished.update(range(first, last))
-        self.finish(last, then)
+            self._entered.append((last, count))
+            self._in_flight += count
 
     def finish(self, sequence: int, then: Callable[[], None] | None = None) -> None:
         """``sequence`` is durable and applied, or durably aborted. ``then`` runs once W has passed it (R17).
@@ -80,8 +76,9 @@ class Watermark:
             if then is not None:
                 self._waiting.append((sequence, then))
             before = self._value
-            while self._entered and self._entered[0] in self._finished:
-                self._value = self._entered.popleft()
+            while self._entered and self._entered[0][0] in self._finished:
+                self._value, count = self._entered.popleft()
+                self._in_flight -= count
                 self._finished.discard(self._value)
             if self._value != before:
                 self._moved.notify_all()

@@ -64,7 +64,7 @@ def test_threads_that_wake_each_other_are_all_woken_whoever_leaves(data):
 
     for number in data.draw(st.sets(st.sampled_from(range(count)))):
         leaves(number)
-    session._hand_out([session_pb2.Response(id=number) for number in range(count)])
+    session._hand_out([(number, session_pb2.Response(id=number)) for number in range(count)])
     while len(done) < count:
         number = data.draw(st.sampled_from([n for n in range(count) if n not in done]))
         if data.draw(st.booleans()):
@@ -620,16 +620,26 @@ def test_writes_before_an_error_are_not_lost_with_the_connection(server, db, acc
 
 def test_a_request_that_no_message_can_hold_takes_its_transaction_along(db, accounts):
     """What was buffered with it is gone, so nothing of the transaction may commit."""
+    db.create_table("long_rows", key={"id": "int64"}, columns=dict.fromkeys("abcde", "string"))
     tx = db.transaction()
     tx.put(accounts, (7,), name="small")
     with pytest.raises(kivi.ResourceExhausted, match="message_bytes_max"):
-        for key in range(8, 14):
-            tx.put(accounts, (key,), name="x" * (15 << 20))
-        tx.get(accounts, (7,))
+        tx.put("long_rows", (1,), **dict.fromkeys("abcde", "x" * (15 << 20)))
     with pytest.raises(kivi.ResourceExhausted, match="message_bytes_max"):
         tx.commit()
     with db.snapshot() as snap:
         assert snap.get(accounts, (7,)) is None
+        assert snap.get("long_rows", (1,)) is None
+
+
+def test_large_writes_are_sent_ahead_one_by_one(db, accounts):
+    """Together they would be too much for a message; and memory is that of one of them."""
+    with db.transaction() as tx:
+        for key in range(20, 25):
+            tx.put(accounts, (key,), name=str(key) * (6 << 20))
+    with db.snapshot() as snap:
+        found = snap.get_many(accounts, [(key,) for key in range(20, 25)], ["name"])
+    assert [row and (row["name"][:2], len(row["name"])) for row in found] == [(str(k), 12 << 20) for k in range(20, 25)]
 
 
 def test_a_guard_on_an_aggregate_row(db):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 import kivi
 from kivi.delta.ops import Barrier, RowOp
 from kivi.embedded import Database
-from kivi.mvcc.plain import Plain, PlainRows
+from kivi.mvcc.plain import PlainGroup, PlainRows
 from kivi.mvcc.record import Commit, decode_commit
 from kivi.settings import Settings
 from kivi.store import Store
@@ -29,7 +30,17 @@ def db() -> Iterator[Database]:
         yield database
 
 
-def plain(db: Database, key: int, token: str, *, puts: bool = False, **values: Any) -> Plain:
+@dataclass(eq=False)
+class One:
+    """One transaction: what it does, its token, when it began, and its timestamp once it has one."""
+
+    does: PlainRows
+    token: str
+    start_ts: int
+    cts: int = 0
+
+
+def plain(db: Database, key: int, token: str, *, puts: bool = False, **values: Any) -> One:
     _, plans = db.store.write_plans()
     assert plans is not None
     plan = plans["t"]
@@ -37,23 +48,36 @@ def plain(db: Database, key: int, token: str, *, puts: bool = False, **values: A
     assert raw is not None and op is not None
     does = db.store.plain_rows([(plan, raw, op)])
     assert does is not None
-    return db.store.plain(does, token, token)
+    return One(does, token, db.watermark())
 
 
-def committed(db: Database, group: list[Plain]) -> tuple[list[Plain], list[Plain]]:
+def grouped(ones: list[One]) -> PlainGroup:
+    (start_ts,) = {one.start_ts for one in ones}
+    return PlainGroup(start_ts, [one.does for one in ones], [one.token for one in ones], ones)
+
+
+def committed(db: Database, ones: list[One]) -> tuple[list[One], list[One]]:
     """(those that were entered and acknowledged, those that were given back)."""
     done = threading.Event()
-    heard: list[Plain] = []
+    heard: list[One] = []
 
-    def tell(entered: list[Plain], error: Any) -> None:
+    def tell(entered: PlainGroup, error: Any) -> None:
         assert error is None
-        heard.extend(entered)
+        for one, cts in zip(entered.tags, entered.stamps, strict=True):
+            one.cts = cts
+            assert db.outcome(one.token) == cts
+            heard.append(one)
         done.set()
 
-    left = db.store.submit_plain(group, db.store.catalog_version, tell)
-    if len(left) < len(group):
+    left = db.store.submit_plain(grouped(ones), db.store.catalog_version, tell)
+    if len(left) < len(ones):
         assert done.wait(10)
-    return heard, left
+    return heard, [ones[i] for i in left]
+
+
+def refused(db: Database, ones: list[One], version: int) -> None:
+    left = db.store.submit_plain(grouped(ones), version, lambda *_: pytest.fail("it was entered"))
+    assert [*left] == [*range(len(ones))]
 
 
 def row(db: Database, key: int = 1) -> dict[str, Any] | None:
@@ -78,26 +102,64 @@ def test_records_and_digests_are_the_same_bytes_as_on_the_general_way():
         (301, b"", RowOp(Barrier.PATCH, {}, {2: 0.5})),
         (301, b"x", RowOp(Barrier.PATCH, {3: "text", 0: 7}, {})),
     ]
-    found = Plain(77, PlainRows(rows, []), "k1-1-abc", None)
+    does = PlainRows(rows, [])
+    (body,) = PlainGroup(77, [does], ["k1-1-abc"], [None]).bodies()
     general = Commit(77, rows=list(rows))
     general.request = ("k1-1-abc", _digest(general))
-    assert found.digest == general.request[1]
-    assert found.body() == b"".join(bytes(part) for part in general.encode())
-    assert decode_commit(found.body()) == general
+    assert does.digest == general.request[1]
+    assert body == b"".join(bytes(part) for part in general.encode())
+    assert decode_commit(body) == general
+
+
+def test_each_body_of_a_group_is_what_it_is_alone():
+    """Of one row and of two, of long and short tokens, in any order."""
+    one = PlainRows([(300, b"k", RowOp(Barrier.PATCH, {}, {0: 1}))], [])
+    two = PlainRows([(300, b"k", RowOp(Barrier.PATCH, {}, {0: 1})), (300, b"m", RowOp(Barrier.PATCH, {1: 5}, {}))], [])
+    does, tokens = [one, two, two, one, one], ["a", "a longer one", "b", "\N{SNOWMAN}", "d"]
+    bodies = PlainGroup(9, does, tokens, tokens).bodies()
+    for body, each, token in zip(bodies, does, tokens, strict=True):
+        (alone,) = PlainGroup(9, [each], [token], [None]).bodies()
+        assert body == alone
+        assert decode_commit(body) == Commit(9, rows=each.rows, request=(token, each.digest))
 
 
 def test_what_is_not_regular_is_given_back_and_the_rest_committed(db):
     committed(db, [plain(db, 1, "known", n=1)])
     stale = plain(db, 3, "stale", n=1)
-    with db.transaction() as tx:
-        tx.put("t", (3,), n=10)
     twice = [plain(db, 1, "twice", n=1), plain(db, 1, "twice", n=1)]
     fine = plain(db, 2, "fine", n=5)
     group = [plain(db, 1, "known", n=1), stale, *twice, fine]
+    with db.transaction() as tx:
+        tx.put("t", (3,), n=10)
     entered, left = committed(db, group)
     assert entered == [twice[0], fine]
     assert left == [group[0], stale, twice[1]]
     assert [found["n"] for found in (row(db, key) or {} for key in (1, 2, 3))] == [2, 5, 10]
+
+
+def test_of_those_that_write_the_same_cells_all_collide_or_none(db):
+    """They are decided together, whatever their values: so are those of other cells of the same row."""
+    same = [plain(db, 1, f"n {i}", n=i) for i in range(3)]
+    others = [plain(db, 1, f"hi {i}", hi=i) for i in range(3)]
+    mixed = [one for pair in zip(same, others, strict=True) for one in pair]
+    with db.transaction() as tx:
+        tx.put("t", (1,), n=10)
+    entered, left = committed(db, mixed)
+    assert (entered, left) == (others, same)
+    assert row(db) == {"id": 1, "n": 10, "hi": 2, "v": None}
+
+
+def test_a_commit_that_meets_any_of_a_group_is_told_of_the_last_of_those(db):
+    """What the group wrote is noted once for each cell, at the newest of its timestamps; the floor rises by it too."""
+    with db.transaction() as tx:
+        assert tx.start_ts
+        group = [plain(db, i % 2, f"{i}", n=i) for i in range(7)]
+        committed(db, group)
+        tx.put("t", (1,), n=0)
+        with pytest.raises(kivi.Conflict) as conflict:
+            tx.commit()
+    assert (conflict.value.key, conflict.value.commit_ts) == ((1,), group[5].cts)
+    assert db.store.committer._facts._last == group[6].cts
 
 
 @pytest.mark.parametrize("change", ["drop", "create"])
@@ -108,7 +170,7 @@ def test_a_catalog_that_has_changed_since_gives_all_back(db, change):
         db.drop("t")
     else:
         db.create_table("u", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
-    assert db.store.submit_plain(group, version, lambda *_: pytest.fail("it was entered")) == group
+    refused(db, group, version)
 
 
 def test_a_drop_conflicts_with_plain_commits_and_they_with_it(db):
@@ -116,7 +178,7 @@ def test_a_drop_conflicts_with_plain_commits_and_they_with_it(db):
     late = plain(db, 1, "late", n=1)
     version = db.store.catalog_version
     db.drop("t")
-    assert db.store.submit_plain([late], version, lambda *_: pytest.fail("it was entered")) == [late]
+    refused(db, [late], version)
     db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
     txn = db.store.transaction()
     committed(db, [plain(db, 1, "first", n=1)])
@@ -213,11 +275,12 @@ def test_a_repeat_in_flight_waits_with_the_first(db):
     results: list[Any] = []
     done = threading.Event()
 
-    def tell(entered: list[Plain], error: Any) -> None:
+    def tell(entered: PlainGroup, error: Any) -> None:
+        first.cts = entered.first
         done.set()
 
-    left = db.store.submit_plain([first, repeat], db.store.catalog_version, tell)
-    assert left == [repeat]
+    left = db.store.submit_plain(grouped([first, repeat]), db.store.catalog_version, tell)
+    assert left == [1]
     with db.transaction(token="same") as tx:
         tx.delta("t", (1,), n=1)
         results.append(tx.commit())

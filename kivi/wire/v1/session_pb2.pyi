@@ -35,7 +35,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "padding", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome")
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "padding", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each")
     ID_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Request(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     RENEW_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
     id: int
     txn: int
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
@@ -66,7 +67,8 @@ class Request(_message.Message):
     release: Release
     renew: Renew
     outcome: Outcome
-    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., padding: _Optional[bytes] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+    commit_each: CommitEach
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., padding: _Optional[bytes] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow", "stages", "drop_late")
@@ -174,6 +176,24 @@ class Commit(_message.Message):
     batch: BatchToken
     def __init__(self, token: _Optional[str] = ..., batch: _Optional[_Union[BatchToken, _Mapping]] = ...) -> None: ...
 
+class CommitEach(_message.Message):
+    __slots__ = ("writes", "does", "tokens", "ids")
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    DOES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    writes: _containers.RepeatedCompositeFieldContainer[Writes]
+    does: _containers.RepeatedScalarFieldContainer[int]
+    tokens: _containers.RepeatedScalarFieldContainer[str]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, writes: _Optional[_Iterable[_Union[Writes, _Mapping]]] = ..., does: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class Writes(_message.Message):
+    __slots__ = ("operations",)
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    operations: _containers.RepeatedCompositeFieldContainer[Operation]
+    def __init__(self, operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ...) -> None: ...
+
 class BatchToken(_message.Message):
     __slots__ = ("scope", "sequence")
     SCOPE_FIELD_NUMBER: _ClassVar[int]
@@ -201,7 +221,7 @@ class Outcome(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Response(_message.Message):
-    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome")
+    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_TS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -210,6 +230,7 @@ class Response(_message.Message):
     PAGE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_ts: int
     error: _types_pb2.Error
@@ -218,7 +239,8 @@ class Response(_message.Message):
     page: ScanPage
     commit: CommitReply
     outcome: OutcomeReply
-    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ...) -> None: ...
+    commit_each: CommitEachReply
+    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("lease",)
@@ -247,6 +269,14 @@ class CommitReply(_message.Message):
     COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
     commit_ts: int
     def __init__(self, commit_ts: _Optional[int] = ...) -> None: ...
+
+class CommitEachReply(_message.Message):
+    __slots__ = ("ids", "commit_ts")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    commit_ts: int
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., commit_ts: _Optional[int] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
     __slots__ = ("state", "commit_ts")
