@@ -42,7 +42,7 @@ def new_token() -> str:
         random = _RANDOM.pop()
     except IndexError:
         drawn = secrets.token_hex(12 * 256)
-        _RANDOM.extend(drawn[i : i + 24] for i in range(0, len(drawn), 24))
+        _RANDOM.extend([drawn[i : i + 24] for i in range(0, len(drawn), 24)])
         random = _RANDOM.pop()
     return f"k1-{time.time_ns() // 1000}-{random}"
 

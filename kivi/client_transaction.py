@@ -13,7 +13,7 @@ from kivi.client_codec import row_reader
 from kivi.client_messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
 from kivi.client_messages import commit as commit_message
 from kivi.client_steps import Ask, CommitPlain, ConnectionLost, Maker, Sleep, Steps, Stream, Timeout, timeout_ms
-from kivi.client_writes import encoded_write
+from kivi.client_writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
 from kivi.retrying import backoff_s
 from kivi.wire.v1 import service_pb2, session_pb2
@@ -354,22 +354,23 @@ class TransactionCore:
 
     def delta(self, schema: TableSchema, key: Sequence[Any], values: Mapping[str, Any]) -> bool:
         """``write`` of a delta, checked here. Whatever it raises, nothing was done."""
-        stored_key, stored = schema.stored_key(key), schema.stored_delta(values)
-        return self._write(schema, "delta", stored_key, stored, (*stored,))
+        data = encoded_delta(schema, key, values)
+        if data is None:
+            stored_key, stored = schema.stored_key(key), schema.stored_delta(values)
+            data = encoded_write(schema, "delta", stored_key, stored, (*stored,))
+        return self._write(data, len(values))
 
     def write(self, schema: TableSchema, write: Write) -> bool:
         """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
         columns = (*write.values,) if write.column is None else (write.column,)
-        flush = self._write(schema, write.kind, write.key, write.values, columns)
+        flush = self._write(encoded_write(schema, write.kind, write.key, write.values, columns), len(write.values))
         if write.kind not in _PLAIN:
             self._is_plain = False
         return flush or write.kind == "insert"
 
-    def _write(
-        self, schema: TableSchema, kind: str, key: tuple[Any, ...], values: Mapping[str, Any], columns: tuple[str, ...]
-    ) -> bool:
+    def _write(self, data: bytes, values: int) -> bool:
+        """``values``: so many are in it, and most often in those before it."""
         self._writing()
-        data = encoded_write(schema, kind, key, values, columns)
         if self._next is not None:
             self._next.MergeFromString(data)
         elif self._writes:
@@ -378,10 +379,9 @@ class TransactionCore:
             self._writes = [data]
         self._buffered += 1
         self._buffered_bytes += len(data)
-        return self._is_full(len(values))
+        return self._is_full(values)
 
     def _is_full(self, values: int = 0) -> bool:
-        """``values``: so many were in the last write, and most often in those before it."""
         count = self._buffered
         return count >= _FLUSH_OPERATIONS or count * values >= _FLUSH_VALUES or self._buffered_bytes > _FLUSH_BYTES
 

@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from kivi.client_codec import delimited, fill_values, prefix, tag
 from kivi.schema import TableSchema
+from kivi.types import INT64_MAX, INT64_MIN
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["KINDS", "encoded_write"]
+__all__ = ["KINDS", "encoded_delta", "encoded_write"]
 
 Operation = session_pb2.Operation
 KINDS: Final = {
@@ -40,6 +41,47 @@ def encoded_write(
     head, names = schema.remembered((encoded_write, kind, columns), lambda: _form(schema, kind, columns))
     body = b"".join((head, _fields(_KEY, key), names, _fields(_VALUES, values.values())))
     return delimited(_OPERATIONS, body)
+
+
+def encoded_delta(schema: TableSchema, key: Any, values: Mapping[str, Any]) -> bytes | None:
+    """A delta that a caller wrote, as ``encoded_write`` of it in stored form; None: it is not of integers alone.
+
+    Integers are their own stored form, if their columns are of int64 and they fit, which is all there is to check.
+    """
+    names = (*values,)
+    found = schema.memo.get((encoded_delta, names))
+    if found is None:
+        found = schema.remembered((encoded_delta, names), lambda: _form_of_integers(schema, names))
+    if not found or type(key) is not tuple or len(key) != len(schema.key):
+        return None
+    head, between = found
+    try:
+        body = b"".join(
+            (head, *[_counted(_KEY, v) for v in key], between, *[_counted(_VALUES, v) for v in values.values()])
+        )
+    except _OtherForm:
+        return None
+    return delimited(_OPERATIONS, body)
+
+
+class _OtherForm(Exception):
+    pass
+
+
+@lru_cache(_REMEMBERED, typed=True)
+def _counted(tag: bytes, value: object) -> bytes:
+    if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
+        raise _OtherForm
+    return _other(tag, value)
+
+
+def _form_of_integers(schema: TableSchema, names: tuple[str, ...]) -> tuple[bytes, bytes] | tuple[()]:
+    """``_form`` of a delta of these columns, and nothing if they or the key are of other types, or take none."""
+    columns = [schema.columns[schema.index_of[name]] for name in names if name in schema.index_of]
+    fits = [column.type.name == "int64" and column.operator is not None for column in columns]
+    if not names or len(columns) < len(names) or not all(fits) or schema.kind != "row" or not schema.counted:
+        return ()
+    return _form(schema, "delta", names)
 
 
 def _form(schema: TableSchema, kind: str, columns: Iterable[str]) -> tuple[bytes, bytes]:

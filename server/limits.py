@@ -16,6 +16,7 @@ from kivi.wire.v1 import types_pb2
 
 __all__ = [
     "BATCH_BYTES_MAX",
+    "COMMIT_EACH_BYTES_MAX",
     "COMMIT_EACH_MAX",
     "FRAME_PARTS_MAX",
     "FRAME_REQUESTS_MAX",
@@ -37,6 +38,7 @@ STAGE_BYTES_MAX: Final = 256 * MIB  # all batches of one stage, decoded
 FRAME_REQUESTS_MAX: Final = 100_000
 FRAME_PARTS_MAX: Final = 2_000_000  # messages and strings, at any depth
 COMMIT_EACH_MAX: Final = 256
+COMMIT_EACH_BYTES_MAX: Final = 4_096
 GET_KEYS_MAX: Final = 100_000
 SESSION_TRANSACTIONS_MAX: Final = 10_000
 SESSION_SCANS_MAX: Final = 1_000
@@ -71,4 +73,5 @@ def message(settings: Settings) -> types_pb2.Limits:
         frame_requests_max=FRAME_REQUESTS_MAX,
         frame_parts_max=FRAME_PARTS_MAX,
         commit_each_max=COMMIT_EACH_MAX,
+        commit_each_bytes_max=COMMIT_EACH_BYTES_MAX,
     )

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
+from google.protobuf.message import DecodeError
 from kivi_server import limits
 
 from kivi.client_codec import from_values
@@ -29,7 +30,8 @@ _REMEMBERED_MAX: Final = 4_096
 _REMEMBERED_BYTES_MAX: Final = 512
 _DELTA: Final = session_pb2.Operation.KIND_DELTA
 _PLAIN: Final = frozenset({_DELTA, session_pb2.Operation.KIND_PUT})
-MayWrite = Callable[[Iterable[session_pb2.Operation]], bool]
+MayWrite = Callable[[Iterable[str]], bool]
+"""Whether tables may be written, by their names."""
 
 
 class Commits:
@@ -68,7 +70,7 @@ def count_of(request: session_pb2.Request) -> int:
     """How many answers it wants."""
     if request.id:
         return 1
-    return len(request.commit_each.ids) if request.HasField("commit_each") else 0
+    return sum(map(bool, request.commit_each.ids)) if request.HasField("commit_each") else 0
 
 
 def each_of(request: session_pb2.Request) -> list[session_pb2.Request]:
@@ -85,10 +87,19 @@ def each_of(request: session_pb2.Request) -> list[session_pb2.Request]:
         raise InvalidArgument("a CommitEach has no number, no transaction and no operations but those in its `writes`")
     if max(does, default=0) >= len(each.writes):
         raise InvalidArgument("a transaction of a CommitEach does something that is not in its `writes`")
+    longest, most = max(map(len, each.writes), default=0), limits.COMMIT_EACH_BYTES_MAX
+    if longest > most:
+        raise limits.exceeded(
+            "commit_each_bytes_max", most, longest, "bytes of what a transaction of a CommitEach does"
+        )
+    try:
+        writes = [session_pb2.Writes.FromString(encoded).operations for encoded in each.writes]
+    except DecodeError:
+        raise InvalidArgument("what a transaction of a CommitEach does is not an encoded Writes") from None
     return [
         session_pb2.Request(
             id=number,
-            operations=each.writes[place].operations,
+            operations=writes[place],
             commit=session_pb2.Commit(token=token),
             timeout_ms=request.timeout_ms,
         )
@@ -96,13 +107,20 @@ def each_of(request: session_pb2.Request) -> list[session_pb2.Request]:
     ]
 
 
+class _Known(NamedTuple):
+    """What some operations do, and the tables that they name."""
+
+    does: PlainRows
+    tables: Sequence[str]
+
+
 class PlainReader:
     """Bound to one store. Used by many threads, which may each look at the catalog anew."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # The catalog's version, its plans, and what operations are by these, by the operations' bytes.
-        self._plans: tuple[int, Mapping[str, WritePlan] | None, dict[bytes, PlainRows]] = (*store.write_plans(), {})
+        # The catalog's version, its plans, and what operations are by these, by the bytes of their Writes.
+        self._plans: tuple[int, Mapping[str, WritePlan] | None, dict[bytes, _Known]] = (*store.write_plans(), {})
 
     def version(self) -> int:
         """Of the catalog that requests are read by from now on."""
@@ -120,16 +138,16 @@ class PlainReader:
             return None
         if request.id or request.txn or request.operations or request.HasField("first"):
             return None
-        if not 0 < min(lengths := [*map(len, tokens)]) <= max(lengths) <= _TOKEN_CHARACTERS_MAX:
+        if not all(tokens) or max(map(len, tokens)) > _TOKEN_CHARACTERS_MAX or _is_late(request, received):
             return None
-        if _is_late(request, received):
+        if max(map(len, each.writes), default=0) > limits.COMMIT_EACH_BYTES_MAX:
             return None
         found: list[PlainRows] = []
         for writes in each.writes:
-            one = self._read(writes) if may_write(writes.operations) else None
-            if one is None:
+            known = self._read(writes)
+            if known is None or not may_write(known.tables):
                 return None
-            found.append(one)
+            found.append(known.does)
         if not places:
             does = found[:1] * len(tokens)
         elif max(places) < len(found):
@@ -145,47 +163,51 @@ class PlainReader:
         does: list[PlainRows] = []
         kept: list[session_pb2.Request] = []
         for request in requests:
-            one = self._alone(request, received) if may_write(request.operations) else None
-            if one is None or len(does) == limits.COMMIT_EACH_MAX:
+            known = self._alone(request, received)
+            if known is None or not may_write(known.tables) or len(does) == limits.COMMIT_EACH_MAX:
                 break
-            does.append(one)
+            does.append(known.does)
             kept.append(request)
         if not does:
             return None
         tokens, numbers = [request.commit.token for request in kept], [request.id for request in kept]
         return Commits(self._store.plain(does, tokens, numbers), received, kept)
 
-    def _alone(self, request: session_pb2.Request, received: float) -> PlainRows | None:
+    def _alone(self, request: session_pb2.Request, received: float) -> _Known | None:
         """What a commit that came by itself does; None if it is not plain."""
         if request.txn or not request.id or not request.HasField("commit"):
             return None
         token = request.commit.token
         if not token or len(token) > _TOKEN_CHARACTERS_MAX or request.commit.HasField("batch"):
             return None
-        if _is_late(request, received):
-            return None
         operations = request.operations
-        if len(operations) > _OPERATIONS_MAX or not all([operation.kind in _PLAIN for operation in operations]):  # noqa: C419
-            return None  # before they are copied, which may be megabytes of events
-        return self._read(session_pb2.Writes(operations=operations))
-
-    def _read(self, writes: session_pb2.Writes) -> PlainRows | None:
-        """What it says is done, or None if that is not plain."""
-        _, plans, remembered = self._plans
-        operations = writes.operations
-        if plans is None or not 0 < len(operations) <= _OPERATIONS_MAX:
+        if len(operations) > _OPERATIONS_MAX or _is_late(request, received):
             return None
-        if writes.ByteSize() > _REMEMBERED_BYTES_MAX:
-            return self._does(plans, operations)
-        name = writes.SerializeToString()
-        does = remembered.get(name)
+        if not all([operation.kind in _PLAIN for operation in operations]):  # noqa: C419 (there is one)
+            return None  # before they are copied, which may be megabytes of events
+        return self._read(session_pb2.Writes(operations=operations).SerializeToString())
+
+    def _read(self, writes: bytes) -> _Known | None:
+        """What an encoded Writes does; None if that is not plain."""
+        _, plans, remembered = self._plans
+        known = remembered.get(writes)
+        if known is not None or plans is None:
+            return known
+        try:
+            operations = session_pb2.Writes.FromString(writes).operations
+        except DecodeError:
+            return None
+        if not 0 < len(operations) <= _OPERATIONS_MAX:
+            return None
+        does = self._does(plans, operations)
         if does is None:
-            does = self._does(plans, operations)
-            if does is not None:
-                if len(remembered) >= _REMEMBERED_MAX:
-                    remembered.clear()
-                remembered[name] = does
-        return does
+            return None
+        known = _Known(does, tuple(dict.fromkeys(operation.table for operation in operations)))
+        if len(writes) <= _REMEMBERED_BYTES_MAX:
+            if len(remembered) >= _REMEMBERED_MAX:
+                remembered.clear()
+            remembered[writes] = known
+        return known
 
     def _does(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> PlainRows | None:
         rows = []

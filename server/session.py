@@ -503,9 +503,9 @@ class Session(Requests):
             self._fail(session_pb2.Request(id=number), None, error)
         self.sessions.calls.ended("Session/commit", 0.0, error, len(numbers))
 
-    def _may_write(self, operations: Iterable[session_pb2.Operation]) -> bool:
-        """Whether their tables are those of the token; what is not goes the general way, and is told so."""
-        return not self.access.tables or all(self.access.allows(operation.table) for operation in operations)
+    def _may_write(self, tables: Iterable[str]) -> bool:
+        """Whether they are of those of the token; what is not goes the general way, and is told so."""
+        return not self.access.tables or all(map(self.access.allows, tables))
 
     def _get_plain(self) -> bool:
         """Answers the plain reads at the head of the inbox together; False: there is none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections import deque
 from typing import Any, Final, TypeVar
 
@@ -114,7 +115,7 @@ class _Session:
     def _awaited(self, number: int, timeout_s: float | None) -> asyncio.Future[Any]:
         waiting = self._waiting[number] = self._loop.create_future()
         if timeout_s is not None:
-            self._deadlines.append((self._loop.time() + timeout_s, number, timeout_s))
+            self._deadlines.append((time.monotonic() + timeout_s, number, timeout_s))
             if not self._watched:
                 self._watched = True
                 self._loop.call_later(min(timeout_s, _WATCH_S), self._watch)
@@ -122,7 +123,7 @@ class _Session:
 
     def _watch(self) -> None:
         """Tells those whose time is up: one timer for all that wait, as most are answered long before."""
-        now, soonest = self._loop.time(), _WATCH_S
+        now, soonest = time.monotonic(), _WATCH_S
         left: deque[tuple[float, int, float]] = deque()
         for deadline, number, timeout_s in self._deadlines:
             waiting = self._waiting.get(number)

@@ -632,6 +632,33 @@ def test_a_request_that_no_message_can_hold_takes_its_transaction_along(db, acco
         assert snap.get("long_rows", (1,)) is None
 
 
+@pytest.mark.parametrize("each", [True, False], ids=["in columns", "one by one"])
+def test_commits_at_the_same_time_have_their_own_outcomes_whether_or_not_the_server_takes_columns(db, accounts, each):
+    """A server from before CommitEach says no limit of it: its clients send each commit as a request of its own."""
+    assert db._core.commits_each
+    db._core.commits_each = each
+    stamps: list[int] = []
+
+    def work(i: int) -> None:
+        for n in range(20):
+            with db.transaction() as tx:
+                tx.delta(accounts, (100 + n % 2,), balance=1)
+                if i % 2:
+                    tx.put(accounts, (200 + i,), balance=n)
+            stamps.append(tx.commit_ts)
+            assert tx.start_ts < tx.commit_ts
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stamps) == len(set(stamps)) == 240
+    with db.snapshot() as snap:
+        assert [row["balance"] for row in snap.get_many(accounts, [(100,), (101,)])] == [120, 120]
+        assert {snap.get(accounts, (200 + i,))["balance"] for i in range(1, 12, 2)} == {19}
+
+
 def test_large_writes_are_sent_ahead_one_by_one(db, accounts):
     """Together they would be too much for a message; and memory is that of one of them."""
     with db.transaction() as tx:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,61 +12,9 @@ from typing import Any
 import pytest
 from kivi_server import leading, limits
 from kivi_server.auth import Access, Allowance, Grant
-from kivi_server.session import Session
 from kivi_server.sessions import Sessions
 
-import kivi
-from kivi.client_codec import new_token
-from kivi.log.segmented import SegmentedLog
-from kivi.store import Store
-from kivi.wire.v1 import session_pb2
-
-DELTA = session_pb2.Operation.KIND_DELTA
-
-
-class Peer:
-    """A session without a stream: frames in, and what is answered, by which thread."""
-
-    def __init__(self, sessions: Sessions, grant: Grant | None = None) -> None:
-        grant = grant or Grant()
-        self.session = Session(sessions, grant, sessions.clients.of(grant, "peer"), asyncio.get_running_loop())
-        self.answers: list[session_pb2.Response] = []
-        self.threads: set[int] = set()
-        self._ids = 0
-        self.session._send = self._send  # type: ignore[method-assign]
-
-    def _send(self, data: bytes, answers: int) -> None:
-        self.threads.add(threading.get_ident())
-        self.answers += session_pb2.ServerFrame.FromString(data).responses
-
-    def has(self, answers: int) -> bool:
-        return len(self.answers) == answers
-
-    def commit(self, hits: int = 1, token: str | None = None, row: int = 1) -> session_pb2.Request:
-        self._ids += 1
-        request = session_pb2.Request(id=self._ids)
-        operation = request.operations.add(kind=DELTA, table="counters", columns=["hits"])
-        operation.key.add(int_value=row)
-        operation.values.add(int_value=hits)
-        request.commit.token = token or new_token()
-        return request
-
-    def read(self) -> session_pb2.Request:
-        self._ids += 1
-        request = session_pb2.Request(id=self._ids, txn=self._ids)
-        request.first.SetInParent()
-        request.get.table = "counters"
-        request.get.keys.add().values.add(int_value=1)
-        return request
-
-    def by_the_worker(self, *requests: session_pb2.Request) -> None:
-        """Does what the worker does with a frame of these, on this thread."""
-        self.session._frames.append(session_pb2.ClientFrame(requests=requests).SerializeToString())
-        self.session._turn()
-
-    def here(self, *requests: session_pb2.Request) -> bool:
-        """Hands a frame of these to the event loop; False: it is for the worker."""
-        return self.session._handle_here(session_pb2.ClientFrame(requests=requests).SerializeToString())
+from tests.server.peers import Peer, hits, log_of, quick, run, until
 
 
 def test_answers_that_fit_no_message_together_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,53 +33,6 @@ def test_answers_that_fit_no_message_together_come_one_by_one(tmp_path: Path, mo
         assert len(sessions.store.leases) == 25  # of the transactions; the others have none
 
     run(story, tmp_path)
-
-
-def hits(store: Store, row: int = 1) -> int | None:
-    lease = store.begin()
-    try:
-        (found,) = store.get(lease, store.table("counters"), [(row,)], None)
-        return None if found is None else found["hits"]
-    finally:
-        store.release(lease)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 (of threads that tell nobody)
-            await asyncio.sleep(0.001)
-
-
-@contextlib.asynccontextmanager
-async def served(path: Path, allowance: Allowance | None = None) -> AsyncIterator[Sessions]:
-    """Sessions of a store with a table of counters, whose log is idle and has been quick."""
-    with contextlib.closing(kivi.open(str(path / "data"))) as db:
-        db.create_table("counters", key={"id": "int64"}, columns={"hits": kivi.sum("int64")})
-        with db.transaction() as tx:
-            tx.delta("counters", (0,), hits=1)
-        sessions = Sessions(db.store, "test", allowance)
-        await quick(db.store)
-        yield sessions
-        sessions.close()
-
-
-def log_of(store: Store) -> SegmentedLog:
-    assert isinstance(store.log, SegmentedLog)
-    return store.log
-
-
-async def quick(store: Store) -> None:
-    """Whatever this disk took until now."""
-    log_of(store)._sync_s = 0.0
-    await until(store.log.is_quick)
-
-
-def run(story: Callable[[Sessions], Coroutine[Any, Any, None]], path: Path, allowance: Allowance | None = None) -> None:
-    async def told() -> None:
-        async with served(path, allowance) as sessions:
-            await story(sessions)
-
-    asyncio.run(told())
 
 
 def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path):

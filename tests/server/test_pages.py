@@ -28,8 +28,8 @@ from kivi.client_messages import read_batches
 from kivi.errors import DataLoss
 from kivi.wire.v1 import session_pb2 as pb
 from kivi.wire.v1 import types_pb2
+from tests.server.peers import Peer, until
 from tests.server.rawsession import RawSession
-from tests.server.test_leading import Peer, until
 
 ROWS = 70_000  # of one portion of the store's are several of these pages, and several portions
 

@@ -22,8 +22,8 @@ from kivi.client_transaction import TransactionCore
 from kivi.definitions import row_table_schema
 from kivi.errors import ResourceExhausted
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+from tests.server.peers import Peer, run, until
 from tests.server.rawsession import RawSession
-from tests.server.test_leading import Peer, run, until
 from tests.serverproc import ServerProcess
 
 pb = session_pb2

@@ -182,11 +182,11 @@ class CommitEach(_message.Message):
     DOES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
-    writes: _containers.RepeatedCompositeFieldContainer[Writes]
+    writes: _containers.RepeatedScalarFieldContainer[bytes]
     does: _containers.RepeatedScalarFieldContainer[int]
     tokens: _containers.RepeatedScalarFieldContainer[str]
     ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, writes: _Optional[_Iterable[_Union[Writes, _Mapping]]] = ..., does: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, writes: _Optional[_Iterable[bytes]] = ..., does: _Optional[_Iterable[int]] = ..., tokens: _Optional[_Iterable[str]] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Writes(_message.Message):
     __slots__ = ("operations",)

@@ -1,0 +1,157 @@
+"""Writes that are encoded without messages: the same as if they had been filled into one, and the same errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kivi
+from kivi import writes
+from kivi.arguments import TransactionArguments
+from kivi.client_codec import fill_values
+from kivi.client_core import Core
+from kivi.client_transaction import TransactionCore
+from kivi.client_writes import KINDS, encoded_delta, encoded_write
+from kivi.definitions import row_table_schema
+from kivi.schema import TableSchema
+from kivi.wire.v1 import session_pb2
+from kivi.writes import Write
+
+INT64 = st.one_of(st.integers(-3, 300), st.integers(-(2**63), 2**63 - 1))
+COUNTERS = row_table_schema(
+    "counters",
+    key={"id": "int64", "slot": "timestamp"},
+    columns={"hits": kivi.sum("int64"), "slowest": kivi.max("int64"), "load": kivi.sum("float64"), "v": "int64"},
+)
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "hits": INT64,
+    "slowest": st.one_of(INT64, st.none()),
+    "load": st.floats(allow_nan=False, allow_infinity=False),
+    "name": st.one_of(st.text(max_size=300), st.none()),
+    "raw": st.binary(max_size=20),
+    "flag": st.booleans(),
+}
+
+
+def filled(schema: TableSchema, write: Write) -> session_pb2.Request:
+    """As protobuf does it."""
+    request = session_pb2.Request()
+    operation = request.operations.add(kind=KINDS[write.kind], table=schema.name, table_id=schema.id)
+    fill_values(operation.key, write.key)
+    operation.columns.extend(write.values)
+    fill_values(operation.values, write.values.values())
+    if write.column is not None:
+        operation.columns.append(write.column)
+    return request
+
+
+@given(
+    kind=st.sampled_from(["put", "delta", "insert"]),
+    key=st.tuples(INT64, st.text(max_size=200)),
+    values=st.dictionaries(st.sampled_from(sorted(VALUES)), st.nothing() | st.just(0), max_size=6).flatmap(
+        lambda names: st.fixed_dictionaries({name: VALUES[name] for name in names})
+    ),
+)
+def test_a_write_is_encoded_as_protobuf_does_it(kind: Any, key: tuple[Any, ...], values: dict[str, Any]) -> None:
+    write = Write(kind, key, values)
+    wanted = filled(COUNTERS, write)
+    for _ in range(2):  # the second time much of it is remembered
+        data = encoded_write(COUNTERS, kind, key, values, (*values,))
+        assert session_pb2.Request.FromString(data) == wanted
+        assert data == wanted.SerializeToString()
+
+
+@pytest.mark.parametrize("column", [None, "hits"])
+def test_guards_and_deletes_have_a_column_or_none(column: str | None) -> None:
+    for kind in ("guard", "delete"):
+        write = Write(kind, (1, 2), column=column)
+        data = encoded_write(COUNTERS, kind, write.key, write.values, (column,) if column else ())
+        assert data == filled(COUNTERS, write).SerializeToString()
+
+
+@given(key=st.tuples(INT64, INT64), values=st.dictionaries(st.sampled_from(["hits", "slowest"]), INT64, min_size=1))
+def test_a_delta_of_integers_is_encoded_as_any(key: tuple[int, int], values: dict[str, int]) -> None:
+    stored = writes.delta(key, values)(COUNTERS)
+    assert encoded_delta(COUNTERS, key, values) == filled(COUNTERS, stored).SerializeToString()
+
+
+OTHERS: list[tuple[Any, dict[str, Any]]] = [
+    ((1, 2), {}),
+    ((1, 2), {"hits": True}),
+    ((1, 2), {"hits": 1.0}),
+    ((1, 2), {"hits": None}),
+    ((1, 2), {"hits": 2**63}),
+    ((1, 2), {"hits": "1"}),
+    ((1, 2), {"load": 1}),
+    ((1, 2), {"v": 1}),
+    ((1, 2), {"none": 1}),
+    ((1, 2), {"id": 1}),
+    ((1, True), {"hits": 1}),
+    ((1, None), {"hits": 1}),
+    ((1, 2**63), {"hits": 1}),
+    ((1,), {"hits": 1}),
+    ((1, 2, 3), {"hits": 1}),
+    ([1, 2], {"hits": 1}),
+    (1, {"hits": 1}),
+    (None, {"hits": 1}),
+    (("1", 2), {"hits": 1}),
+]
+
+
+@pytest.mark.parametrize(("key", "values"), OTHERS, ids=str)
+def test_any_other_delta_is_held_to_the_schema(key: Any, values: dict[str, Any]) -> None:
+    """It is taken as ever, or refused with the same words; also right behind one that is equal to it."""
+    encoded_delta(COUNTERS, (1, 2), {"hits": 1})
+    assert encoded_delta(COUNTERS, key, values) is None
+    core = Core("nowhere", 1.0)
+    core.schemas["counters"] = COUNTERS
+    transaction = TransactionCore(core, TransactionArguments())
+    try:
+        wanted: Any = filled(COUNTERS, writes.delta(key, values)(COUNTERS)).SerializeToString()
+    except kivi.KiviError as error:
+        wanted = error
+    flush = core.delta("counters", transaction, key, values)
+    if isinstance(wanted, kivi.KiviError):
+        assert flush is None and not transaction.wrote and not transaction._writes
+        with pytest.raises(type(wanted)) as caught:
+            transaction.delta(COUNTERS, key, values)
+        assert caught.value.message == wanted.message
+    else:
+        assert flush is False and [*transaction._writes] == [wanted]
+
+
+@pytest.mark.parametrize("table", ["none", None, 7, ["counters"]])
+def test_a_delta_of_a_table_that_is_not_known_is_looked_at(table: Any) -> None:
+    core = Core("nowhere", 1.0)
+    transaction = TransactionCore(core, TransactionArguments())
+    assert core.delta(table, transaction, (1, 2), {"hits": 1}) is None
+    assert not transaction.wrote
+
+
+def test_a_value_that_cannot_be_hashed_is_refused_as_ever() -> None:
+    core = Core("nowhere", 1.0)
+    core.schemas["counters"] = COUNTERS
+    transaction = TransactionCore(core, TransactionArguments())
+    assert core.delta("counters", transaction, (1, 2), {"hits": [1]}) is None
+    with pytest.raises(kivi.SchemaError):
+        writes.delta((1, 2), {"hits": [1]})(COUNTERS)
+
+
+def test_writes_and_what_is_no_write_keep_their_order() -> None:
+    """Encoded writes, then an operation of another kind, then writes again: one request, in program order."""
+    core = Core("nowhere", 1.0)
+    transaction = TransactionCore(core, TransactionArguments())
+    made = [Write("put", (i, 0), {"v": i}) for i in range(6)]
+    for write in made[:3]:
+        transaction.write(COUNTERS, write)
+    transaction.operation(session_pb2.Operation.KIND_OVERWRITE, COUNTERS)
+    for write in made[3:]:
+        transaction.write(COUNTERS, write)
+    request = transaction._assembled()
+    assert [operation.kind for operation in request.operations] == [1, 1, 1, 8, 1, 1, 1]
+    wanted = [filled(COUNTERS, write).operations[0] for write in made]
+    assert [operation for operation in request.operations if operation.kind == 1] == wanted
+    assert not transaction._buffered and len(transaction._assembled().operations) == 0

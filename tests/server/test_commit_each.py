@@ -1,0 +1,293 @@
+"""Commits in columns: each is a transaction of its own, whatever becomes of the others."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kivi_server import limits
+from kivi_server.auth import Access, Allowance, Grant
+from kivi_server.plain import each_of
+from kivi_server.sessions import Sessions
+
+from kivi.client_calls import Commits, answers, leaving
+from kivi.client_codec import delimited, new_token, tag
+from kivi.wire.v1 import session_pb2
+from tests.server.peers import Peer, hits, quick, run, until
+
+PUT = session_pb2.Operation.KIND_PUT
+HOW = pytest.mark.parametrize("here", [True, False], ids=["on the event loop", "by the worker"])
+
+
+async def done(peer: Peer, request: session_pb2.Request, here: bool, count: int) -> dict[int, int | str]:
+    """What becomes of it."""
+    if here:
+        await quick(peer.session.store)
+        assert peer.here(request)
+    else:
+        peer.by_the_worker(request)
+    await until(lambda: len(peer.outcomes()) == count)
+    return peer.outcomes()
+
+
+@HOW
+@pytest.mark.parametrize("same", [True, False])
+def test_each_has_its_own_timestamp_and_one_message_answers_all(tmp_path: Path, here: bool, same: bool) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        commits = [peer.commit(hits=1 if same else n) for n in range(1, 101)]
+        syncs = sessions.store.log.stats()["syncs"]
+        found = await done(peer, peer.commit_each(*commits, same=same), here, 100)
+        (answer,) = peer.answers
+        assert [*found] == [commit.id for commit in commits]
+        assert [*found.values()] == [*range(answer.commit_each.commit_ts, answer.commit_each.commit_ts + 100)]
+        assert answer.start_ts == answer.commit_each.commit_ts - 1
+        assert sessions.store.watermark() == max(found.values())
+        assert hits(sessions.store) == (100 if same else 5050)
+        assert sessions.store.log.stats()["syncs"] == syncs + 1
+        for commit in commits:
+            assert sessions.store.outcome(commit.commit.token)[1] == found[commit.id]
+        assert peer.session._asked == 100
+        await until(lambda: sessions.commits_in_flight == 0)
+
+    run(story, tmp_path)
+
+
+@HOW
+def test_those_that_are_not_regular_are_answered_each_by_itself(tmp_path: Path, here: bool) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        first = await done(peer, peer.commit_each(peer.commit(token="a"), peer.commit(token="b")), here, 2)
+        again = [peer.commit(token="a"), peer.commit(), peer.commit(hits=7, token="b"), peer.commit()]
+        found = await done(peer, peer.commit_each(*again), here, 6)
+        assert found[3] == first[1]
+        assert (found[4], found[6]) == (first[2] + 1, first[2] + 2)  # type: ignore[operator]
+        assert "another payload" in str(found[5])
+        assert hits(sessions.store) == 4
+        await until(lambda: sessions.commits_in_flight == 0)
+
+    run(story, tmp_path)
+
+
+@HOW
+def test_a_put_and_a_delta_of_one_cell_conflict_in_a_group_and_the_others_commit(tmp_path: Path, here: bool) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        put, delta, other = peer.commit(hits=10), peer.commit(hits=1), peer.commit(row=2)
+        put.operations[0].kind = PUT
+        found = await done(peer, peer.commit_each(put, delta, other), here, 3)
+        assert isinstance(found[1], int) and isinstance(found[3], int)
+        assert "counters(1,).hits was written by" in str(found[2])
+        assert hits(sessions.store) == 10
+
+    run(story, tmp_path)
+
+
+def test_one_that_is_not_plain_takes_the_general_way_with_all_that_came_with_it(tmp_path: Path) -> None:
+    """An unknown table among them, an insert, a delete; in their order, and before what is behind them."""
+
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        unknown, insert, twice = peer.commit(), peer.commit(row=3), peer.commit(row=3)
+        unknown.operations[0].table = "nowhere"
+        insert.operations[0].kind = twice.operations[0].kind = session_pb2.Operation.KIND_INSERT
+        fine, behind = peer.commit(), peer.commit()
+        frame = (peer.commit_each(fine, unknown, insert, twice), peer.commit_each(behind))
+        assert not peer.here(*frame)
+        peer.by_the_worker(*frame)
+        await until(lambda: len(peer.outcomes()) == 5)
+        found = peer.outcomes()
+        assert isinstance(found[fine.id], int) and isinstance(found[insert.id], int)
+        assert "nowhere" in str(found[unknown.id]) and "counters(3,) was written by" in str(found[twice.id])
+        assert isinstance(found[behind.id], int) and found[behind.id] > found[insert.id]  # type: ignore[operator]
+        assert hits(sessions.store) == 2 and hits(sessions.store, 3) == 1
+
+    run(story, tmp_path)
+
+
+def bad(what: str) -> session_pb2.Request:
+    """One that is not as the protocol says."""
+    operation = session_pb2.Operation(kind=session_pb2.Operation.KIND_DELTA, table="counters", columns=["hits"])
+    operation.key.add(int_value=1)
+    operation.values.add(int_value=1)
+    writes = session_pb2.Writes(operations=[operation]).SerializeToString()
+    request = session_pb2.Request()
+    each = request.commit_each
+    each.ids.extend([1, 2])
+    each.tokens.extend(["a", "b"])
+    each.writes.append(writes)
+    match what:
+        case "fewer tokens":
+            del each.tokens[1]
+        case "an empty token":
+            each.tokens[1] = ""
+        case "a number that is 0":
+            each.ids[0] = 0
+        case "fewer places":
+            each.does.append(0)
+        case "a place that is not there":
+            each.does.extend([0, 1])
+        case "nothing done":
+            del each.writes[:]
+        case "no message":
+            each.writes[0] = b"\xff"
+        case "a number of its own":
+            request.id = 9
+        case "a transaction":
+            request.txn = 9
+        case "operations of its own":
+            request.operations.append(operation)
+        case "too long":
+            operation.table = "x" * 5_000
+            each.writes[0] = session_pb2.Writes(operations=[operation]).SerializeToString()
+        case "too many":
+            each.ids.extend(range(3, 300))
+            each.tokens.extend(map(str, range(3, 300)))
+    return request
+
+
+BAD = (
+    "fewer tokens", "an empty token", "a number that is 0", "fewer places", "a place that is not there", "nothing done",
+    "no message", "a number of its own", "a transaction", "operations of its own", "too long",
+    "too many",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_one_that_is_not_as_it_should_be_commits_nothing_and_says_so(tmp_path: Path, what: str) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer, request = Peer(sessions), bad(what)
+        assert not peer.here(request)
+        peer.by_the_worker(request)
+        wanted = {9} if what == "a number of its own" else {number for number in request.commit_each.ids if number}
+        await until(lambda: set(peer.outcomes()) == wanted)
+        assert all(isinstance(why, str) and why for why in peer.outcomes().values()), peer.outcomes()
+        assert hits(sessions.store) is None
+        assert len(peer.answers) == peer.session._asked
+        fine = peer.commit()
+        fine.id = 1_000
+        peer.by_the_worker(peer.commit_each(fine))
+        await until(lambda: 1_000 in peer.outcomes())
+        assert hits(sessions.store) == 1
+
+    run(story, tmp_path)
+
+
+def test_who_may_not_write_is_told_so_for_each(tmp_path: Path) -> None:
+    async def story(sessions: Sessions) -> None:
+        reader = Peer(sessions, Grant(Access.READ, name="reader"))
+        elsewhere = Peer(sessions, Grant(Access.WRITE, ("others",), name="elsewhere"))
+        for peer in (reader, elsewhere):
+            for _ in range(2):  # the second time what it does is known by its bytes
+                peer.answers.clear()
+                request = peer.commit_each(peer.commit(), peer.commit(), same=True)
+                peer.by_the_worker(request)
+                await until(partial(peer.has, 2))
+                assert [answer.error.code for answer in peer.answers] == [
+                    grpc.StatusCode.PERMISSION_DENIED.value[0]
+                ] * 2
+        assert hits(sessions.store) is None
+        fine = Peer(sessions, Grant(Access.WRITE, ("counters",), name="fine"))
+        await done(fine, fine.commit_each(fine.commit(), fine.commit(), same=True), True, 2)
+        assert hits(sessions.store) == 2
+
+    run(story, tmp_path)
+
+
+def test_who_asks_for_more_than_its_rate_is_refused_each(tmp_path: Path) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        peer.by_the_worker(peer.commit_each(*[peer.commit() for _ in range(10)]))
+        await until(lambda: len(peer.outcomes()) == 10)
+        peer.by_the_worker(peer.commit_each(peer.commit(), peer.commit()))
+        await until(lambda: len(peer.outcomes()) == 12)
+        assert all("slow down" in str(why) for number, why in peer.outcomes().items() if number > 10)
+        assert hits(sessions.store) == 10
+
+    run(story, tmp_path, Allowance(rate=5.0))
+
+
+def test_once_the_server_stops_each_is_told_so(tmp_path: Path) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        assert peer.here(peer.commit_each(peer.commit(), peer.commit()))
+        sessions.stopping = True
+        await asyncio.sleep(0)
+        assert all("stopping" in str(why) for why in peer.outcomes().values()) and len(peer.answers) == 2
+        assert hits(sessions.store) is None
+
+    run(story, tmp_path)
+
+
+WRITES = [b"first", b"second", b"a third"]
+
+
+@given(st.lists(st.sampled_from(WRITES), min_size=1, max_size=20), st.integers(1, 8))
+@settings(deadline=None)
+def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[bytes], most: int) -> None:
+    gathered, expected = Commits(), []
+    gathered.most = most
+    queued: list[Any] = []
+    for number, writes in enumerate(given_, 1):
+        token = new_token()
+        expected.append((number, token, writes))
+        if (message := gathered.add(number, writes, token)) is not None:
+            queued.append(message)
+    (message,) = queued
+    frame = session_pb2.ClientFrame.FromString(leaving(message))
+    found: list[tuple[int, str, bytes]] = []
+    for request in frame.requests:
+        each = request.commit_each
+        assert 0 < len(each.ids) <= most and len(set(each.writes)) == len(each.writes)
+        places = each.does or [0] * len(each.ids)
+        found += zip(each.ids, each.tokens, [each.writes[place] for place in places], strict=True)
+    assert found == expected
+    assert leaving(message) == b"" and len(gathered) == 0
+    assert gathered.add(1, b"x", "t") is not None
+
+
+def test_a_message_that_was_overtaken_is_none() -> None:
+    """Threads that add while it is made: the next message finds nothing left."""
+    gathered = Commits()
+    gathered.most = 10
+    first: Any = gathered.add(1, b"x", "t")
+    assert first is not None and leaving(first)
+    second: Any = gathered.add(2, b"x", "t")
+    assert second is not None
+    gathered._waiting.clear()
+    assert leaving(second) == b""
+
+
+def test_what_is_taken_apart_is_what_was_put_together(tmp_path: Path) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        commits = [peer.commit(hits=n % 3) for n in range(10)]
+        assert each_of(peer.commit_each(*commits)) == commits
+        same = [peer.commit() for _ in range(limits.COMMIT_EACH_MAX)]
+        assert each_of(peer.commit_each(*same, same=True)) == same
+
+    run(story, tmp_path)
+
+
+def test_answers_of_both_kinds_are_handed_out() -> None:
+    frame = session_pb2.ServerFrame()
+    frame.responses.add(id=5).commit.commit_ts = 77
+    each = frame.responses.add(start_ts=40).commit_each
+    each.ids.extend([3, 9, 2])
+    each.commit_ts = 50
+    found: list[tuple[int, Any]] = [*answers(frame)]
+    assert found == [(5, frame.responses[0]), (3, (50, 40)), (9, (51, 40)), (2, (52, 40))]
+
+
+def test_the_bytes_of_writes_are_those_of_a_requests_operations() -> None:
+    request = session_pb2.Request()
+    request.operations.add(kind=PUT, table="t")
+    writes = session_pb2.Writes(operations=request.operations).SerializeToString()
+    assert writes == request.SerializeToString()
+    assert writes == delimited(tag(session_pb2.Writes, "operations"), request.operations[0].SerializeToString())
