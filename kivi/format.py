@@ -27,7 +27,8 @@ from kivi.keys import decode_key
 from kivi.moments import decode_moments
 from kivi.rows import RowLayout, Version
 from kivi.schema import Column, TableSchema
-from kivi.spaces import Space, split_row_key, split_tombstone_key, split_version_key
+from kivi.spaces import Space, split_row_key, split_token_block_key, split_tombstone_key, split_version_key
+from kivi.token_blocks import decode_block
 from kivi.types import ColumnType
 
 __all__ = ["cells", "entry", "key_text", "moment", "operation", "row", "table_of", "value"]
@@ -169,6 +170,13 @@ def _entry(key: bytes, data: bytes, schema_of: SchemaOf, stamp: Stamp) -> str:
         case Space.TOKEN:
             cts = int.from_bytes(data[:8], "little")
             return f"token      {key[1:].decode()} -> {f'@{stamp(cts)}' if cts else 'fenced'}"
+        case Space.TOKENS:
+            newest, oldest, cts = split_token_block_key(key)
+            return f"tokens     issued {moment(oldest)} .. {moment(newest)} -> @{stamp(cts)} and later"
+        case Space.TOKEN_DATA:
+            saved = decode_block(key, data)
+            last = f" .. {saved[-1].token} -> @{stamp(saved[-1].cts)}  {len(saved)} tokens" if len(saved) > 1 else ""
+            return f"tokens     {saved[0].token} -> @{stamp(saved[0].cts)}{last}"
         case Space.BATCH:
             scope, sequence = key[1:-8].removesuffix(b"\x00\x00"), int.from_bytes(key[-8:], "big")
             return f"batch      {scope.decode()} {sequence} -> @{stamp(int.from_bytes(data, 'little'))}"

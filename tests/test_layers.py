@@ -57,8 +57,8 @@ ROOMS: dict[str, Room] = {
     "forks": Room("kivi.forks", "what a child inherits and cannot use: told by whoever holds threads"),
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
-        " kivi.rows kivi.event_rows kivi.changes kivi.projection kivi.moments kivi.format kivi.outcomes kivi.surface"
-        " kivi.predicate_text kivi.subscriptions kivi.records",
+        " kivi.rows kivi.event_rows kivi.changes kivi.projection kivi.moments kivi.token_blocks kivi.format"
+        " kivi.outcomes kivi.surface kivi.predicate_text kivi.subscriptions kivi.records",
         "schemas, values and the only code that builds or parses key and row bytes: data in, data out, no I/O",
         rooms="errors",
         packages="numpy pyarrow",

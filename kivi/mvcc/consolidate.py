@@ -359,8 +359,8 @@ class Consolidator:
         try:
             while some := self._take_tokens(upto):
                 taken.append(some)
-                for key, value in self._tokens.rows(some):
-                    batch.put(key, value)
+            for key, value in self._tokens.rows(taken):
+                batch.put(key, value)
             with self._entry_lock:
                 rows = [*self._tokens.batch_rows(upto), *self._stages.rows(upto)]
             rows += self._timeline.take(upto)
@@ -370,7 +370,8 @@ class Consolidator:
             self._write(batch)
         except BaseException:
             with self._entry_lock:
-                self._tokens.put_back(itertools.chain.from_iterable(taken))
+                for some in taken:
+                    self._tokens.put_back(some)
             raise
         for some in taken:
             with self._entry_lock:
@@ -380,7 +381,7 @@ class Consolidator:
         self._timeline.forget(upto)
         self.position = upto
 
-    def _take_tokens(self, upto: int) -> list[Taken]:
+    def _take_tokens(self, upto: int) -> Taken:
         with self._entry_lock:
             return self._tokens.take(upto, _TOKENS_AT_ONCE)
 

@@ -22,9 +22,9 @@ second. So an operation is seen in at least one of the two, and one that is seen
 from __future__ import annotations
 
 import threading
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -190,7 +190,7 @@ class Pending:
             with self._mutex:
                 listed = tuple(pending.index.get(key) or ())
                 runs = pending.runs
-        out = [item for item in listed if item[0] <= upto]
+        out = [*listed[: bisect_right(listed, upto, key=_cts)]]
         found = [
             (cts, RowOp(Barrier.PATCH, {}, run.deltas_at(i)))
             for run in runs
@@ -286,13 +286,19 @@ class Pending:
                 ops = pending.index.get(key)
                 if ops is None:
                     continue
-                left = [item for item in ops if item[0] > upto]
-                gone = [op for cts, op in ops if cts <= upto]
-                if left:
-                    pending.index[key] = left
+                end = bisect_right(ops, upto, key=_cts)
+                if end < len(ops):
+                    pending.index[key] = ops[end:]
                 else:
                     del pending.index[key]
-                self._release(sum(_row_bytes(key, op) for op in gone), len(gone))
+                sizes: dict[int, int] = {}  # of those that many commits share, once
+                nbytes = end * (_ROW_BYTES + len(key))
+                for _, op in ops[:end]:
+                    size = sizes.get(id(op))
+                    if size is None:
+                        size = sizes[id(op)] = op.varying_bytes
+                    nbytes += size
+                self._release(nbytes, end)
 
     def drop_runs(self, table: int, upto: int) -> None:
         """Base has every run whose last CTS is at or below ``upto``."""
@@ -358,6 +364,7 @@ def run_cts(run: DeltaRun, i: int) -> int:
 
 
 _last_cts = attrgetter("last_cts")
+_cts = itemgetter(0)
 
 
 def _by_table(items: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, list[Any]]]:

@@ -14,19 +14,34 @@ abort record for the token first; an attempt that arrives later meets the fence 
 Lives under the committer's entry lock. Persisted by consolidation together with the commits it covers; until then
 rebuilt from the log. Many commit between two passes, and nobody commits while the lock is held: consolidation takes
 and drops request tokens some at a time (`take`). Taken all at once, 150,000 of them held every commit up for 0.1 s.
+
+In the engine a token that the library made is in a block of many (``kivi.token_blocks``). Any other is in a row of its
+own, and so is a fence; a row has the last word.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, repeat
 from typing import Final, NamedTuple
 
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import InvalidArgument, OutOfSequence
+from kivi.errors import DataLoss, InvalidArgument, OutOfSequence
 from kivi.keys import prefix_end
-from kivi.spaces import batch_key, meta_key, token_key
+from kivi.spaces import (
+    Space,
+    batch_key,
+    meta_key,
+    space_prefix,
+    split_token_block_key,
+    token_blocks_from,
+    token_data_key,
+    token_key,
+)
+from kivi.token_blocks import SPAN_US_MAX, are_regular, decode_block, encode_blocks, find_in_block, issued_us
 
 __all__ = ["FENCED", "Remembered", "Taken", "Tokens", "issued_at_us"]
 
@@ -37,6 +52,7 @@ _VALUE: Final = struct.Struct("<Q16s")
 _SCOPE: Final = "scope/"
 _IRREGULAR_MAX: Final = 100
 _NEVER_US: Final = 1 << 63
+_DATED_US_MAX: Final = 10**16 - 1  # what sixteen digits say
 
 
 class Remembered(NamedTuple):
@@ -44,8 +60,35 @@ class Remembered(NamedTuple):
     digest: bytes
 
 
-Taken = tuple[str, Remembered]
-"""A request token that is on its way to the engine."""
+class _Group(NamedTuple):
+    """Tokens whose commits entered together, with CTS that ascend by one from ``first``; or one that was fenced."""
+
+    first: int
+    tokens: Sequence[str]
+    digests: Sequence[bytes]
+
+    @property
+    def stamps(self) -> range:
+        return range(self.first, self.first + len(self.tokens))
+
+    def of(self, token: str) -> Remembered:
+        i = self.tokens.index(token)
+        return Remembered(self.first + i, self.digests[i])
+
+    def part(self, begin: int, end: int) -> _Group:
+        return _Group(self.first + begin, self.tokens[begin:end], self.digests[begin:end])
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Request tokens that are on their way to the engine."""
+
+    groups: list[_Group]
+    is_regular: bool
+    """All of them are, and none is a fence."""
+
+    def __len__(self) -> int:
+        return sum(len(group.tokens) for group in self.groups)
 
 
 def issued_at_us(token: str) -> int | None:
@@ -61,7 +104,7 @@ def library_prefix(issued_us: int) -> str:
     return f"k1-{issued_us:016d}-"
 
 
-def _regular_us(token: str) -> int:
+def _dated_us(token: str) -> int:
     """The time of issue of a token that sorts by it among its like, as all of the library's do; else 0."""
     issued = token[3:19]
     if token[:3] == "k1-" and token[19:20] == "-" and issued.isascii() and issued.isdigit():
@@ -70,14 +113,18 @@ def _regular_us(token: str) -> int:
 
 
 def _newest_us(engine: Engine) -> int:
-    """The time of issue of the newest regular token in the engine, or a later one. 0 if there is none."""
+    """The time of issue of the newest dated token in the engine, or a later one. 0 if there is none."""
+    blocks = space_prefix(Space.TOKENS)
+    newest = next(
+        (split_token_block_key(key)[0] for key, _ in engine.scan(blocks, prefix_end(blocks), reverse=True)), 0
+    )
     prefix = token_key(library_prefix(0)[:3])
     for i, (key, _) in enumerate(engine.scan(prefix, prefix_end(prefix), reverse=True)):
-        if issued := _regular_us(key[1:].decode(errors="replace")):
-            return issued
+        if issued := _dated_us(key[1:].decode(errors="replace")):
+            return max(issued, newest)
         if i == _IRREGULAR_MAX:
             return _NEVER_US
-    return 0
+    return newest
 
 
 class Tokens:
@@ -86,14 +133,15 @@ class Tokens:
     def __init__(self, engine: Engine, *, ttl_us: int) -> None:
         self._engine = engine
         self._ttl_us = ttl_us
-        self._requests: dict[str, Remembered] = {}
+        self._requests: dict[str, _Group] = {}
         self._batches: dict[tuple[str, int], int] = {}
         self._high: dict[str, int] = {}
         # Of the requests, what was not taken yet: as their CTS ascend, and those that came behind a later one.
-        self._queued: deque[Taken] = deque()
-        self._late: list[Taken] = []
+        self._queued: deque[_Group] = deque()
+        self._late: list[_Group] = []
         self._newest = 0
-        # No regular token that was issued later is in the engine, so that new ones need not be looked for there.
+        self._stale: set[str] = set()  # that were fenced: what else was remembered of them, and is not taken, is void
+        # No dated token that was issued later is in the engine, so that new ones need not be looked for there.
         self._saved_us = _newest_us(engine)
         self.hits = 0
         prefix = meta_key(_SCOPE)
@@ -109,20 +157,42 @@ class Tokens:
             raise InvalidArgument(f"the token {token!r} was issued too long ago to be remembered; nothing was applied")
 
     def find(self, token: str) -> Remembered | None:
-        found = self._requests.get(token)
-        if found is None and (raw := self._engine.get(token_key(token))) is not None:
+        group = self._requests.get(token)
+        if group is not None:
+            found: Remembered | None = group.of(token)
+        elif (raw := self._engine.get(token_key(token))) is not None:
             found = Remembered(*_VALUE.unpack(raw))
+        else:
+            found = self._in_block(token)
         if found is not None:
             self.hits += 1
         return found
 
-    def known(self, tokens: Iterable[str], now_us: int) -> set[str]:
+    def _in_block(self, token: str) -> Remembered | None:
+        if not are_regular((token,)):
+            return None
+        issued = issued_us(token)
+        for key, _ in self._engine.scan(token_blocks_from(issued), token_blocks_from(issued + SPAN_US_MAX + 1)):
+            _, oldest, _ = split_token_block_key(key)
+            if oldest <= issued and (found := find_in_block(key, self._data(key), token)) is not None:
+                return Remembered(*found)
+        return None
+
+    def _data(self, block_key: bytes) -> bytes:
+        value = self._engine.get(token_data_key(block_key))
+        if value is None:
+            raise DataLoss(f"the tokens of the block at key 0x{block_key.hex()} are missing: restore a backup")
+        return value
+
+    def known(self, tokens: Sequence[str], now_us: int) -> set[str]:
         """Those about which ``find`` or ``check_age`` would have something to say."""
         oldest, requests = now_us - self._ttl_us, self._requests
         new_us = max(self._saved_us, oldest)
+        if are_regular(tokens) and 0 <= new_us < _DATED_US_MAX and min(tokens) >= library_prefix(new_us + 1):
+            return set() if requests.keys().isdisjoint(tokens) else {token for token in tokens if token in requests}
         found, others = set[str](), list[str]()
         for token in tokens:
-            if _regular_us(token) <= new_us:
+            if _dated_us(token) <= new_us:
                 others.append(token)
             elif token in requests:
                 found.add(token)
@@ -130,25 +200,29 @@ class Tokens:
             stored = self._engine.get_many([token_key(token) for token in others])
             for token, raw in zip(others, stored, strict=True):
                 issued = issued_at_us(token)
-                if raw is not None or token in requests or (issued is not None and issued < oldest):
+                is_there = raw is not None or token in requests or (issued is not None and issued < oldest)
+                if is_there or self._in_block(token) is not None:
                     found.add(token)
         return found
 
     def remember(self, token: str, cts: int, digest: bytes) -> None:
-        found = self._requests[token] = Remembered(cts, digest)
-        if cts >= self._newest:
-            self._newest = cts
-            self._queued.append((token, found))
-        else:
-            self._late.append((token, found))
+        self.remember_many((token,), cts, (digest,))
 
     def remember_many(self, tokens: Sequence[str], first_cts: int, digests: Sequence[bytes]) -> None:
-        """``remember`` for commits with consecutive CTS."""
-        for cts, (token, digest) in enumerate(zip(tokens, digests, strict=True), first_cts):
-            self.remember(token, cts, digest)
+        """``remember`` for commits with consecutive CTS. The sequences must not change any more."""
+        group = _Group(first_cts, tokens, digests)
+        self._requests.update(zip(tokens, repeat(group)))
+        if first_cts >= self._newest:
+            self._newest = group.stamps[-1]
+            self._queued.append(group)
+        else:
+            self._late.append(group)
 
     def forget(self, token: str) -> None:
         """The commit that carried it aborted after it had taken a CTS: the token is fenced with it."""
+        group = self._requests.get(token)
+        if group is not None and group.first != FENCED:
+            self._stale.add(token)
         self.remember(token, FENCED, bytes(16))
 
     # -- batch tokens ---------------------------------------------------------------------------
@@ -198,41 +272,74 @@ class Tokens:
 
     # -- persistence ----------------------------------------------------------------------------
 
-    def take(self, upto: int, limit: int) -> list[Taken]:
+    def take(self, upto: int, limit: int) -> Taken:
         """About ``limit`` request tokens of commits at or below ``upto`` that were not taken yet; none: that is all.
 
         Fences are always among them. They are to be written (`rows`), and then dropped, or put back.
         """
-        requests, queued = self._requests, self._queued
         late, self._late = self._late, []
-        out: list[Taken] = []
-        for taken in late:
-            if taken[1].cts > upto:
-                self._late.append(taken)
-            elif requests.get(taken[0]) is taken[1]:
-                out.append(taken)
-        while queued and queued[0][1].cts <= upto and len(out) < limit:
-            taken = queued.popleft()
-            if requests.get(taken[0]) is taken[1]:  # else it was fenced since, which is to be the last word
-                out.append(taken)
-        self._saved_us = max([self._saved_us, *(_regular_us(token) for token, _ in out)])
-        return out
+        groups: list[_Group] = []
+        for group in late:
+            self._take(group, upto, len(group.tokens), groups, self._late.append)
+        count, queued = sum(len(group.tokens) for group in groups), self._queued
+        while queued and queued[0].first <= upto and count < limit:
+            count += self._take(queued.popleft(), upto, limit - count, groups, queued.appendleft)
+        names = [token for group in groups for token in group.tokens]
+        is_regular = are_regular(names) and not any(group.first == FENCED for group in groups)
+        newest = issued_us(max(names)) if is_regular else max(map(_dated_us, names), default=0)
+        self._saved_us = max(self._saved_us, newest)
+        return Taken(groups, is_regular)
 
-    def put_back(self, taken: Iterable[Taken]) -> None:
+    def _take(self, group: _Group, upto: int, limit: int, into: list[_Group], keep: Callable[[_Group], object]) -> int:
+        """Its first ``limit`` that are at or below ``upto``. How many of them are the last word on their token."""
+        count = min(limit, upto - group.first + 1, len(group.tokens))
+        if count <= 0:
+            keep(group)
+            return 0
+        if count < len(group.tokens):
+            group, rest = group.part(0, count), group.part(count, len(group.tokens))
+            keep(rest)
+        if group.first == FENCED or self._stale.isdisjoint(group.tokens):
+            taken = [group]
+        else:  # seldom: the others one by one
+            taken = [group.part(i, i + 1) for i, token in enumerate(group.tokens) if token not in self._stale]
+            self._stale.difference_update(group.tokens)
+        into += taken
+        return sum(len(each.tokens) for each in taken)
+
+    def put_back(self, taken: Taken) -> None:
         """They could not be written, and are to be taken again."""
-        self._late.extend(taken)
+        self._late += taken.groups
 
-    def drop(self, taken: Iterable[Taken]) -> None:
+    def drop(self, taken: Taken) -> None:
         """They are in the engine now. A fence that came in between is not, and stays."""
-        for token, found in taken:
-            if self._requests.get(token) is found:
-                del self._requests[token]
+        for group in taken.groups:
+            is_fence, requests = group.first == FENCED, self._requests
+            for token in group.tokens:
+                if is_fence or token not in self._stale:
+                    requests.pop(token, None)
+                else:
+                    self._stale.discard(token)
 
     @staticmethod
-    def rows(taken: Iterable[Taken]) -> Iterator[tuple[bytes, bytes]]:
-        """Engine rows. Needs no lock."""
-        for token, (cts, digest) in taken:
-            yield token_key(token), _VALUE.pack(cts, digest)
+    def rows(pieces: Iterable[Taken]) -> Iterator[tuple[bytes, bytes]]:
+        """Engine rows, of all that one pass has taken. Needs no lock."""
+        names, stamps, digests = list[str](), list[int](), list[bytes]()
+        for taken in pieces:
+            for group in taken.groups:
+                if taken.is_regular or (group.first != FENCED and are_regular(group.tokens)):
+                    names += group.tokens
+                    stamps += group.stamps
+                    digests += group.digests
+                    continue
+                for found in zip(group.tokens, group.stamps, group.digests, strict=True):
+                    if found[1] != FENCED and are_regular(found[:1]):
+                        names.append(found[0])
+                        stamps.append(found[1])
+                        digests.append(found[2])
+                    else:
+                        yield token_key(found[0]), _VALUE.pack(*found[1:])
+        yield from encode_blocks(names, stamps, digests)
 
     def batch_rows(self, upto: int) -> list[tuple[bytes, bytes]]:
         """Engine rows for the batch tokens of commits at or below ``upto``."""
@@ -249,17 +356,27 @@ class Tokens:
             del self._batches[batch]
 
     def trim(self, now_us: int, limit: int) -> WriteBatch | None:
-        """Deletes up to ``limit`` library tokens past their time limit; None if there is nothing to do."""
+        """Deletes up to ``limit`` rows of library tokens past their time limit, or some blocks; None: nothing to do."""
+        before_us = max(0, now_us - self._ttl_us)
         low = token_key(library_prefix(0)[:3])
-        high = token_key(library_prefix(max(0, now_us - self._ttl_us)))
+        high = token_key(library_prefix(before_us))
         batch = WriteBatch()
+        blocks = self._engine.scan(token_blocks_from(0), token_blocks_from(before_us))
+        for key, _ in islice(blocks, limit // 2):
+            batch.delete(key)
+            batch.delete(token_data_key(key))
         for key, _ in self._engine.scan(low, high):
+            if len(batch) >= limit:
+                break
             issued = issued_at_us(key[1:].decode())  # None: a caller's own token that only looks like one of ours
             if issued is not None and issued < now_us - self._ttl_us:
                 batch.delete(key)
-            if len(batch) >= limit:
-                break
         return batch if len(batch) else None
+
+    def check(self) -> int:
+        """Decodes every block of the engine; how many tokens they hold. Raises DataLoss."""
+        blocks = space_prefix(Space.TOKENS)
+        return sum(len(decode_block(key, self._data(key))) for key, _ in self._engine.scan(blocks, prefix_end(blocks)))
 
     @property
     def unsaved(self) -> int:
