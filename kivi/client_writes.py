@@ -6,7 +6,7 @@ that come again. A delta of one column took 3.1 us to be filled into a message a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
@@ -28,7 +28,7 @@ KINDS: Final = {
 _OPERATIONS: Final = tag(session_pb2.Request, "operations")
 _KEY: Final = tag(Operation, "key")
 _VALUES: Final = tag(Operation, "values")
-_REMEMBERED: Final = 16_384
+_REMEMBERED: Final = 1_024
 
 
 def encoded_write(
@@ -49,39 +49,41 @@ def encoded_delta(schema: TableSchema, key: Any, values: Mapping[str, Any]) -> b
     Integers are their own stored form, if their columns are of int64 and they fit, which is all there is to check.
     """
     names = (*values,)
-    found = schema.memo.get((encoded_delta, names))
-    if found is None:
-        found = schema.remembered((encoded_delta, names), lambda: _form_of_integers(schema, names))
-    if not found or type(key) is not tuple or len(key) != len(schema.key):
+    encode = schema.memo.get((encoded_delta, names))
+    if encode is None:
+        encode = schema.remembered((encoded_delta, names), lambda: _of_integers(schema, names))
+    if type(key) is not tuple or len(key) != len(schema.key):
         return None
-    head, between = found
     try:
-        body = b"".join(
-            (head, *[_counted(_KEY, v) for v in key], between, *[_counted(_VALUES, v) for v in values.values()])
-        )
+        encoded: bytes = encode(*key, *values.values())
+        return encoded
     except _OtherForm:
         return None
-    return delimited(_OPERATIONS, body)
 
 
 class _OtherForm(Exception):
     pass
 
 
-@lru_cache(_REMEMBERED, typed=True)
-def _counted(tag: bytes, value: object) -> bytes:
-    if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
-        raise _OtherForm
-    return _other(tag, value)
+def _of_integers(schema: TableSchema, names: tuple[str, ...]) -> Callable[..., bytes]:
+    """Encodes deltas of these columns, given their key and values one after the other; what comes again, once.
 
-
-def _form_of_integers(schema: TableSchema, names: tuple[str, ...]) -> tuple[bytes, bytes] | tuple[()]:
-    """``_form`` of a delta of these columns, and nothing if they or the key are of other types, or take none."""
+    Raises _OtherForm: for all of them, if the columns or the key are of other types, or take none.
+    """
     columns = [schema.columns[schema.index_of[name]] for name in names if name in schema.index_of]
     fits = [column.type.name == "int64" and column.operator is not None for column in columns]
-    if not names or len(columns) < len(names) or not all(fits) or schema.kind != "row" or not schema.counted:
-        return ()
-    return _form(schema, "delta", names)
+    known = names and len(columns) == len(names) and all(fits) and schema.kind == "row" and schema.counted
+    head, between = _form(schema, "delta", names)
+    keys = len(schema.key)
+
+    @lru_cache(_REMEMBERED, typed=True)
+    def encode(*cells: object) -> bytes:
+        if not known or any(type(cell) is not int or not INT64_MIN <= cell <= INT64_MAX for cell in cells):
+            raise _OtherForm
+        body = b"".join((head, _fields(_KEY, cells[:keys]), between, _fields(_VALUES, cells[keys:])))
+        return delimited(_OPERATIONS, body)
+
+    return encode
 
 
 def _form(schema: TableSchema, kind: str, columns: Iterable[str]) -> tuple[bytes, bytes]:

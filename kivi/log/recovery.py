@@ -78,13 +78,14 @@ class Segment:
 
     ``end`` is behind the last record.
     ``fds`` are open while the segment is written (one for each writer), and ``direct`` for all of them, where direct
-    writes are possible. ``capacity`` is what is preallocated.
+    writes are possible. ``capacity`` is what is preallocated; up to ``written`` something was put there.
     """
 
     path: str
     header: SegmentHeader
     end: int = BLOCK_BYTES
     capacity: int = 0
+    written: int = BLOCK_BYTES
     offsets: array[int] = field(default_factory=lambda: array("I"))
     fds: list[int] = field(default_factory=list)
     direct: int | None = None

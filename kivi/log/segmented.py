@@ -19,6 +19,9 @@ which it can do nothing else. Who cannot spare that asks `is_quick` first. Invar
   syncs that began before have returned without an error; any error seen by then fails it (`_fail`,
   `_complete`).
 * **Large records go past the page cache** (`kivi.log.direct`); they are synced as all others.
+* **Small records go where zeros were written** (`_write_ahead`), by the writer who writes them, before any that follow.
+  A sync of 5 kB behind each other took 133 us into blocks that were only preallocated, and takes 85, zeros included
+  (ext4 without a journal, on a virtual disk; means of 3,000).
 * **Nothing is retried.** After `_fail` nothing is written, not even the mark: the next open decides.
 * **A segment that has a successor is whole and durable**: `_roll` syncs it before it writes the next one's
   header.
@@ -89,6 +92,8 @@ _WRITERS = 2
 _LEADER = _WRITERS  # its place among those who write
 _QUICK_S = 0.001
 _QUICK_BYTES = 256 << 10
+_AHEAD_BYTES_MIN = 16 << 10
+_ZEROS = memoryview(bytes(128 << 10))
 _GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 
@@ -197,6 +202,7 @@ class SegmentedLog(CommitLog):
         self._writing: Segment | None = None
         self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
         self._direct = Direct()
+        self._ahead_bytes = _AHEAD_BYTES_MIN
         # Under the order lock:
         self._order = threading.Condition()
         self._completing = 0
@@ -456,6 +462,7 @@ class SegmentedLog(CommitLog):
             return
         assert self._writing is not None
         fd, direct = self._writing.fds[me], self._writing.direct
+        self._write_ahead(self._writing, fd, offset + sum(map(len, buffers)), offset)
         if direct is not None and not self._direct.refused and is_large(buffers):
             begun, buffers = split(buffers, -offset % BLOCK_BYTES)
             self._put_all(fd, begun, offset)
@@ -463,6 +470,26 @@ class SegmentedLog(CommitLog):
             written, buffers = self._direct.put(self._files, direct, buffers, offset)
             offset += written
         self._put_all(fd, buffers, offset)
+
+    def _write_ahead(self, segment: Segment, fd: int, end: int, offset: int) -> None:
+        """Puts zeros behind what small records are about to be written, once they pass what was written before.
+
+        The blocks of a preallocated file that nothing was put into yet are noted as such by its file system. A sync of
+        records in those has to change that note, of others not. Nobody else writes now, and what lies behind ``end`` is
+        written after this.
+        """
+        if end <= segment.written:
+            return
+        segment.written = end
+        if end - offset >= _AHEAD_BYTES_MIN:  # a stream of large ones would only be written twice
+            self._ahead_bytes = _AHEAD_BYTES_MIN
+            return
+        begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES
+        zeros = _ZEROS[: min(self._ahead_bytes, segment.capacity - begin)]
+        if zeros:
+            self._put_all(fd, [zeros], begin)
+            segment.written = begin + len(zeros)
+            self._ahead_bytes = min(2 * self._ahead_bytes, len(_ZEROS))
 
     def _put_all(self, fd: int, buffers: list[bytes | memoryview], offset: int) -> None:
         assert self._writing is not None

@@ -34,6 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from kivi.delta.ops import RowOp
@@ -161,6 +162,7 @@ class _Entered:
 
 
 _ADMISSION_TIMEOUT_S: Final = 10.0
+_second: Final = itemgetter(1)
 
 
 class Committer:
@@ -431,8 +433,9 @@ class Committer:
             self._timeline.note_many(ticket.first, ticket.last, ticket.time_us)
             self._in_flight[ticket.first] = entered
             self._by_token.update(zip(entered.tokens, repeat(entered)))
-            last = {does.cells: i for i, does in enumerate(entered.does)}  # of those that write the same cells
-            for i in sorted(last.values()):
+            last = {does: i for i, does in enumerate(entered.does)}  # of those that do the same ...
+            last_of = {does.cells: i for does, i in sorted(last.items(), key=_second)}  # ... and write the same cells
+            for i in sorted(last_of.values()):
                 self._facts.note_patches(entered.does[i], ticket.first + i, ticket.time_us)
         return left
 
