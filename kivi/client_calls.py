@@ -18,7 +18,7 @@ from kivi import client_methods as methods
 from kivi.client_codec import delimited, prefix, tag
 from kivi.client_core import Core
 from kivi.client_errors import from_error, from_rpc_error
-from kivi.client_steps import Closed, Committed, ConnectionLost, Maker, Message, Stream, Timeout, Unary, Upload
+from kivi.client_steps import Answer, Closed, ConnectionLost, Got, Maker, Message, Stream, Timeout, Unary, Upload
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire.v1 import service_pb2, session_pb2
 
@@ -288,19 +288,32 @@ _OPERATIONS: Final = tag(session_pb2.Request, "operations")
 _ARROW: Final = tag(session_pb2.Operation, "arrow")
 
 
-def answers(frame: session_pb2.ServerFrame) -> Iterator[tuple[int, session_pb2.Response | Committed]]:
+def answers(frame: session_pb2.ServerFrame) -> Iterator[tuple[int, Answer]]:
     """The number of each request that is answered, and its answer."""
     for reply in frame.responses:
-        if reply.id or not reply.HasField("commit_each"):
+        if reply.id:
             yield reply.id, reply
-        else:
-            each = reply.commit_each
-            yield from zip(each.ids, zip(count(each.commit_ts), repeat(reply.start_ts)), strict=False)
+            continue
+        match reply.WhichOneof("body"):
+            case "commit_each":
+                each = reply.commit_each
+                yield from zip(each.ids, zip(count(each.commit_ts), repeat(reply.start_ts)), strict=False)
+            case "get_each":
+                yield from _rows(reply.get_each, reply.start_ts)
+            case _:
+                yield reply.id, reply
 
 
-def answer(reply: session_pb2.Response) -> session_pb2.Response:
+def _rows(each: session_pb2.GetEachReply, start_ts: int) -> Iterator[tuple[int, Got]]:
+    integers, width = [*each.integers], len(each.integers) // max(1, len(each.ids))
+    places = range(0, len(integers), max(1, width))
+    rows = [integers[at : at + width] for at in places] if width else repeat(integers)
+    return zip(each.ids, zip(each.start_ts or repeat(start_ts), rows, strict=False), strict=False)
+
+
+def answer(reply: Answer) -> Answer:
     """The reply, or the error that it carries, raised."""
-    if reply.HasField("error"):
+    if isinstance(reply, session_pb2.Response) and reply.HasField("error"):
         raise from_error(reply.error)
     return reply
 

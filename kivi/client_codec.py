@@ -27,6 +27,7 @@ __all__ = [
     "from_table",
     "from_values",
     "integers_of",
+    "integers_reader",
     "new_token",
     "prefix",
     "row_reader",
@@ -122,6 +123,24 @@ def integers_of(values: Iterable[pb.Value]) -> list[int] | None:
     return None if 0 in found else found
 
 
+def integers_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Any]]:
+    """``row_reader`` of rows that come as integers, without a message."""
+    return schema.remembered((integers_reader, names), lambda: _integers_reader(schema, names))
+
+
+def _integers_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Any]]:
+    types = [(name, schema.by_name[name].type) for name in names if name in schema.by_name]
+    converted = [(name, type_.quick_from_stored) for name, type_ in types if type_.name in ("decimal", "timestamp")]
+
+    def read(integers: Sequence[int]) -> dict[str, Any]:
+        row: dict[str, Any] = dict(zip(names, integers, strict=True))
+        for name, as_seen in converted:
+            row[name] = as_seen(row[name], name)
+        return row
+
+    return read
+
+
 def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
     """Reads a row of these columns in the form that callers see; made once for each choice of columns."""
     return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
@@ -134,15 +153,12 @@ def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row],
         type_ = column.type if column is not None else _FLOAT  # a derived column
         convert = type_.quick_from_stored if type_.name in ("decimal", "timestamp") else None
         plan.append((name, _MEMBER_OF[type_.name], convert))
-    converted = [(name, convert) for name, _, convert in plan if convert is not None]
+    of_integers = _integers_reader(schema, names)
 
     def read(found: pb.Row) -> dict[str, Any]:
         values = found.values
         if not values:
-            integers: dict[str, Any] = dict(zip(names, found.integers, strict=True))
-            for name, as_seen in converted:
-                integers[name] = as_seen(integers[name], name)
-            return integers
+            return of_integers(found.integers)
         row: dict[str, Any] = {}
         for (name, member, convert), value in zip(plan, values, strict=True):
             cell = getattr(value, member)

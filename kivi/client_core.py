@@ -222,7 +222,7 @@ class Core:
                 if not self.stale(error, wanted.table) or attempt:
                     raise
                 continue
-            self.saw(reply.start_ts)
+            self.saw(reply[0] if isinstance(reply, tuple) else reply.start_ts)
             return got(schema, wanted, reply)
         raise AssertionError("unreachable")
 

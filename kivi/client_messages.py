@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.arguments import check_batch
-from kivi.client_codec import fill_values, new_token, row_reader, to_expr, to_groups, to_measures
+from kivi.client_codec import fill_values, integers_reader, new_token, row_reader, to_expr, to_groups, to_measures
 from kivi.definitions import TimeSlot, parse_duration_us
 from kivi.errors import InvalidArgument
 from kivi.schema import GroupKey, Measure
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from kivi.arguments import AggregateArguments, GetArguments
     from kivi.changes import Changes
+    from kivi.client_steps import Answer
     from kivi.expr import Scan
     from kivi.schema import TableSchema
 
@@ -52,7 +53,7 @@ def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
     keys, names = wanted.bound(schema)
     request = session_pb2.Request()
     get = request.get
-    get.table, get.table_id, get.packed = schema.name, schema.id, True
+    get.table, get.table_id, get.packed, get.each = schema.name, schema.id, True, True
     if wanted.columns is not None:
         get.columns.extend(names)
     for key in keys:
@@ -60,9 +61,14 @@ def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
     return request
 
 
-def got(schema: TableSchema, wanted: GetArguments, reply: session_pb2.Response) -> list[dict[str, Any] | None]:
+def got(schema: TableSchema, wanted: GetArguments, reply: Answer) -> list[dict[str, Any] | None]:
     """What answers it."""
-    read = row_reader(schema, schema.output_columns(wanted.columns))
+    names = schema.output_columns(wanted.columns)
+    if isinstance(reply, tuple):
+        _, integers = reply
+        assert isinstance(integers, list)
+        return [integers_reader(schema, names)(integers)]
+    read = row_reader(schema, names)
     return [read(row) if row.found else None for row in reply.get.rows]
 
 

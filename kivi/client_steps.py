@@ -30,12 +30,14 @@ from kivi import errors
 from kivi.wire.v1 import session_pb2
 
 __all__ = [
+    "Answer",
     "Ask",
     "Closed",
     "CommitPlain",
     "Committed",
     "ConnectionLost",
     "Effect",
+    "Got",
     "Maker",
     "Message",
     "RequestMaker",
@@ -96,6 +98,10 @@ class CommitPlain:
 
 Committed = tuple[int, int]
 """Its commit timestamp, and the snapshot that it began at."""
+Got = tuple[int, list[int]]
+"""Of a Get of one row: its snapshot, and the row's columns, all of them integers."""
+Answer = session_pb2.Response | Committed | Got
+"""What a request of the session is answered: those that many shared a response for are without one."""
 
 
 @dataclass(slots=True)

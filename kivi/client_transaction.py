@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.client_core import Core
+    from kivi.client_steps import Answer
     from kivi.schema import TableSchema
     from kivi.writes import Write
 
@@ -212,10 +213,12 @@ class TransactionCore:
         if error.details.get("limit") == "message_bytes_max" and request.operations:
             self.broken = error
 
-    def _learn(self, reply: session_pb2.Response) -> None:
-        if self.start_ts is None and reply.start_ts:
-            self.start_ts = reply.start_ts
-            self.core.saw(reply.start_ts)
+    def _learn(self, reply: Answer) -> None:
+        if self.start_ts is None:
+            start_ts = reply[0] if isinstance(reply, tuple) else reply.start_ts
+            if start_ts:
+                self.start_ts = start_ts
+                self.core.saw(start_ts)
 
     def started(self) -> Steps[int]:
         """The snapshot; asks the server if no answer has told it yet."""

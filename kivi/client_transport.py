@@ -55,7 +55,7 @@ from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_lines import Lines
 from kivi.client_methods import Tls
-from kivi.client_steps import Ask, Closed, CommitPlain, Committed, Effect, Message, Sleep, Steps, Stream
+from kivi.client_steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Sleep, Steps, Stream
 from kivi.client_threads import Threads, close_at_exit
 from kivi.errors import KiviError, Unavailable
 from kivi.forks import told_of_forks
@@ -88,7 +88,7 @@ class _Waiter:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.others: deque[_Waiter] = deque()
-        self.reply: session_pb2.Response | Committed | None = None
+        self.reply: Answer | None = None
         self.error: KiviError | None = None
 
 
@@ -186,7 +186,7 @@ class _Session:
         if (message := self._releases.add(number)) is not None:
             self.put(message)
 
-    def ask(self, request: session_pb2.Request, timeout_s: float | None, payload: Any = None) -> session_pb2.Response:
+    def ask(self, request: session_pb2.Request, timeout_s: float | None, payload: Any = None) -> Answer:
         number = request.id = next(self._ids)
         waiter = self._registered(number)
         try:
@@ -196,14 +196,13 @@ class _Session:
             raise
         return answer(self._awaited(number, waiter, timeout_s))
 
-    def commit(self, writes: bytes, token: str, timeout_s: float | None) -> session_pb2.Response | Committed:
+    def commit(self, writes: bytes, token: str, timeout_s: float | None) -> Answer:
         """The outcome of a plain commit, which leaves together with others."""
         number = next(self._ids)
         waiter = self._registered(number)
         if (message := self._commits.add(number, writes, token)) is not None:
             self.put(message)
-        reply = self._awaited(number, waiter, timeout_s)
-        return reply if isinstance(reply, tuple) else answer(reply)
+        return answer(self._awaited(number, waiter, timeout_s))
 
     def _registered(self, number: int) -> _Waiter:
         waiter = self._waiters[number] = _Waiter()
@@ -263,7 +262,7 @@ class _Session:
             return Unavailable(f"the session failed: {error!r}")
         return _FINE
 
-    def _hand_out(self, replies: Iterable[tuple[int, session_pb2.Response | Committed]]) -> None:
+    def _hand_out(self, replies: Iterable[tuple[int, Answer]]) -> None:
         awaited: deque[_Waiter] = deque()
         for number, reply in replies:
             waiter = self._waiters.get(number)

@@ -142,13 +142,19 @@ class PlainGets:
                 lease = each.transaction.lease
                 assert lease is not None
                 keys += [(lease, key) for key in each.keys]
-            rows = iter(self._store.get_each(plan, keys) if plan is not None else ())
+            if plan is None:
+                for each in together:
+                    lease = each.transaction.lease
+                    frame.responses.add(id=each.request.id, start_ts=lease.ts if lease is not None else 0)
+                continue
+            found = self._store.get_each(plan, keys)
+            if len(found) == len(together) and plan.integers:  # a row each
+                together, found = _in_columns(frame, together, found)
+            rows = iter(found)
             for each in together:
                 lease = each.transaction.lease
                 assert lease is not None
                 response = frame.responses.add(id=each.request.id, start_ts=lease.ts)
-                if plan is None:
-                    continue
                 add, packed = response.get.rows.add, plan.integers and each.request.get.packed
                 for _, values in zip(each.keys, rows, strict=False):
                     if values is None:
@@ -156,3 +162,28 @@ class PlainGets:
                     else:
                         fill_row(add(found=True), values, packed)
         return frame
+
+
+def _in_columns(
+    frame: session_pb2.ServerFrame, together: list[PlainGet], rows: Sequence[Any]
+) -> tuple[list[PlainGet], list[Any]]:
+    """Answers gets of one row of integers each, where these are and their clients allow it. The others, and theirs."""
+    ids, stamps, integers = list[int](), list[int](), list[int]()
+    left, theirs = list[PlainGet](), list[Any]()
+    for each, values in zip(together, rows, strict=True):
+        lease = each.transaction.lease
+        if values is None or None in values or lease is None or not each.request.get.each:
+            left.append(each)
+            theirs.append(values)
+            continue
+        ids.append(each.request.id)
+        stamps.append(lease.ts)
+        integers += values
+    if ids:
+        response = frame.responses.add(start_ts=stamps[0])
+        reply = response.get_each
+        reply.ids.extend(ids)
+        reply.integers.extend(integers)
+        if stamps.count(stamps[0]) < len(stamps):
+            reply.start_ts.extend(stamps)
+    return left, theirs

@@ -226,6 +226,7 @@ class Session(Requests):
         if len(requests) > _GROUP:
             return False
         rows = 0  # or what takes as long as reading one
+        bounded = {""}  # tables that are known to be
         for request in requests:
             if request.operations:
                 return False
@@ -252,8 +253,12 @@ class Session(Requests):
                         return False
                 case _:
                     return False
-            if rows > _FEW_READS or (name and not self.store.has_bounded_rows(name)):
+            if rows > _FEW_READS:
                 return False
+            if name not in bounded:
+                if not self.store.has_bounded_rows(name):
+                    return False
+                bounded.add(name)
         return True
 
     def _full(self) -> bool:

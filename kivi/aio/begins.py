@@ -11,7 +11,7 @@ import asyncio
 
 from kivi.aio.transport import Transport
 from kivi.client_calls import answer
-from kivi.client_steps import Timeout, timeout_ms
+from kivi.client_steps import Answer, Timeout, timeout_ms
 from kivi.client_transaction import TransactionCore
 from kivi.errors import KiviError
 from kivi.wire.v1 import session_pb2
@@ -69,18 +69,20 @@ class Begins:
                 request.apply.SetInParent()
             return request
 
-        def answered(asked: asyncio.Future[session_pb2.Response]) -> None:
+        def answered(asked: asyncio.Future[Answer]) -> None:
             left = bool(joined)
             if not left:
                 join()
             try:
-                start_ts = answer(asked.result()).start_ts
+                begun_at = answer(asked.result())
+                assert isinstance(begun_at, session_pb2.Response)
             except (KiviError, asyncio.CancelledError) as error:
                 if left and isinstance(error, Timeout):  # it may be answered yet, to nobody
                     release = session_pb2.Release(txns=range(first, first + len(joined)))
                     session.put(session_pb2.Request(release=release))
                 refuse(error)
                 return
+            start_ts = begun_at.start_ts
             core.saw(start_ts)
             for i, (transaction, begun) in enumerate(joined):
                 transaction.begun(first + i, session.epoch, start_ts)

@@ -32,10 +32,10 @@ from kivi.client_core import Core
 from kivi.client_errors import from_rpc_error
 from kivi.client_methods import Tls
 from kivi.client_steps import (
+    Answer,
     Ask,
     Closed,
     CommitPlain,
-    Committed,
     Message,
     RequestMaker,
     Sleep,
@@ -89,7 +89,7 @@ class _Session:
         request: session_pb2.Request | RequestMaker,
         timeout_s: float | None,
         payload: Any = None,
-    ) -> asyncio.Future[session_pb2.Response]:
+    ) -> asyncio.Future[Answer]:
         """The reply to come. ``request`` may be what makes it when it leaves."""
         if self.broken is not None:
             raise self._lost(sent=False)
@@ -101,9 +101,7 @@ class _Session:
             self.put([_numbered(request, number)])
         return self._awaited(number, timeout_s)
 
-    def commit(
-        self, writes: bytes, token: str, timeout_s: float | None
-    ) -> asyncio.Future[session_pb2.Response | Committed]:
+    def commit(self, writes: bytes, token: str, timeout_s: float | None) -> asyncio.Future[Answer]:
         """The outcome to come of a plain commit, which leaves together with others."""
         if self.broken is not None:
             raise self._lost(sent=False)
@@ -275,9 +273,9 @@ class Transport(Link[_Session]):
             while True:
                 try:
                     if isinstance(effect, CommitPlain):
-                        result = await self.of(effect.epoch).commit(effect.writes, effect.token, effect.timeout_s)
-                        if not isinstance(result, tuple):
-                            result = answer(result)
+                        result = answer(
+                            await self.of(effect.epoch).commit(effect.writes, effect.token, effect.timeout_s)
+                        )
                     elif isinstance(effect, Ask):
                         result = answer(
                             await self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)

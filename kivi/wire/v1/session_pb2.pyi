@@ -131,18 +131,20 @@ class Begin(_message.Message):
     def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
 
 class Get(_message.Message):
-    __slots__ = ("table", "table_id", "keys", "columns", "packed")
+    __slots__ = ("table", "table_id", "keys", "columns", "packed", "each")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
+    EACH_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
     columns: _containers.RepeatedScalarFieldContainer[str]
     packed: bool
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., packed: _Optional[bool] = ...) -> None: ...
+    each: bool
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., packed: _Optional[bool] = ..., each: _Optional[bool] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
     __slots__ = ("spec", "page_rows", "rows", "packed")
@@ -221,7 +223,7 @@ class Outcome(_message.Message):
     def __init__(self, token: _Optional[str] = ...) -> None: ...
 
 class Response(_message.Message):
-    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each")
+    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "get_each")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_TS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +233,7 @@ class Response(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
+    GET_EACH_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_ts: int
     error: _types_pb2.Error
@@ -240,7 +243,8 @@ class Response(_message.Message):
     commit: CommitReply
     outcome: OutcomeReply
     commit_each: CommitEachReply
-    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ...) -> None: ...
+    get_each: GetEachReply
+    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., get_each: _Optional[_Union[GetEachReply, _Mapping]] = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("lease",)
@@ -253,6 +257,16 @@ class GetReply(_message.Message):
     ROWS_FIELD_NUMBER: _ClassVar[int]
     rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.Row]
     def __init__(self, rows: _Optional[_Iterable[_Union[_types_pb2.Row, _Mapping]]] = ...) -> None: ...
+
+class GetEachReply(_message.Message):
+    __slots__ = ("ids", "start_ts", "integers")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    START_TS_FIELD_NUMBER: _ClassVar[int]
+    INTEGERS_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    start_ts: _containers.RepeatedScalarFieldContainer[int]
+    integers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., start_ts: _Optional[_Iterable[int]] = ..., integers: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
     __slots__ = ("arrow", "scan", "rows")
