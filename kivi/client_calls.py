@@ -176,6 +176,9 @@ class Releases:
         return session_pb2.Request(release=release)
 
 
+_GATHERED_MAX: Final = 4_096
+
+
 class Ready(list[Maker]):
     """What makes a message that waits for no company."""
 
@@ -190,6 +193,11 @@ class Commits:
 
     def __len__(self) -> int:
         return len(self._waiting)
+
+    @property
+    def is_full(self) -> bool:
+        """There are enough for some messages: more go by themselves, so that no message is too large."""
+        return len(self._waiting) >= _GATHERED_MAX
 
     def add(self, number: int, writes: bytes, token: str) -> Message | None:
         """A message to queue, unless one is. Threads may call it at the same time."""

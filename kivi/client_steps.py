@@ -95,6 +95,12 @@ class CommitPlain:
     timeout_s: float | None
     epoch: int | None
 
+    def alone(self) -> session_pb2.Request:
+        """As a request of its own."""
+        request = session_pb2.Request.FromString(self.writes)
+        request.commit.token = self.token
+        return request
+
 
 Committed = tuple[int, int]
 """Its commit timestamp, and the snapshot that it began at."""

@@ -286,7 +286,7 @@ class TransactionCore:
             except (ConnectionLost, Timeout) as lost:
                 if isinstance(lost, ConnectionLost) and not lost.sent:
                     if not restarted and self._again():
-                        request = asked.request if isinstance(asked, Ask) else self._commit_request(token)
+                        request = asked.request if isinstance(asked, Ask) else asked.alone()
                         restarted, request.txn = True, self.number
                         asked = Ask(request, self.core.timeout_s, self._epoch)
                         continue

@@ -196,13 +196,15 @@ class _Session:
             raise
         return answer(self._awaited(number, waiter, timeout_s))
 
-    def commit(self, writes: bytes, token: str, timeout_s: float | None) -> Answer:
+    def commit(self, asked: CommitPlain) -> Answer:
         """The outcome of a plain commit, which leaves together with others."""
+        if self._commits.is_full:
+            return self.ask(asked.alone(), asked.timeout_s)
         number = next(self._ids)
         waiter = self._registered(number)
-        if (message := self._commits.add(number, writes, token)) is not None:
+        if (message := self._commits.add(number, asked.writes, asked.token)) is not None:
             self.put(message)
-        return answer(self._awaited(number, waiter, timeout_s))
+        return answer(self._awaited(number, waiter, asked.timeout_s))
 
     def _registered(self, number: int) -> _Waiter:
         waiter = self._waiters[number] = _Waiter()
@@ -338,7 +340,7 @@ class Transport(Link[_Session]):
 
     def perform(self, effect: Effect) -> Any:
         if isinstance(effect, CommitPlain):
-            return self.of(effect.epoch).commit(effect.writes, effect.token, effect.timeout_s)
+            return self.of(effect.epoch).commit(effect)
         if isinstance(effect, Ask):
             return self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
         if isinstance(effect, Sleep):

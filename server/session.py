@@ -438,9 +438,10 @@ class Session(Requests):
         now = time.monotonic()
         requests = frame.requests
         self.sessions.frames_in += 1
-        asked = sum([1 if request.id else count_of(request) for request in requests])
+        counts = [1 if request.id else count_of(request) for request in requests]
+        asked = sum(counts)
         self._asked += asked
-        self.sessions.requests += max(asked, len(requests))
+        self.sessions.requests += asked + counts.count(0)
         try:
             self.client.take(asked)
         except ResourceExhausted as refused:

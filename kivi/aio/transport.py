@@ -101,14 +101,16 @@ class _Session:
             self.put([_numbered(request, number)])
         return self._awaited(number, timeout_s)
 
-    def commit(self, writes: bytes, token: str, timeout_s: float | None) -> asyncio.Future[Answer]:
+    def commit(self, asked: CommitPlain) -> asyncio.Future[Answer]:
         """The outcome to come of a plain commit, which leaves together with others."""
+        if self._commits.is_full:
+            return self.ask(asked.alone(), asked.timeout_s)
         if self.broken is not None:
             raise self._lost(sent=False)
         number = next(self._ids)
-        if (message := self._commits.add(number, writes, token)) is not None:
+        if (message := self._commits.add(number, asked.writes, asked.token)) is not None:
             self.put(message)
-        return self._awaited(number, timeout_s)
+        return self._awaited(number, asked.timeout_s)
 
     def _awaited(self, number: int, timeout_s: float | None) -> asyncio.Future[Any]:
         waiting = self._waiting[number] = self._loop.create_future()
@@ -273,9 +275,7 @@ class Transport(Link[_Session]):
             while True:
                 try:
                     if isinstance(effect, CommitPlain):
-                        result = answer(
-                            await self.of(effect.epoch).commit(effect.writes, effect.token, effect.timeout_s)
-                        )
+                        result = answer(await self.of(effect.epoch).commit(effect))
                     elif isinstance(effect, Ask):
                         result = answer(
                             await self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)

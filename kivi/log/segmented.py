@@ -93,7 +93,8 @@ _LEADER = _WRITERS  # its place among those who write
 _QUICK_S = 0.001
 _QUICK_BYTES = 256 << 10
 _AHEAD_BYTES_MIN = 16 << 10
-_ZEROS = memoryview(bytes(128 << 10))
+_AHEAD_BYTES_MAX = 128 << 10
+_ZEROS = memoryview(bytes(_AHEAD_BYTES_MAX))
 _GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 
@@ -481,7 +482,7 @@ class SegmentedLog(CommitLog):
         if end <= segment.written:
             return
         segment.written = end
-        if end - offset >= _AHEAD_BYTES_MIN:  # a stream of large ones would only be written twice
+        if end - offset >= _AHEAD_BYTES_MAX // 2:  # a stream of large ones would only be written twice
             self._ahead_bytes = _AHEAD_BYTES_MIN
             return
         begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES
@@ -489,7 +490,7 @@ class SegmentedLog(CommitLog):
         if zeros:
             self._put_all(fd, [zeros], begin)
             segment.written = begin + len(zeros)
-            self._ahead_bytes = min(2 * self._ahead_bytes, len(_ZEROS))
+            self._ahead_bytes = min(2 * self._ahead_bytes, _AHEAD_BYTES_MAX)
 
     def _put_all(self, fd: int, buffers: list[bytes | memoryview], offset: int) -> None:
         assert self._writing is not None

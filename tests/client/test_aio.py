@@ -74,6 +74,33 @@ def test_a_transaction(server, accounts):
     run(server.endpoint, test)
 
 
+@pytest.mark.parametrize("each", [True, False], ids=["in columns", "one by one"])
+def test_very_many_tasks_that_commit_at_once_have_an_outcome_each(server, accounts, each):
+    """More than may gather for a message; and, some of them cancelled while they wait, all the others."""
+
+    async def test(db: Any) -> None:
+        db._core.commits_each = each
+        stamps: list[int] = []
+
+        async def add(i: int) -> None:
+            async with db.transaction() as tx:
+                await tx.delta(accounts, (i % 3,), balance=1)
+            stamps.append(tx.commit_ts)
+
+        tasks = [asyncio.ensure_future(add(i)) for i in range(6_000)]
+        await asyncio.sleep(0)
+        for task in tasks[::100]:
+            task.cancel()
+        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        assert sum(isinstance(one, asyncio.CancelledError) for one in ended) == 60
+        assert len(stamps) == len(set(stamps)) == 5_940
+        async with db.snapshot(min_snapshot=max(stamps)) as snap:
+            total = sum([row["balance"] async for row in snap.scan(accounts) if row["id"] < 3])
+        assert 5_940 <= total <= 6_000  # what was cancelled may have left before
+
+    run(server.endpoint, test, timeout=60.0)
+
+
 def test_conflicts_have_the_same_attributes(server, accounts):
     async def test(db: Any) -> None:
         async with db.transaction() as first, db.transaction() as second:

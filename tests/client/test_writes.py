@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 import kivi
 from kivi import writes
 from kivi.arguments import TransactionArguments
+from kivi.client_calls import _GATHERED_MAX, Commits
 from kivi.client_codec import fill_values
 from kivi.client_core import Core
+from kivi.client_steps import Ask, CommitPlain, ConnectionLost
 from kivi.client_transaction import TransactionCore
 from kivi.client_writes import KINDS, encoded_delta, encoded_write
 from kivi.definitions import row_table_schema
@@ -155,3 +157,122 @@ def test_writes_and_what_is_no_write_keep_their_order() -> None:
     wanted = [filled(COUNTERS, write).operations[0] for write in made]
     assert [operation for operation in request.operations if operation.kind == 1] == wanted
     assert not transaction._buffered and len(transaction._assembled().operations) == 0
+
+
+class Unconnected:
+    """A transport of one session, from whose queue nothing leaves."""
+
+    session = b""
+
+    def __init__(self) -> None:
+        self.queued: list[Any] = []
+        self.epochs = 1
+
+    def epoch(self) -> int:
+        return self.epochs
+
+    def tell(self, request: Any, epoch: int | None = None) -> int:
+        self.queued.append(request)
+        return self.epochs
+
+    def release(self, number: int, epoch: int) -> None:
+        raise AssertionError("it has ended")
+
+
+def begun(**arguments: Any) -> tuple[Unconnected, TransactionCore]:
+    core, transport = Core("nowhere", 1.0), Unconnected()
+    core.transport, core.commits_each = transport, True
+    core.schemas["counters"] = COUNTERS
+    transaction = TransactionCore(core, TransactionArguments(**arguments))
+    transaction.begin()
+    return transport, transaction
+
+
+def test_a_plain_commit_takes_its_begin_back() -> None:
+    transport, transaction = begun()
+    transaction.delta(COUNTERS, (1, 2), {"hits": 3})
+    asked = next(transaction.commit())
+    assert isinstance(asked, CommitPlain) and transport.queued == [[]]
+    assert session_pb2.Writes.FromString(asked.writes).operations[0].table == "counters"
+
+
+def test_one_whose_session_broke_before_it_left_begins_and_commits_on_the_next() -> None:
+    """Its writes are not lost on the way, nor is its token, by which it would be recognised if it had left."""
+    transport, transaction = begun(token="mine")
+    transaction.delta(COUNTERS, (1, 2), {"hits": 3})
+    transaction.write(COUNTERS, Write("put", (1, 2), {"v": 4}))
+    steps = transaction.commit()
+    first = next(steps)
+    assert isinstance(first, CommitPlain)
+    transport.epochs = 2
+    again: Any = steps.throw(ConnectionLost(sent=False))
+    assert isinstance(again, Ask) and again.epoch == 2
+    (begin,) = transport.queued[-1]
+    assert begin().txn == again.request.txn == transaction.number
+    assert again.request.commit.token == "mine"
+    assert [*again.request.operations] == [*session_pb2.Writes.FromString(first.writes).operations]
+    with pytest.raises(StopIteration) as stop:
+        steps.send(session_pb2.Response(start_ts=7, commit=session_pb2.CommitReply(commit_ts=9)))
+    assert stop.value.value == transaction.commit_ts == 9 and transaction.start_ts == 7
+
+
+def test_one_that_may_have_left_asks_what_became_of_it() -> None:
+    _, transaction = begun(token="mine")
+    transaction.delta(COUNTERS, (1, 2), {"hits": 3})
+    steps = transaction.commit()
+    next(steps)
+    asked: Any = steps.throw(ConnectionLost(sent=True))
+    assert isinstance(asked, Ask) and asked.request.outcome.token == "mine"
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        Write("insert", (1, 2), {"v": 1}),
+        Write("delete", (1, 2)),
+        Write("guard", (1, 2), column="v"),
+        Write("put", (1, 2), {"v": 1}),
+    ],
+    ids=lambda write: write.kind,
+)
+def test_only_deltas_and_puts_are_plain(write: Write) -> None:
+    _, transaction = begun()
+    transaction.delta(COUNTERS, (5, 2), {"hits": 3})
+    transaction.write(COUNTERS, write)
+    asked = next(transaction.commit())
+    assert isinstance(asked, CommitPlain) is (write.kind == "put")
+    if isinstance(asked, Ask):
+        assert len(asked.request.operations) == 2 and asked.request.txn == 0
+
+
+def test_what_is_large_has_begun_or_comes_in_numbered_batches_commits_by_itself() -> None:
+    cases: list[Any] = []
+    _, large = begun()
+    large.write(COUNTERS, Write("put", (1, 2), {"v": 1, "x" * 2_000: 1}))
+    _, many = begun()
+    for i in range(17):
+        many.delta(COUNTERS, (i, 2), {"hits": 3})
+    _, batch = begun(batch=("scope", 1))
+    batch.delta(COUNTERS, (1, 2), {"hits": 3})
+    _, older = begun()
+    older.core.commits_each = False
+    older.delta(COUNTERS, (1, 2), {"hits": 3})
+    transport, left = begun()
+    left.delta(COUNTERS, (1, 2), {"hits": 3})
+    transport.queued[0].pop()
+    _, later = begun(min_snapshot=99)
+    later.delta(COUNTERS, (1, 2), {"hits": 3})
+    cases += [large, many, batch, older, left, later]
+    asked: list[Any] = [next(case.commit()) for case in cases]
+    assert all(isinstance(each, Ask) for each in asked)
+    assert [each.request.txn for each in asked] == [0, 0, 0, 0, left.number, later.number]
+
+
+def test_very_many_at_once_leave_in_messages_of_some_thousand() -> None:
+    gathered = Commits()
+    for number in range(1, _GATHERED_MAX + 1):
+        assert not gathered.is_full
+        gathered.add(number, b"x", "t")
+    assert gathered.is_full
+    request = CommitPlain(encoded_delta(COUNTERS, (1, 2), {"hits": 3}) or b"", "t", None, 1).alone()
+    assert request.commit.token == "t" and request.operations[0].table == "counters"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kivi.log.records import BLOCK_BYTES, HEADER_BYTES
-from kivi.log.segmented import _AHEAD_BYTES_MIN, _ZEROS
+from kivi.log.segmented import _AHEAD_BYTES_MAX, _AHEAD_BYTES_MIN
 from tests.log.faults import FaultyFiles, append, contents, open_log
 
 
@@ -51,7 +51,7 @@ def test_small_records_go_where_zeros_were_written(tmp_path: Path, leading: bool
     assert contents(log) == sent
     total = sum(map(len, sent)) + HEADER_BYTES * len(sent)
     assert files.inside > 0.8 * total
-    assert len(files.zeros) < 60 and sum(size for _, size in files.zeros) < total + len(_ZEROS)
+    assert len(files.zeros) < 60 and sum(size for _, size in files.zeros) < total + _AHEAD_BYTES_MAX
     log.close()
     log = open_log(tmp_path / "log")
     assert contents(log) == sent
@@ -60,8 +60,8 @@ def test_small_records_go_where_zeros_were_written(tmp_path: Path, leading: bool
 
 def test_large_records_are_not_written_twice(tmp_path: Path) -> None:
     files = Watched()
-    log = open_log(tmp_path / "log", files, segment_bytes=8 << 20)
-    sent = [random.Random(i).randbytes(_AHEAD_BYTES_MIN + i) for i in range(200)]
+    log = open_log(tmp_path / "log", files, segment_bytes=16 << 20)
+    sent = [random.Random(i).randbytes(_AHEAD_BYTES_MAX // 2 + i) for i in range(100)]
     for body in sent:
         assert append(log, body)[1] is None
     assert not files.zeros
