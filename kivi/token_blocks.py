@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -156,17 +156,20 @@ class _Block:
         return self.value[at : at + _DIGEST]
 
 
-def find_in_block(key: bytes, value: bytes, token: str) -> tuple[int, bytes] | None:
-    """(commit timestamp, digest) of a regular token, or None. By either row's key, and the data. Raises DataLoss."""
-    issued, random = issued_us(token), bytes.fromhex(token[20:])
+def find_in_block(key: bytes, value: bytes, tokens: Iterable[str]) -> dict[str, tuple[int, bytes]]:
+    """(commit timestamp, digest) of those that are there, of regular tokens. By either row's key. Raises DataLoss."""
     block = _Block(key, value)
-    at = value.find(random, block.random, block.times)
-    while at >= 0:
-        i, beside = divmod(at - block.random, _RANDOM)
-        if not beside and block.time_us(i) == issued:
-            return block.cts(i), block.digest(i)
-        at = value.find(random, at + 1, block.times)
-    return None
+    found: dict[str, tuple[int, bytes]] = {}
+    for token in tokens:
+        issued, random = issued_us(token), bytes.fromhex(token[20:])
+        at = value.find(random, block.random, block.times)
+        while at >= 0:
+            i, beside = divmod(at - block.random, _RANDOM)
+            if not beside and block.time_us(i) == issued:
+                found[token] = block.cts(i), block.digest(i)
+                break
+            at = value.find(random, at + 1, block.times)
+    return found
 
 
 def decode_block(key: bytes, value: bytes) -> list[Saved]:

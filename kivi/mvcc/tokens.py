@@ -22,6 +22,7 @@ own, and so is a fence; a row has the last word.
 from __future__ import annotations
 
 import struct
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ _VALUE: Final = struct.Struct("<Q16s")
 _SCOPE: Final = "scope/"
 _IRREGULAR_MAX: Final = 100
 _NEVER_US: Final = 1 << 63
+_GROUP_MAX: Final = 256
 _DATED_US_MAX: Final = 10**16 - 1  # what sixteen digits say
 
 
@@ -64,8 +66,8 @@ class _Group(NamedTuple):
     """Tokens whose commits entered together, with CTS that ascend by one from ``first``; or one that was fenced."""
 
     first: int
-    tokens: Sequence[str]
-    digests: Sequence[bytes]
+    tokens: list[str]
+    digests: list[bytes]
 
     @property
     def stamps(self) -> range:
@@ -139,6 +141,7 @@ class Tokens:
         # Of the requests, what was not taken yet: as their CTS ascend, and those that came behind a later one.
         self._queued: deque[_Group] = deque()
         self._late: list[_Group] = []
+        self._growing: _Group | None = None  # the last of those queued, if tokens that come one by one may join it
         self._newest = 0
         self._stale: set[str] = set()  # that were fenced: what else was remembered of them, and is not taken, is void
         # No dated token that was issued later is in the engine, so that new ones need not be looked for there.
@@ -163,20 +166,29 @@ class Tokens:
         elif (raw := self._engine.get(token_key(token))) is not None:
             found = Remembered(*_VALUE.unpack(raw))
         else:
-            found = self._in_block(token)
+            found = self._in_blocks((token,)).get(token)
         if found is not None:
             self.hits += 1
         return found
 
-    def _in_block(self, token: str) -> Remembered | None:
-        if not are_regular((token,)):
-            return None
-        issued = issued_us(token)
-        for key, _ in self._engine.scan(token_blocks_from(issued), token_blocks_from(issued + SPAN_US_MAX + 1)):
-            _, oldest, _ = split_token_block_key(key)
-            if oldest <= issued and (found := find_in_block(key, self._data(key), token)) is not None:
-                return Remembered(*found)
-        return None
+    def _in_blocks(self, tokens: Iterable[str]) -> dict[str, Remembered]:
+        """What blocks say of them. Those of about the same time are looked for together."""
+        wanted = sorted([(issued_us(token), token) for token in tokens if are_regular((token,))])
+        found: dict[str, Remembered] = {}
+        begin = 0
+        while begin < len(wanted):
+            end = begin + 1
+            while end < len(wanted) and wanted[end][0] - wanted[end - 1][0] <= SPAN_US_MAX:
+                end += 1
+            near, begin = wanted[begin:end], end
+            until = token_blocks_from(near[-1][0] + SPAN_US_MAX + 1)
+            for key, _ in self._engine.scan(token_blocks_from(near[0][0]), until):
+                newest, oldest, _ = split_token_block_key(key)
+                within = near[bisect_left(near, (oldest, "")) : bisect_left(near, (newest + 1, ""))]
+                if within:
+                    there = find_in_block(key, self._data(key), [token for _, token in within])
+                    found.update({token: Remembered(*what) for token, what in there.items()})
+        return found
 
     def _data(self, block_key: bytes) -> bytes:
         value = self._engine.get(token_data_key(block_key))
@@ -198,19 +210,30 @@ class Tokens:
                 found.add(token)
         if others:
             stored = self._engine.get_many([token_key(token) for token in others])
+            left = list[str]()
             for token, raw in zip(others, stored, strict=True):
                 issued = issued_at_us(token)
-                is_there = raw is not None or token in requests or (issued is not None and issued < oldest)
-                if is_there or self._in_block(token) is not None:
+                if raw is not None or token in requests or (issued is not None and issued < oldest):
                     found.add(token)
+                else:
+                    left.append(token)
+            found.update(self._in_blocks(left))
         return found
 
     def remember(self, token: str, cts: int, digest: bytes) -> None:
+        group = self._growing
+        if group is not None and cts == group.first + len(group.tokens) and len(group.tokens) < _GROUP_MAX:
+            group.tokens.append(token)
+            group.digests.append(digest)
+            self._requests[token] = group
+            self._newest = max(self._newest, cts)
+            return
         self.remember_many((token,), cts, (digest,))
+        self._growing = self._queued[-1] if self._queued and self._queued[-1].first == cts else None
 
     def remember_many(self, tokens: Sequence[str], first_cts: int, digests: Sequence[bytes]) -> None:
-        """``remember`` for commits with consecutive CTS. The sequences must not change any more."""
-        group = _Group(first_cts, tokens, digests)
+        """``remember`` for commits with consecutive CTS."""
+        group = _Group(first_cts, [*tokens], [*digests])
         self._requests.update(zip(tokens, repeat(group)))
         if first_cts >= self._newest:
             self._newest = group.stamps[-1]
@@ -277,6 +300,7 @@ class Tokens:
 
         Fences are always among them. They are to be written (`rows`), and then dropped, or put back.
         """
+        self._growing = None
         late, self._late = self._late, []
         groups: list[_Group] = []
         for group in late:

@@ -68,10 +68,11 @@ def test_what_is_in_blocks_is_what_was_saved(saved: list[Saved]) -> None:
         assert times == sorted(times) and (times[0], times[-1]) == (oldest, newest)
         assert min(one.cts for one in block) == cts
         for one in block:
-            assert find_in_block(key, data, one.token) == (one.cts, one.digest)
+            assert find_in_block(key, data, [one.token]) == {one.token: (one.cts, one.digest)}
             other = one.token[:-1] + ("0" if one.token[-1] != "0" else "1")
             if other not in {each.token for each in saved}:
-                assert find_in_block(key, data, other) is None
+                assert find_in_block(key, data, [other]) == {}
+        assert find_in_block(key, data, [one.token for one in block]) == {one.token: one[1:] for one in block}
         found += block
         last = newest
     assert sorted(found) == sorted(saved)
@@ -90,9 +91,8 @@ def test_what_is_found_lies_where_a_token_begins() -> None:
     saved = [Saved(regular(NOW, n), 1, bytes(16)), Saved(regular(NOW, n + 1), 2, bytes(16))]
     ((key, _, data),) = blocks_of(saved)
     across = bytes.fromhex(saved[0].token[20:] + saved[1].token[20:])[5:17].hex()
-    assert find_in_block(key, data, f"k1-{NOW:016d}-{across}") is None
-    assert find_in_block(key, data, regular(NOW + 1, n)) is None
-    assert find_in_block(key, data, saved[1].token) == (2, bytes(16))
+    asked = [f"k1-{NOW:016d}-{across}", regular(NOW + 1, n), saved[1].token]
+    assert find_in_block(key, data, asked) == {saved[1].token: (2, bytes(16))}
 
 
 def test_bytes_of_a_block() -> None:
@@ -116,7 +116,7 @@ def test_a_damaged_block_is_dataloss(cut: int) -> None:
         with pytest.raises(DataLoss, match="restore a backup"):
             decode_block(key, bad)
         with pytest.raises(DataLoss):
-            find_in_block(key, bad, saved[0].token)
+            find_in_block(key, bad, [saved[0].token])
 
 
 NO_TOKENS = [
@@ -249,6 +249,49 @@ def test_clocks_that_differ_by_hours_keep_blocks_short_and_all_are_found() -> No
     for i, name in enumerate(names):
         assert tokens.find(name) == (i + 1, bytes(16))
     assert tokens.known([regular(NOW - 3 * hour), regular(NOW + 2 * hour)], NOW) == set()
+
+
+def test_tokens_of_a_client_whose_clock_is_behind_are_looked_for_together() -> None:
+    """Some are there, in blocks of several passes; and for all of them each block is read once at most."""
+
+    class Asked(MemoryEngine):
+        gets = 0
+
+        def get(self, key: bytes) -> bytes | None:
+            self.gets += 1
+            return super().get(key)
+
+    engine = Asked()
+    tokens = Tokens(engine, ttl_us=1 << 62)
+    saved = [regular(NOW + i * 10_000, i) for i in range(600)]  # of six seconds
+    for begin in range(0, 600, 100):
+        tokens.remember_many(saved[begin : begin + 100], begin + 1, [bytes(16)] * 100)
+        save(tokens, engine)
+    tokens = Tokens(engine, ttl_us=1 << 62)
+    asked = [*saved[90:220:3], *(regular(NOW + i * 7_000, 1_000 + i) for i in range(200)), "mine", regular(NOW + 10**9)]
+    random.Random(1).shuffle(asked)
+    engine.gets = 0
+    assert tokens.known(asked, NOW) == set(saved[90:220:3])
+    assert engine.gets <= 6
+    assert {name for name in asked if tokens.find(name) is not None} == set(saved[90:220:3])
+
+
+def test_tokens_that_are_remembered_one_by_one_are_found_and_saved_as_others(tmp_path: Path) -> None:
+    """As replay does it; late ones, gaps, and passes in between."""
+    engine = MemoryEngine()
+    tokens = Tokens(engine, ttl_us=1 << 62)
+    order = [*range(1, 400), *range(405, 700), 402, 403, *range(700, 720), 401, 404, *range(720, 1_300)]
+    model = {}
+    for n, cts in enumerate(order):
+        model[regular(NOW + cts, cts)] = (cts, bytes([cts % 7]) * 16)
+        tokens.remember(regular(NOW + cts, cts), *model[regular(NOW + cts, cts)])
+        if n % 333 == 0:
+            save(tokens, engine, upto=cts - 20)
+    assert len(tokens._queued) < 12
+    assert {name: tokens.find(name) for name in model} == model
+    save(tokens, engine)
+    assert tokens.unsaved == 0 and tokens.check() == len(order)
+    assert {name: tokens.find(name) for name in model} == model
 
 
 def test_blocks_go_once_their_newest_token_is_past_its_time() -> None:
