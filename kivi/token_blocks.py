@@ -44,6 +44,7 @@ __all__ = [
     "SPAN_US_MAX",
     "Saved",
     "are_regular",
+    "block_times",
     "decode_block",
     "encode_blocks",
     "find_in_block",
@@ -123,12 +124,20 @@ def _encoded(times: Any, random: Any, commits: Any, digested: Any, words: Any) -
     return token_block_key(int(times[-1]), int(oldest), int(first)), b"".join(parts)
 
 
+def block_times(key: bytes) -> tuple[int, int, int]:
+    """Of either row's key: when its newest and its oldest token were issued, and the least CTS. Raises DataLoss."""
+    try:
+        return split_token_block_key(key)
+    except struct.error:
+        raise _damaged(key, b"") from None
+
+
 class _Block:
     """Where what is in a value."""
 
     def __init__(self, key: bytes, value: bytes) -> None:
+        self.newest, self.oldest, self.first = block_times(key)
         try:
-            self.newest, self.oldest, self.first = split_token_block_key(key)
             self.count, self.width, self.digests = _HEAD.unpack_from(value)
         except struct.error:
             raise _damaged(key, value) from None
@@ -140,7 +149,7 @@ class _Block:
         whole = self.words + _DIGEST * self.digests == len(value)
         if not whole or not 0 < self.count <= BLOCK_TOKENS_MAX or not self.digests or self.width not in _WIDTHS:
             raise _damaged(key, value)
-        self.value = value
+        self.key, self.value = key, value
 
     def cts(self, i: int) -> int:
         at = self.stamps + self.width * i
@@ -152,6 +161,8 @@ class _Block:
 
     def digest(self, i: int) -> bytes:
         place = int.from_bytes(self.value[self.places + 2 * i :][:2], "little") if self.digests > 1 else 0
+        if place >= self.digests:
+            raise _damaged(self.key, self.value)
         at = self.words + _DIGEST * place
         return self.value[at : at + _DIGEST]
 
@@ -180,7 +191,7 @@ def decode_block(key: bytes, value: bytes) -> list[Saved]:
     for i in range(block.count):
         token = f"k1-{block.time_us(i):016d}-{random[2 * _RANDOM * i :][: 2 * _RANDOM]}"
         found.append(Saved(token, block.cts(i), block.digest(i)))
-        if len(found[-1].digest) < _DIGEST or (i and block.time_us(i) < block.time_us(i - 1)):
+        if i and block.time_us(i) < block.time_us(i - 1):
             raise _damaged(key, value)
     if issued_us(found[-1].token) != block.newest or issued_us(found[0].token) != block.oldest:
         raise _damaged(key, value)

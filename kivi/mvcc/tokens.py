@@ -37,12 +37,19 @@ from kivi.spaces import (
     batch_key,
     meta_key,
     space_prefix,
-    split_token_block_key,
     token_blocks_from,
     token_data_key,
     token_key,
 )
-from kivi.token_blocks import SPAN_US_MAX, are_regular, decode_block, encode_blocks, find_in_block, issued_us
+from kivi.token_blocks import (
+    SPAN_US_MAX,
+    are_regular,
+    block_times,
+    decode_block,
+    encode_blocks,
+    find_in_block,
+    issued_us,
+)
 
 __all__ = ["FENCED", "Remembered", "Taken", "Tokens", "issued_at_us"]
 
@@ -117,9 +124,7 @@ def _dated_us(token: str) -> int:
 def _newest_us(engine: Engine) -> int:
     """The time of issue of the newest dated token in the engine, or a later one. 0 if there is none."""
     blocks = space_prefix(Space.TOKENS)
-    newest = next(
-        (split_token_block_key(key)[0] for key, _ in engine.scan(blocks, prefix_end(blocks), reverse=True)), 0
-    )
+    newest = next((block_times(key)[0] for key, _ in engine.scan(blocks, prefix_end(blocks), reverse=True)), 0)
     prefix = token_key(library_prefix(0)[:3])
     for i, (key, _) in enumerate(engine.scan(prefix, prefix_end(prefix), reverse=True)):
         if issued := _dated_us(key[1:].decode(errors="replace")):
@@ -183,7 +188,7 @@ class Tokens:
             near, begin = wanted[begin:end], end
             until = token_blocks_from(near[-1][0] + SPAN_US_MAX + 1)
             for key, _ in self._engine.scan(token_blocks_from(near[0][0]), until):
-                newest, oldest, _ = split_token_block_key(key)
+                newest, oldest, _ = block_times(key)
                 within = near[bisect_left(near, (oldest, "")) : bisect_left(near, (newest + 1, ""))]
                 if within:
                     there = find_in_block(key, self._data(key), [token for _, token in within])
@@ -229,7 +234,8 @@ class Tokens:
             self._newest = max(self._newest, cts)
             return
         self.remember_many((token,), cts, (digest,))
-        self._growing = self._queued[-1] if self._queued and self._queued[-1].first == cts else None
+        is_last = cts != FENCED and bool(self._queued) and self._queued[-1].first == cts
+        self._growing = self._queued[-1] if is_last else None
 
     def remember_many(self, tokens: Sequence[str], first_cts: int, digests: Sequence[bytes]) -> None:
         """``remember`` for commits with consecutive CTS."""
@@ -303,9 +309,12 @@ class Tokens:
         self._growing = None
         late, self._late = self._late, []
         groups: list[_Group] = []
+        count, queued = 0, self._queued
         for group in late:
-            self._take(group, upto, len(group.tokens), groups, self._late.append)
-        count, queued = sum(len(group.tokens) for group in groups), self._queued
+            if count < limit:
+                count += self._take(group, upto, limit - count, groups, self._late.append)
+            else:
+                self._late.append(group)
         while queued and queued[0].first <= upto and count < limit:
             count += self._take(queued.popleft(), upto, limit - count, groups, queued.appendleft)
         names = [token for group in groups for token in group.tokens]
@@ -398,9 +407,17 @@ class Tokens:
         return batch if len(batch) else None
 
     def check(self) -> int:
-        """Decodes every block of the engine; how many tokens they hold. Raises DataLoss."""
-        blocks = space_prefix(Space.TOKENS)
-        return sum(len(decode_block(key, self._data(key))) for key, _ in self._engine.scan(blocks, prefix_end(blocks)))
+        """Decodes every block of the engine, which is whole; how many tokens they hold. Raises DataLoss."""
+        blocks, data = space_prefix(Space.TOKENS), space_prefix(Space.TOKEN_DATA)
+        known = deque(token_data_key(key) for key, _ in self._engine.scan(blocks, prefix_end(blocks)))
+        count = 0
+        for key, value in self._engine.scan(data, prefix_end(data)):
+            if not known or key != known.popleft():
+                raise DataLoss(f"the tokens at key 0x{key.hex()} belong to no block: restore a backup")
+            count += len(decode_block(key, value))
+        if known:
+            raise DataLoss(f"the tokens of a block are missing at key 0x{known[0].hex()}: restore a backup")
+        return count
 
     @property
     def unsaved(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kivi
+from kivi.cli_offline import examine
 from kivi.client_codec import new_token
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
+from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss
+from kivi.format import entry
 from kivi.mvcc.tokens import FENCED, Remembered, Tokens
 from kivi.spaces import Space, space_prefix, split_token_block_key, token_key
 from kivi.token_blocks import (
@@ -117,6 +121,23 @@ def test_a_damaged_block_is_dataloss(cut: int) -> None:
             decode_block(key, bad)
         with pytest.raises(DataLoss):
             find_in_block(key, bad, [saved[0].token])
+
+
+def test_a_digest_that_is_not_there_and_a_key_that_is_none_are_dataloss() -> None:
+    saved = [Saved(regular(NOW + i, i), i + 1, bytes([i]) * 16) for i in range(3)]
+    ((key, _, data),) = blocks_of(saved)
+    at = data.index(struct.pack("<HHH", 0, 1, 2))
+    bad = data[:at] + struct.pack("<HHH", 0, 1, 3) + data[at + 6 :]
+    with pytest.raises(DataLoss):
+        decode_block(key, bad)
+    with pytest.raises(DataLoss):
+        find_in_block(key, bad, [saved[2].token])
+    engine = MemoryEngine()
+    batch = WriteBatch()
+    batch.put(key[:-1], b"")
+    engine.write(batch)
+    with pytest.raises(DataLoss):
+        Tokens(engine, ttl_us=1)
 
 
 NO_TOKENS = [
@@ -301,6 +322,8 @@ def test_blocks_go_once_their_newest_token_is_past_its_time() -> None:
     tokens.remember_many(old, 1, [bytes(16)] * 30)
     tokens.remember("k1-1-x", 31, bytes(16))
     tokens.remember("mine", 32, bytes(16))
+    tokens.remember("k1-12a-mine", 33, bytes(16))  # a caller's own, whatever it looks like
+    tokens.remember("k1--", 34, bytes(16))
     save(tokens, engine)
     count = len([*engine.scan(b"", None)])
     while (batch := tokens.trim(NOW - 1_500_000, 3)) is not None:
@@ -309,6 +332,8 @@ def test_blocks_go_once_their_newest_token_is_past_its_time() -> None:
     left = [key for key, _ in engine.scan(b"", None)]
     assert len(left) < count and token_key("mine") in left and token_key("k1-1-x") not in left
     assert tokens.find(old[-1]) is not None and tokens.find(old[0]) is None
+    assert sum(key[0] == Space.TOKENS for key in left) == sum(key[0] == Space.TOKEN_DATA for key in left) > 0
+    assert token_key("k1-12a-mine") in left and token_key("k1--") in left
     assert tokens.check() == 30 - sum(tokens.find(name) is None for name in old)
 
 
@@ -317,13 +342,45 @@ def test_missing_data_of_a_block_is_dataloss() -> None:
     tokens = Tokens(engine, ttl_us=1 << 62)
     tokens.remember_many([regular(NOW)], 1, [bytes(16)])
     save(tokens, engine)
-    ((key, _),) = engine.scan(space_prefix(Space.TOKEN_DATA), None)
+    ((key, value),) = engine.scan(space_prefix(Space.TOKEN_DATA), None)
     batch = WriteBatch()
     batch.delete(key)
     engine.write(batch)
     for ask in (lambda: tokens.find(regular(NOW)), tokens.check):
         with pytest.raises(DataLoss, match="missing"):
             ask()
+    batch = WriteBatch()
+    batch.put(key, value)
+    batch.delete(b"\x0b" + key[1:])
+    engine.write(batch)
+    with pytest.raises(DataLoss, match="belong to no block"):
+        tokens.check()
+
+
+def test_nothing_joins_a_fence() -> None:
+    """Remembered one by one, from the first on: the fence has no timestamp that the next one could follow."""
+    engine = MemoryEngine()
+    tokens = Tokens(engine, ttl_us=1 << 62)
+    tokens.forget(regular(NOW))
+    tokens.remember(regular(NOW, 1), 1, b"d" * 16)
+    assert tokens.find(regular(NOW)) == (FENCED, bytes(16)) and tokens.find(regular(NOW, 1)) == (1, b"d" * 16)
+    taken = tokens.take(5, 100)
+    tokens.forget(regular(NOW, 1))
+    tokens.drop(taken)
+    assert tokens.find(regular(NOW, 1)) == (FENCED, bytes(16))
+
+
+def test_what_was_put_back_is_taken_some_at_a_time_too() -> None:
+    tokens = Tokens(MemoryEngine(), ttl_us=1 << 62)
+    tokens.remember_many([regular(NOW + i, i) for i in range(50)], 1, [bytes(16)] * 50)
+    for _ in range(3):
+        taken = []
+        while some := tokens.take(40, 7):
+            assert len(some) <= 7
+            taken.append(some)
+        assert sorted(cts for some in taken for group in some.groups for cts in group.stamps) == [*range(1, 41)]
+        for some in taken:
+            tokens.put_back(some)
 
 
 def test_a_row_that_an_older_version_wrote_is_found_and_goes_in_its_time() -> None:
@@ -336,6 +393,35 @@ def test_a_row_that_an_older_version_wrote_is_found_and_goes_in_its_time() -> No
     assert tokens.known([regular(NOW), regular(NOW, 1)], NOW) == {regular(NOW)}
     gone = tokens.trim(NOW + 2_000, 10)
     assert gone is not None and len(gone) == 1
+
+
+def stored(path: Path) -> list[str]:
+    """What the engine of an open store holds, as ``kivi dump`` shows it; of a copy."""
+    copy = path.parent / "copy"
+    shutil.copytree(path / "engine", copy)
+    engine = RocksEngine(str(copy))
+    lines = [entry(key, value, lambda table: None) for key, value in engine.scan(b"", None)]
+    engine.close()
+    return lines
+
+
+def test_verify_reads_blocks(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data") as db:
+        db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        for _ in range(5):
+            with db.transaction(token=new_token()) as tx:
+                tx.delta("t", (1,), n=1)
+        db.consolidate()
+    assert examine(str(tmp_path / "data"))["tokens"] == "5 request tokens in blocks"
+    engine = RocksEngine(str(tmp_path / "data" / "engine"))
+    ((key, value),) = engine.scan(space_prefix(Space.TOKEN_DATA), None)
+    batch = WriteBatch()
+    batch.put(key, value[:-1])
+    engine.write(batch)
+    engine.flush()
+    engine.close()
+    with pytest.raises(DataLoss, match="tokens at key"):
+        examine(str(tmp_path / "data"))
 
 
 def test_r16_retries_of_many_commits_after_a_restart_and_a_crash(tmp_path: Path) -> None:
@@ -355,6 +441,7 @@ def test_r16_retries_of_many_commits_after_a_restart_and_a_crash(tmp_path: Path)
         assert db.stats()["tokens_unsaved"] == 0
     with kivi.open(tmp_path / "data") as db:
         assert {token: db.outcome(token) for token in stamps} == stamps
+        assert any(line.startswith("tokens     k1-") for line in stored(tmp_path / "data"))
         for i, (token, stamp) in enumerate(stamps.items()):
             with db.transaction(token=token) as tx:
                 tx.delta("t", (1,), n=i)
