@@ -486,7 +486,7 @@ class SegmentedLog(CommitLog):
             self._ahead_bytes = _AHEAD_BYTES_MIN
             return
         begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES
-        zeros = _ZEROS[: min(self._ahead_bytes, segment.capacity - begin)]
+        zeros = _ZEROS[: max(0, min(self._ahead_bytes, segment.capacity - begin))]  # its last block may not be whole
         if zeros:
             self._put_all(fd, [zeros], begin)
             segment.written = begin + len(zeros)

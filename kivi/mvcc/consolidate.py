@@ -161,7 +161,7 @@ class Consolidator:
         self._flushed_at = time.monotonic()
         self.sweeper = Sweeper(
             engine, leases, tokens, timeline, settings,
-            schema_of=schema_of, schemas=schemas, clock=clock, write=self._write,
+            schema_of=schema_of, schemas=schemas, clock=clock, log=log, write=self._write,
         )  # fmt: skip
         self._seen = position
         self._replayed = log.last

@@ -20,6 +20,7 @@ from typing import Final
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import SnapshotTooOld
 from kivi.keys import prefix_end
+from kivi.log import CommitLog
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Tokens
@@ -58,9 +59,11 @@ class Sweeper:
         schema_of: Callable[[int], TableSchema | None],
         schemas: Callable[[], list[TableSchema]],
         clock: Callable[[], float],
+        log: CommitLog,
         write: Callable[[WriteBatch], None],
     ) -> None:
         self._engine = engine
+        self._log = log
         self._leases = leases
         self._tokens = tokens
         self._timeline = timeline
@@ -87,7 +90,9 @@ class Sweeper:
         if trim:
             now_us = int(self._clock() * 1_000_000)
             for trimmed in (
-                self._tokens.trim(now_us, _ROWS),
+                # Not before the log has come as far: whoever brings such a token is refused by what it says, also when
+                # the clock was ahead and is set right.
+                self._tokens.trim(min(now_us, self._log.last_time_us), _ROWS),
                 self._timeline.trim(now_us - self._longest_history_us(), _ROWS),
             ):
                 if trimmed is not None:

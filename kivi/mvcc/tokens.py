@@ -190,14 +190,15 @@ class Tokens:
             for key, _ in self._engine.scan(token_blocks_from(near[0][0]), until):
                 newest, oldest, _ = block_times(key)
                 within = near[bisect_left(near, (oldest, "")) : bisect_left(near, (newest + 1, ""))]
-                if within:
-                    there = find_in_block(key, self._data(key), [token for _, token in within])
+                if within and (data := self._data(key)) is not None:
+                    there = find_in_block(key, data, [token for _, token in within])
                     found.update({token: Remembered(*what) for token, what in there.items()})
         return found
 
-    def _data(self, block_key: bytes) -> bytes:
+    def _data(self, block_key: bytes) -> bytes | None:
+        """None: the block has been trimmed since its key was read; both go in one batch."""
         value = self._engine.get(token_data_key(block_key))
-        if value is None:
+        if value is None and self._engine.get(block_key) is not None:
             raise DataLoss(f"the tokens of the block at key 0x{block_key.hex()} are missing: restore a backup")
         return value
 

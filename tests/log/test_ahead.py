@@ -83,6 +83,19 @@ def test_zeros_end_with_the_segment(tmp_path: Path) -> None:
     log.close()
 
 
+def test_no_zeros_go_past_a_segment_whose_last_block_is_not_whole(tmp_path: Path) -> None:
+    """What is preallocated is room for sure, what is behind it is not."""
+    capacity = 6 * BLOCK_BYTES + 100
+    files = Watched()
+    log = open_log(tmp_path / "log", files, segment_bytes=capacity)
+    sent = [b"x" * 60] * 1_500
+    for body in sent:
+        assert append(log, body)[1] is None
+    assert contents(log) == sent and log.stats()["rolls"] > 3
+    assert max(offset + size for offset, size in files.zeros) <= capacity
+    log.close()
+
+
 def test_nobody_writes_zeros_over_what_another_has_written(tmp_path: Path) -> None:
     """Two writers, and threads that lead, in turns; small records and large ones."""
     files = Watched()

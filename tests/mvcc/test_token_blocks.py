@@ -357,6 +357,25 @@ def test_missing_data_of_a_block_is_dataloss() -> None:
         tokens.check()
 
 
+def test_a_block_that_is_trimmed_while_it_is_looked_at_is_none() -> None:
+    """The sweeper holds no lock that who looks holds: what is old enough to go is forgotten, not missing."""
+    engine = MemoryEngine()
+    tokens = Tokens(engine, ttl_us=1_000)
+    tokens.remember_many([regular(NOW), regular(NOW, 1)], 7, [bytes(16)] * 2)
+    save(tokens, engine)
+    get, trimmed = engine.get, list[WriteBatch]()
+
+    def racing(key: bytes) -> bytes | None:
+        if key[0] == Space.TOKEN_DATA and not trimmed:
+            trimmed.append(tokens.trim(NOW + 9_000_000, 100) or WriteBatch())
+            engine.write(trimmed[0])
+        return get(key)
+
+    engine.get = racing  # type: ignore[method-assign]
+    assert tokens.find(regular(NOW)) is None
+    assert trimmed and len(trimmed[0]) == 2
+
+
 def test_nothing_joins_a_fence() -> None:
     """Remembered one by one, from the first on: the fence has no timestamp that the next one could follow."""
     engine = MemoryEngine()
