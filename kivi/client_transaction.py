@@ -35,6 +35,7 @@ _FLUSH_VALUES: Final = 200_000  # ... or about this many values, which in rows o
 _PLAIN: Final = frozenset({"put", "delta"})
 _PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
 _PLAIN_BYTES: Final = 1_024
+_PLAIN_TOKEN: Final = 256  # characters; nor are those under longer tokens
 
 
 @dataclass(slots=True)
@@ -166,11 +167,17 @@ class TransactionCore:
 
     def _assembled(self) -> session_pb2.Request:
         """What is buffered, which is that no more."""
+        request = self._filled()
+        self._next = None
+        self._buffered = self._buffered_bytes = 0
+        return request
+
+    def _filled(self) -> session_pb2.Request:
+        """The request that what is buffered is in from now on."""
         request = self._next
         if request is None:
-            request = session_pb2.Request.FromString(b"".join(self._writes))
-        self._next, self._writes = None, ()
-        self._buffered = self._buffered_bytes = 0
+            request = self._next = session_pb2.Request.FromString(b"".join(self._writes))
+            self._writes = ()
         return request
 
     def _ask(self, request: session_pb2.Request) -> Steps[Any]:
@@ -318,6 +325,7 @@ class TransactionCore:
             self._is_plain
             and 0 < len(self._writes) <= _PLAIN_OPERATIONS
             and self._buffered_bytes <= _PLAIN_BYTES
+            and len(token) <= _PLAIN_TOKEN
             and self.core.commits_each
             and self.batch is None
             and self._begins_late()
@@ -342,10 +350,9 @@ class TransactionCore:
     def operation(self, kind: session_pb2.Operation.Kind, schema: TableSchema) -> session_pb2.Operation:
         """One more buffered operation, that is no write of a row."""
         self._writing()
-        if self._next is None:
-            self._next = self._assembled()
         self._buffered += 1
-        operation: session_pb2.Operation = self._next.operations.add(kind=kind, table=schema.name, table_id=schema.id)
+        operations = self._filled().operations
+        operation: session_pb2.Operation = operations.add(kind=kind, table=schema.name, table_id=schema.id)
         return operation
 
     def _writing(self) -> None:

@@ -29,6 +29,7 @@ _OPERATIONS: Final = tag(session_pb2.Request, "operations")
 _KEY: Final = tag(Operation, "key")
 _VALUES: Final = tag(Operation, "values")
 _REMEMBERED: Final = 1_024
+_CHOICES: Final = 64  # of columns of a table
 
 
 def encoded_write(
@@ -48,14 +49,13 @@ def encoded_delta(schema: TableSchema, key: Any, values: Mapping[str, Any]) -> b
 
     Integers are their own stored form, if their columns are of int64 and they fit, which is all there is to check.
     """
-    names = (*values,)
-    encode = schema.memo.get((encoded_delta, names))
+    encode = schema.memo.get(encoded_delta)
     if encode is None:
-        encode = schema.remembered((encoded_delta, names), lambda: _of_integers(schema, names))
+        encode = schema.remembered(encoded_delta, lambda: _of_integers(schema))
     if type(key) is not tuple or len(key) != len(schema.key):
         return None
     try:
-        encoded: bytes = encode(*key, *values.values())
+        encoded: bytes = encode((*values,), *key, *values.values())
         return encoded
     except _OtherForm:
         return None
@@ -65,21 +65,28 @@ class _OtherForm(Exception):
     pass
 
 
-def _of_integers(schema: TableSchema, names: tuple[str, ...]) -> Callable[..., bytes]:
-    """Encodes deltas of these columns, given their key and values one after the other; what comes again, once.
+def _of_integers(schema: TableSchema) -> Callable[..., bytes]:
+    """Encodes deltas, given the names of their columns, and their key and values one after the other; what comes
+    again, once.
 
-    Raises _OtherForm: for all of them, if the columns or the key are of other types, or take none.
+    Raises _OtherForm if the columns or the key are of other types, or take none.
     """
-    columns = [schema.columns[schema.index_of[name]] for name in names if name in schema.index_of]
-    fits = [column.type.name == "int64" and column.operator is not None for column in columns]
-    known = names and len(columns) == len(names) and all(fits) and schema.kind == "row" and schema.counted
-    head, between = _form(schema, "delta", names)
     keys = len(schema.key)
 
+    @lru_cache(_CHOICES)
+    def form(names: tuple[str, ...]) -> tuple[bytes, bytes] | None:
+        columns = [schema.columns[schema.index_of[name]] for name in names if name in schema.index_of]
+        fits = [column.type.name == "int64" and column.operator is not None for column in columns]
+        if not (names and len(columns) == len(names) and all(fits) and schema.kind == "row" and schema.counted):
+            return None
+        return _form(schema, "delta", names)
+
     @lru_cache(_REMEMBERED, typed=True)
-    def encode(*cells: object) -> bytes:
-        if not known or any(type(cell) is not int or not INT64_MIN <= cell <= INT64_MAX for cell in cells):
+    def encode(names: tuple[str, ...], *cells: object) -> bytes:
+        found = form(names)
+        if found is None or any(type(cell) is not int or not INT64_MIN <= cell <= INT64_MAX for cell in cells):
             raise _OtherForm
+        head, between = found
         body = b"".join((head, _fields(_KEY, cells[:keys]), between, _fields(_VALUES, cells[keys:])))
         return delimited(_OPERATIONS, body)
 

@@ -125,6 +125,41 @@ def test_any_other_delta_is_held_to_the_schema(key: Any, values: dict[str, Any])
         assert flush is False and [*transaction._writes] == [wanted]
 
 
+def test_a_column_that_is_no_text_is_refused_as_any_that_is_not_there() -> None:
+    transaction = TransactionCore(Core("nowhere", 1.0), TransactionArguments())
+    with pytest.raises(kivi.SchemaError, match="has no column"):
+        transaction.delta(COUNTERS, (1, 2), {"\ud800": 1})
+
+
+def test_what_is_remembered_of_a_table_is_bounded_however_many_choices_of_columns_there_are() -> None:
+    schema = row_table_schema("many", key={"id": "int64"}, columns={f"c{i}": kivi.sum("int64") for i in range(300)})
+    for i in range(300):
+        for n in range(50):
+            encoded_delta(schema, (n,), {f"c{i}": n})
+    encode: Any = schema.memo[encoded_delta]
+    assert encode.cache_info().currsize <= 1_024 and len(schema.memo) < 10
+
+
+@pytest.mark.parametrize(("length", "plainly"), [(256, True), (257, False)])
+def test_a_commit_under_a_long_token_goes_by_itself(length: int, plainly: bool) -> None:
+    """Alone it is held to what a message may have; with others it would have ended their session."""
+    core = Core("nowhere", 1.0)
+    core.commits_each = True
+    transaction = TransactionCore(core, TransactionArguments())
+    transaction._unsent = [transaction._request_to_begin]
+    transaction.delta(COUNTERS, (1, 2), {"hits": 1})
+    assert transaction._commits_plainly("t" * length) is plainly
+
+
+def test_writes_that_something_else_joins_are_still_counted() -> None:
+    transaction = TransactionCore(Core("nowhere", 1.0), TransactionArguments())
+    for i in range(5):
+        transaction.write(COUNTERS, Write("put", (i, 0), {"v": i}))
+    size = transaction._buffered_bytes
+    transaction.operation(session_pb2.Operation.KIND_OVERWRITE, COUNTERS)
+    assert (transaction._buffered, transaction._buffered_bytes) == (6, size)
+
+
 @pytest.mark.parametrize("table", ["none", None, 7, ["counters"]])
 def test_a_delta_of_a_table_that_is_not_known_is_looked_at(table: Any) -> None:
     core = Core("nowhere", 1.0)
