@@ -35,7 +35,6 @@ _AT_ONCE_BYTES: Final = 64 << 10
 class _Frame(NamedTuple):
     session: Session
     commits: Sequence[Commits]
-    version: int
     size: int
 
 
@@ -47,9 +46,9 @@ class Leading:
         self._loop = loop
         self._frames: deque[_Frame] = deque()
 
-    def add(self, session: Session, commits: Sequence[Commits], version: int, size: int) -> None:
-        """``commits`` were read from a frame of ``size`` bytes, in the catalog of this ``version``."""
-        self._frames.append(_Frame(session, commits, version, size))
+    def add(self, session: Session, commits: Sequence[Commits], size: int) -> None:
+        """``commits`` were read from a frame of ``size`` bytes."""
+        self._frames.append(_Frame(session, commits, size))
         if len(self._frames) == 1:
             self._loop.call_soon(self._run)
 
@@ -62,7 +61,7 @@ class Leading:
                     frame = self._frames.popleft()
                     count += sum([len(each.group) for each in frame.commits])
                     size += frame.size
-                    frame.session.commit_here(frame.commits, frame.version, frame.size)
+                    frame.session.commit_here(frame.commits, frame.size)
         finally:
             if self._frames:
                 self._loop.call_soon(self._run)

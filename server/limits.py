@@ -18,6 +18,7 @@ __all__ = [
     "BATCH_BYTES_MAX",
     "COMMIT_EACH_BYTES_MAX",
     "COMMIT_EACH_MAX",
+    "COMMIT_EACH_OPERATIONS_MAX",
     "FRAME_PARTS_MAX",
     "FRAME_REQUESTS_MAX",
     "GET_KEYS_MAX",
@@ -39,6 +40,7 @@ FRAME_REQUESTS_MAX: Final = 100_000
 FRAME_PARTS_MAX: Final = 2_000_000  # messages and strings, at any depth
 COMMIT_EACH_MAX: Final = 256
 COMMIT_EACH_BYTES_MAX: Final = 4_096
+COMMIT_EACH_OPERATIONS_MAX: Final = 64
 GET_KEYS_MAX: Final = 100_000
 SESSION_TRANSACTIONS_MAX: Final = 10_000
 SESSION_SCANS_MAX: Final = 1_000
@@ -74,4 +76,5 @@ def message(settings: Settings) -> types_pb2.Limits:
         frame_parts_max=FRAME_PARTS_MAX,
         commit_each_max=COMMIT_EACH_MAX,
         commit_each_bytes_max=COMMIT_EACH_BYTES_MAX,
+        commit_each_operations_max=COMMIT_EACH_OPERATIONS_MAX,
     )

@@ -35,17 +35,27 @@ MayWrite = Callable[[Iterable[str]], bool]
 
 
 class Commits:
-    """Plain commits that are entered together, in a group tagged with their numbers: ``source`` is the CommitEach that
-    they came in, or each one's own request."""
+    """Plain commits that are entered together, in a group tagged with their numbers, as they were read by the catalog
+    of this ``version``: ``source`` is the CommitEach that they came in, or each one's own request."""
 
-    __slots__ = ("_source", "group", "received")
+    __slots__ = ("_source", "group", "received", "version")
 
     def __init__(
-        self, group: PlainGroup, received: float, source: session_pb2.Request | Sequence[session_pb2.Request]
+        self,
+        group: PlainGroup,
+        version: int,
+        received: float,
+        source: session_pb2.Request | Sequence[session_pb2.Request],
     ) -> None:
         self.group = group
+        self.version = version
         self.received = received
         self._source = source
+
+    @property
+    def rows(self) -> int:
+        """How many they write."""
+        return sum([len(does.rows) for does in self.group.does])
 
     def again(self, left: Iterable[int]) -> list[session_pb2.Request]:
         """Those at these places of the group, each as a request of its own."""
@@ -96,6 +106,9 @@ def each_of(request: session_pb2.Request) -> list[session_pb2.Request]:
         writes = [session_pb2.Writes.FromString(encoded).operations for encoded in each.writes]
     except DecodeError:
         raise InvalidArgument("what a transaction of a CommitEach does is not an encoded Writes") from None
+    count, most = max(map(len, writes), default=0), limits.COMMIT_EACH_OPERATIONS_MAX
+    if count > most:  # each transaction gets its own, which a few bytes may say of all
+        raise limits.exceeded("commit_each_operations_max", most, count, "operations of a transaction of a CommitEach")
     return [
         session_pb2.Request(
             id=number,
@@ -114,21 +127,30 @@ class _Known(NamedTuple):
     tables: Sequence[str]
 
 
+class _Read(NamedTuple):
+    """A catalog's version, its plans, and what operations are by these, by the bytes of their Writes."""
+
+    version: int
+    plans: Mapping[str, WritePlan] | None
+    remembered: dict[bytes, _Known]
+
+
 class PlainReader:
-    """Bound to one store. Used by many threads, which may each look at the catalog anew."""
+    """Bound to one store. Used by many threads, which may each look at the catalog anew.
+
+    What is committed together is read by one catalog, which another thread may replace meanwhile, even by an older one:
+    so it is taken once, and the commits carry its version.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # The catalog's version, its plans, and what operations are by these, by the bytes of their Writes.
-        self._plans: tuple[int, Mapping[str, WritePlan] | None, dict[bytes, _Known]] = (*store.write_plans(), {})
+        self._read_by = _Read(*store.write_plans(), {})
 
-    def version(self) -> int:
-        """Of the catalog that requests are read by from now on."""
-        version, plans, _ = self._plans
-        if version != self._store.catalog_version or plans is None:
-            version, plans = self._store.write_plans()
-            self._plans = version, plans, {}
-        return version
+    def _current(self) -> _Read:
+        by = self._read_by
+        if by.version != self._store.catalog_version or by.plans is None:
+            by = self._read_by = _Read(*self._store.write_plans(), {})
+        return by
 
     def each(self, request: session_pb2.Request, received: float, may_write: MayWrite) -> Commits | None:
         """Those of a CommitEach, or None if one of them is not plain, or it is not as it should be."""
@@ -142,9 +164,9 @@ class PlainReader:
             return None
         if max(map(len, each.writes), default=0) > limits.COMMIT_EACH_BYTES_MAX:
             return None
-        found: list[PlainRows] = []
+        by, found = self._current(), list[PlainRows]()
         for writes in each.writes:
-            known = self._read(writes)
+            known = self._read(by, writes)
             if known is None or not may_write(known.tables):
                 return None
             found.append(known.does)
@@ -156,14 +178,13 @@ class PlainReader:
             return None
         if len(does) != len(tokens):
             return None
-        return Commits(self._store.plain(does, tokens, numbers), received, request)
+        return Commits(self._store.plain(does, tokens, numbers), by.version, received, request)
 
     def together(self, requests: Iterable[session_pb2.Request], received: float, may_write: MayWrite) -> Commits | None:
         """The requests at the head of these that are plain commits, at most as many as may be of one CommitEach."""
-        does: list[PlainRows] = []
-        kept: list[session_pb2.Request] = []
+        by, does, kept = self._current(), list[PlainRows](), list[session_pb2.Request]()
         for request in requests:
-            known = self._alone(request, received)
+            known = self._alone(by, request, received)
             if known is None or not may_write(known.tables) or len(does) == limits.COMMIT_EACH_MAX:
                 break
             does.append(known.does)
@@ -171,9 +192,9 @@ class PlainReader:
         if not does:
             return None
         tokens, numbers = [request.commit.token for request in kept], [request.id for request in kept]
-        return Commits(self._store.plain(does, tokens, numbers), received, kept)
+        return Commits(self._store.plain(does, tokens, numbers), by.version, received, kept)
 
-    def _alone(self, request: session_pb2.Request, received: float) -> _Known | None:
+    def _alone(self, by: _Read, request: session_pb2.Request, received: float) -> _Known | None:
         """What a commit that came by itself does; None if it is not plain."""
         if request.txn or not request.id or not request.HasField("commit"):
             return None
@@ -185,11 +206,11 @@ class PlainReader:
             return None
         if not all([operation.kind in _PLAIN for operation in operations]):  # noqa: C419 (there is one)
             return None  # before they are copied, which may be megabytes of events
-        return self._read(session_pb2.Writes(operations=operations).SerializeToString())
+        return self._read(by, session_pb2.Writes(operations=operations).SerializeToString())
 
-    def _read(self, writes: bytes) -> _Known | None:
+    def _read(self, by: _Read, writes: bytes) -> _Known | None:
         """What an encoded Writes does; None if that is not plain."""
-        _, plans, remembered = self._plans
+        _, plans, remembered = by
         known = remembered.get(writes)
         if known is not None or plans is None:
             return known

@@ -29,6 +29,7 @@ __all__ = ["PlainGet", "PlainGets"]
 _KEYS_MAX: Final = 16
 _PLANS_MAX: Final = 256
 _COLUMNS_MAX: Final = 64
+_INTEGERS_MAX: Final = 100_000
 
 
 class PlainGet(NamedTuple):
@@ -167,7 +168,10 @@ class PlainGets:
 def _in_columns(
     frame: session_pb2.ServerFrame, together: list[PlainGet], rows: Sequence[Any]
 ) -> tuple[list[PlainGet], list[Any]]:
-    """Answers gets of one row of integers each, where these are and their clients allow it. The others, and theirs."""
+    """Answers gets of one row of integers each, where these are and their clients allow it. The others, and theirs.
+
+    An answer that has grown large is followed by another: each has to fit into a message.
+    """
     ids, stamps, integers = list[int](), list[int](), list[int]()
     left, theirs = list[PlainGet](), list[Any]()
     for each, values in zip(together, rows, strict=True):
@@ -179,11 +183,18 @@ def _in_columns(
         ids.append(each.request.id)
         stamps.append(lease.ts)
         integers += values
+        if len(integers) > _INTEGERS_MAX:
+            _add_columns(frame, ids, stamps, integers)
+            ids, stamps, integers = [], [], []
     if ids:
-        response = frame.responses.add(start_ts=stamps[0])
-        reply = response.get_each
-        reply.ids.extend(ids)
-        reply.integers.extend(integers)
-        if stamps.count(stamps[0]) < len(stamps):
-            reply.start_ts.extend(stamps)
+        _add_columns(frame, ids, stamps, integers)
     return left, theirs
+
+
+def _add_columns(frame: session_pb2.ServerFrame, ids: list[int], stamps: list[int], integers: list[int]) -> None:
+    response = frame.responses.add(start_ts=stamps[0])
+    reply = response.get_each
+    reply.ids.extend(ids)
+    reply.integers.extend(integers)
+    if stamps.count(stamps[0]) < len(stamps):
+        reply.start_ts.extend(stamps)

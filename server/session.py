@@ -65,6 +65,7 @@ from kivi.errors import (
     CommitUnknown,
     InvalidArgument,
     KiviError,
+    PermissionDenied,
     ResourceExhausted,
     SnapshotTooOld,
     Unavailable,
@@ -80,6 +81,7 @@ _SLOW_OPERATIONS: Final = 500
 _SLOW_BYTES: Final = 64 << 10
 _SLOW_KEYS: Final = 500
 _HERE_BYTES: Final = 32 << 10
+_HERE_ROWS: Final = 2_048  # of the commits of a frame: 4 ms
 _READS_BYTES: Final = 8 << 10
 _FEW_ROWS: Final = 24
 _FEW_READS: Final = 3 * _FEW_ROWS
@@ -191,7 +193,6 @@ class Session(Requests):
     def _read_commits(self, frame: session_pb2.ClientFrame, size: int) -> bool:
         """Reads a frame of plain commits, to be done in the loop's next turn; False: there is something else in it."""
         now, plain, requests = time.monotonic(), self.translator.plain, frame.requests
-        version = plain.version()
         if not requests or len(requests) > _GROUP:
             return False
         if requests[0].HasField("commit_each"):
@@ -203,17 +204,19 @@ class Session(Requests):
         commits = [each for each in found if each is not None]
         if len(commits) < len(found):
             return False
+        if sum([each.rows for each in commits]) > _HERE_ROWS:
+            return False
         count = sum([len(each.group) for each in commits])
         self.sessions.frames_in += 1
         self.sessions.requests += count
         self._asked += count
-        self._leading.add(self, commits, version, size)
+        self._leading.add(self, commits, size)
         return True
 
-    def commit_here(self, commits: Sequence[Commits], version: int, size: int) -> None:
+    def commit_here(self, commits: Sequence[Commits], size: int) -> None:
         """Commits what ``_read_commits`` has read. What takes its time, as a conflict or a retry, is the worker's."""
         for each in commits:
-            if left := self._commit_plain(each, version):
+            if left := self._commit_plain(each):
                 self._jobs.put(functools.partial(self._dispatch_each, left, each.received))
         self._bytes_handled += size
 
@@ -308,16 +311,16 @@ class Session(Requests):
 
     # -- any thread -----------------------------------------------------------------------------
 
-    def _reply(self, response: session_pb2.Response) -> None:
-        self._send_one(delimited(_RESPONSES, response.SerializeToString()), response)
+    def _reply(self, response: session_pb2.Response, answers: int = 1) -> None:
+        self._send_one(delimited(_RESPONSES, response.SerializeToString()), response, answers)
 
-    def _send_one(self, data: bytes, response: session_pb2.Response) -> None:
-        """An answer, encoded; ``response`` is what it answers, and when that began."""
+    def _send_one(self, data: bytes, response: session_pb2.Response, answers: int = 1) -> None:
+        """An answer, encoded, to so many requests; ``response`` is what it answers, and when that began."""
         if len(data) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
             large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
             response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
             data = delimited(_RESPONSES, response.SerializeToString())
-        self._send(data, 1)
+        self._send(data, answers)
 
     def _send(self, data: bytes, answers: int) -> None:
         if self._closed:
@@ -440,6 +443,8 @@ class Session(Requests):
         self.sessions.frames_in += 1
         counts = [1 if request.id else count_of(request) for request in requests]
         asked = sum(counts)
+        if asked > limits.FRAME_REQUESTS_MAX:
+            raise limits.exceeded("frame_requests_max", limits.FRAME_REQUESTS_MAX, asked, "requests of one frame")
         self._asked += asked
         self.sessions.requests += asked + counts.count(0)
         try:
@@ -476,7 +481,6 @@ class Session(Requests):
                 self._dispatch(*inbox.popleft())
                 continue
             plain, received = self.translator.plain, inbox[0][1]
-            version = plain.version()
             if inbox[0][0].HasField("commit_each"):
                 request, _ = inbox.popleft()
                 if (commits := plain.each(request, received, self._may_write)) is None:
@@ -487,7 +491,7 @@ class Session(Requests):
                 for _ in range(len(commits.group) if commits is not None else 0):
                     inbox.popleft()
             if commits is not None:
-                self._dispatch_each(self._commit_plain(commits, version), received)
+                self._dispatch_each(self._commit_plain(commits), received)
             elif not self._get_plain():
                 self._dispatch(*inbox.popleft())
         size, self._bytes_taken = self._bytes_taken, 0
@@ -496,8 +500,9 @@ class Session(Requests):
     def _take_apart(self, request: session_pb2.Request, received: float) -> None:
         """A CommitEach of which something is not plain: its transactions come one by one, before all that is behind."""
         try:
+            self.access.require(Access.WRITE, "writing")  # before anything is done for who may not
             apart = each_of(request)
-        except (InvalidArgument, ResourceExhausted) as error:
+        except (InvalidArgument, PermissionDenied, ResourceExhausted) as error:
             self._fail_each(request, error)
             return
         self._inbox.extendleft([(each, received) for each in reversed(apart)])
@@ -559,13 +564,13 @@ class Session(Requests):
         data = frame.SerializeToString()
         if len(data) > limits.MESSAGE_BYTES_MAX:
             for response in frame.responses:
-                self._reply(response)
+                self._reply(response, len(response.get_each.ids) or 1)
         else:
             self._send(data, len(wanted))
         self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
         return True
 
-    def _commit_plain(self, commits: Commits, version: int) -> Sequence[session_pb2.Request]:
+    def _commit_plain(self, commits: Commits) -> Sequence[session_pb2.Request]:
         """Transactions of deltas and puts, together; gives back those that are not as regular as they look."""
         group = commits.group
         try:
@@ -575,7 +580,7 @@ class Session(Requests):
             self.sessions.commit_started(len(group))
             left: Sequence[int] = range(len(group))
             try:
-                left = self.store.submit_plain(group, version, functools.partial(self._plain_done, commits))
+                left = self.store.submit_plain(group, commits.version, functools.partial(self._plain_done, commits))
             finally:
                 self.sessions.commit_ended(len(left))
         except Exception as error:

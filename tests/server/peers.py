@@ -32,12 +32,14 @@ class Peer:
         grant = grant or Grant()
         self.session = Session(sessions, grant, sessions.clients.of(grant, "peer"), asyncio.get_running_loop())
         self.answers: list[session_pb2.Response] = []
+        self.counted = 0  # answers, as the session counts them
         self.threads: set[int] = set()
         self._ids = 0
         self.session._send = self._send  # type: ignore[method-assign]
 
     def _send(self, data: bytes, answers: int) -> None:
         self.threads.add(threading.get_ident())
+        self.counted += answers
         self.answers += session_pb2.ServerFrame.FromString(data).responses
 
     def has(self, answers: int) -> bool:

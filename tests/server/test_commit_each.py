@@ -16,8 +16,10 @@ from kivi_server.auth import Access, Allowance, Grant
 from kivi_server.plain import each_of
 from kivi_server.sessions import Sessions
 
+import kivi
 from kivi.client_calls import Commits, answers, leaving
 from kivi.client_codec import delimited, new_token, tag
+from kivi.definitions import row_table_schema
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, hits, quick, run, until
 
@@ -146,6 +148,8 @@ def bad(what: str) -> session_pb2.Request:
         case "too long":
             operation.table = "x" * 5_000
             each.writes[0] = session_pb2.Writes(operations=[operation]).SerializeToString()
+        case "too many operations":
+            each.writes[0] = b"\x1a\x00" * (limits.COMMIT_EACH_OPERATIONS_MAX + 1)
         case "too many":
             each.ids.extend(range(3, 300))
             each.tokens.extend(map(str, range(3, 300)))
@@ -155,7 +159,7 @@ def bad(what: str) -> session_pb2.Request:
 BAD = (
     "fewer tokens", "an empty token", "a number that is 0", "fewer places", "a place that is not there", "nothing done",
     "no message", "a number of its own", "a transaction", "operations of its own", "too long",
-    "too many",
+    "too many operations", "too many",
 )  # fmt: skip
 
 
@@ -168,6 +172,8 @@ def test_one_that_is_not_as_it_should_be_commits_nothing_and_says_so(tmp_path: P
         wanted = {9} if what == "a number of its own" else {number for number in request.commit_each.ids if number}
         await until(lambda: set(peer.outcomes()) == wanted)
         assert all(isinstance(why, str) and why for why in peer.outcomes().values()), peer.outcomes()
+        if what == "too many operations":
+            assert "commit_each_operations_max" in str(peer.outcomes()[1])
         assert hits(sessions.store) is None
         assert len(peer.answers) == peer.session._asked
         fine = peer.commit()
@@ -196,6 +202,86 @@ def test_who_may_not_write_is_told_so_for_each(tmp_path: Path) -> None:
         fine = Peer(sessions, Grant(Access.WRITE, ("counters",), name="fine"))
         await done(fine, fine.commit_each(fine.commit(), fine.commit(), same=True), True, 2)
         assert hits(sessions.store) == 2
+
+    run(story, tmp_path)
+
+
+def test_nothing_is_taken_apart_for_who_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart(request: session_pb2.Request) -> list[session_pb2.Request]:
+        raise AssertionError("done for a reader")
+
+    monkeypatch.setattr("kivi_server.session.each_of", apart)
+
+    async def story(sessions: Sessions) -> None:
+        reader, request = Peer(sessions, Grant(Access.READ, name="reader")), bad("nothing done")
+        reader.by_the_worker(request)
+        await until(lambda: len(reader.answers) == 2)
+        assert {answer.error.code for answer in reader.answers} == {grpc.StatusCode.PERMISSION_DENIED.value[0]}
+
+    run(story, tmp_path)
+
+
+def test_a_frame_of_very_many_transactions_ends_its_session_unanswered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One CommitEach of a million numbers is a megabyte; a million answers are 200, and took a worker 6 s."""
+
+    async def story(sessions: Sessions) -> None:
+        peer, dropped = Peer(sessions), list[Any]()
+        monkeypatch.setattr(peer.session, "drop", dropped.append)
+        request = session_pb2.Request()
+        request.commit_each.ids.extend([1] * (limits.FRAME_REQUESTS_MAX + 1))
+        peer.by_the_worker(request)
+        await until(lambda: dropped)
+        assert dropped[0].details["limit"] == "frame_requests_max" and not peer.answers
+        assert peer.session._bytes_handled and peer.session._asked == 0
+        fine = peer.commit()
+        peer.by_the_worker(peer.commit_each(fine))
+        await until(lambda: fine.id in peer.outcomes())
+
+    run(story, tmp_path)
+
+
+def test_a_frame_that_writes_very_many_rows_is_the_workers(tmp_path: Path) -> None:
+    async def story(sessions: Sessions) -> None:
+        peer = Peer(sessions)
+        await quick(sessions.store)
+        commits = [peer.commit(row=n) for n in range(1, limits.COMMIT_EACH_MAX + 1)]
+        for _ in range(9):
+            commits[0].operations.append(commits[0].operations[0])
+            commits[0].operations[-1].key[0].int_value = 1_000 + len(commits[0].operations)
+        assert not peer.here(peer.commit_each(*commits, same=True))
+        assert peer.here(peer.commit_each(*commits[1:]))
+
+    run(story, tmp_path)
+
+
+def test_commits_are_entered_by_the_catalog_that_they_were_read_by(tmp_path: Path) -> None:
+    """One thread looks at the catalog anew, and is late: another has read it since, after a table was made again."""
+
+    async def story(sessions: Sessions) -> None:
+        store, plain, peer = sessions.store, sessions.translator.plain, Peer(sessions)
+        old, request = store.write_plans(), peer.commit_each(peer.commit())
+        writes = session_pb2.Writes.FromString(request.commit_each.writes[0])
+        writes.operations[0].table_id = store.table("counters").id
+        request.commit_each.writes[0] = writes.SerializeToString()
+        store.drop("counters")
+        store.create(row_table_schema("counters", key={"id": "int64"}, columns={"hits": kivi.sum("int64")}))
+        current = plain._current
+
+        def late() -> Any:
+            current()
+            plain._read_by = type(plain._read_by)(*old, {})  # what the late thread puts there
+            return plain._read_by
+
+        plain._current = late  # type: ignore[method-assign]
+        commits = plain.each(request, 0.0, peer.session._may_write)
+        assert commits is not None and commits.version == old[0]
+        assert len(peer.session._commit_plain(commits)) == 1 and hits(store) is None
+        plain._current = current  # type: ignore[method-assign]
+        peer.by_the_worker(request)
+        await until(lambda: peer.outcomes())
+        assert "counters" in str(peer.outcomes()[1]) and hits(store) is None
 
     run(story, tmp_path)
 
@@ -250,6 +336,15 @@ def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[b
     assert found == expected
     assert leaving(message) == b"" and len(gathered) == 0
     assert gathered.add(1, b"x", "t") is not None
+
+
+def test_a_session_that_has_not_said_yet_what_it_takes_is_told_one_by_one() -> None:
+    """The client may have learnt of it from the session before, whose Hello came late."""
+    gathered = Commits()
+    message: Any = gathered.add(1, b"x", "t")
+    assert gathered.add(2, b"x", "u") is None
+    frame = session_pb2.ClientFrame.FromString(leaving(message))
+    assert [[*request.commit_each.ids] for request in frame.requests] == [[1], [2]]
 
 
 def test_a_message_that_was_overtaken_is_none() -> None:

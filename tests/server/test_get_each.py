@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kivi_server import limits
 from kivi_server.sessions import Sessions
 
 import kivi
@@ -73,6 +74,22 @@ def test_each_is_told_its_own_snapshot(tmp_path: Path) -> None:
         assert len(set(answer.get_each.start_ts)) == 2
         found = dict(answers(session_pb2.ServerFrame(responses=[answer])))
         assert [ts for ts, _ in found.values()] == [*answer.get_each.start_ts]  # type: ignore[misc]
+
+    run(story, tmp_path)
+
+
+def test_columns_of_very_many_integers_are_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 256 rows of 32,000 columns fit into no message; each is counted with all that it answers."""
+    monkeypatch.setattr("kivi_server.reading._INTEGERS_MAX", 9)
+
+    async def story(sessions: Sessions) -> None:
+        for most in (limits.MESSAGE_BYTES_MAX, 40):  # all in one message, and each in its own
+            monkeypatch.setattr(limits, "MESSAGE_BYTES_MAX", most)
+            peer = Peer(sessions)
+            peer.by_the_worker(*gets(peer, *[0] * 18))
+            assert len(peer.answers) == 4 and peer.counted == peer.session._asked == 18
+            found = dict(answers(session_pb2.ServerFrame(responses=peer.answers)))
+            assert [*found] == [*range(1, 19)] and all(got == [0, 1] for _, got in found.values())  # type: ignore[misc]
 
     run(story, tmp_path)
 

@@ -251,7 +251,7 @@ class Table(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "frame_parts_max", "commit_each_max", "commit_each_bytes_max")
+    __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "frame_parts_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max")
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     VALUE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -266,6 +266,7 @@ class Limits(_message.Message):
     FRAME_PARTS_MAX_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_MAX_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_EACH_OPERATIONS_MAX_FIELD_NUMBER: _ClassVar[int]
     message_bytes_max: int
     key_bytes_max: int
     value_bytes_max: int
@@ -280,4 +281,5 @@ class Limits(_message.Message):
     frame_parts_max: int
     commit_each_max: int
     commit_each_bytes_max: int
-    def __init__(self, message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., value_bytes_max: _Optional[int] = ..., transaction_operations_max: _Optional[int] = ..., batch_rows_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., session_transactions_max: _Optional[int] = ..., session_scans_max: _Optional[int] = ..., session_requests_max: _Optional[int] = ..., get_keys_max: _Optional[int] = ..., frame_requests_max: _Optional[int] = ..., frame_parts_max: _Optional[int] = ..., commit_each_max: _Optional[int] = ..., commit_each_bytes_max: _Optional[int] = ...) -> None: ...
+    commit_each_operations_max: int
+    def __init__(self, message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., value_bytes_max: _Optional[int] = ..., transaction_operations_max: _Optional[int] = ..., batch_rows_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., session_transactions_max: _Optional[int] = ..., session_scans_max: _Optional[int] = ..., session_requests_max: _Optional[int] = ..., get_keys_max: _Optional[int] = ..., frame_requests_max: _Optional[int] = ..., frame_parts_max: _Optional[int] = ..., commit_each_max: _Optional[int] = ..., commit_each_bytes_max: _Optional[int] = ..., commit_each_operations_max: _Optional[int] = ...) -> None: ...
