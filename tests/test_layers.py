@@ -54,6 +54,7 @@ ROOMS: dict[str, Room] = {
         "how often something took how long, counted wherever it happens",
     ),
     "checksum": Room("kivi.checksum", "the only file that imports isal, which not every machine has", packages="isal"),
+    "scheduling": Room("kivi.scheduling", "which threads compute, told to the system by those that do"),
     "forks": Room("kivi.forks", "what a child inherits and cannot use: told by whoever holds threads"),
     "values": Room(
         "kivi.types kivi.schema kivi.definitions kivi.derived kivi.expr kivi.arrow kivi.arrow.* kivi.keys kivi.spaces"
@@ -80,7 +81,7 @@ ROOMS: dict[str, Room] = {
     "log": Room(
         "kivi.log kivi.log.*",
         "bytes in a chain: the log knows no tables, so that a replicated log can take its place",
-        rooms="errors counting checksum",
+        rooms="errors counting checksum scheduling",
         packages="numpy",
     ),
     "delta": Room(
@@ -93,7 +94,7 @@ ROOMS: dict[str, Room] = {
     "mvcc": Room(
         "kivi.mvcc kivi.mvcc.*",
         "transactions stand on the log, the engine and the algebra, and know no catalog, events or store",
-        rooms="errors counting values settings engine log delta",
+        rooms="errors counting scheduling values settings engine log delta",
         packages="numpy pyarrow sortedcontainers",
     ),
     "tables": Room(
@@ -151,7 +152,7 @@ ROOMS: dict[str, Room] = {
     "server": Room(
         "kivi_server kivi_server.*",
         "the server translates and holds no rules: of the store it sees the public face only",
-        rooms="errors counting values settings wire interface client store live",
+        rooms="errors counting scheduling values settings wire interface client store live",
         packages="google grpc grpc_health grpc_status numpy opentelemetry prometheus_client pyarrow",
     ),
     "cli": Room(

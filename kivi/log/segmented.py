@@ -79,6 +79,7 @@ from kivi.log.records import (
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import Segment, recover
 from kivi.log.room import Room
+from kivi.scheduling import computes
 
 __all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
 
@@ -400,6 +401,7 @@ class SegmentedLog(CommitLog):
     # -- writing, syncing, completing
 
     def _writer(self, me: int) -> None:
+        computes()
         while True:
             with self._lock:
                 while self._taken or not (self._queue or self._closing):

@@ -69,6 +69,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Taken, Tokens
 from kivi.mvcc.turns import Turns
 from kivi.rows import RowLayout, Version
+from kivi.scheduling import computes
 from kivi.schema import TableSchema
 from kivi.settings import Settings
 from kivi.spaces import Space, meta_key, row_key, table_prefix, tombstone_key, version_key
@@ -219,6 +220,7 @@ class Consolidator:
         self._wake.set()
 
     def _work(self) -> None:
+        computes()
         while not self._stop.is_set():
             hurried = self._wake.wait(self._settings.consolidate_every_s)
             self._wake.clear()
