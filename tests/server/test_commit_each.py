@@ -234,7 +234,8 @@ def test_a_frame_of_very_many_transactions_ends_its_session_unanswered(
         peer.by_the_worker(request)
         await until(lambda: dropped)
         assert dropped[0].details["limit"] == "frame_requests_max" and not peer.answers
-        assert peer.session._bytes_handled and peer.session._asked == 0
+        frame = session_pb2.ClientFrame(requests=[request])
+        assert peer.session._bytes_handled == frame.ByteSize() and peer.session._asked == 0
         fine = peer.commit()
         peer.by_the_worker(peer.commit_each(fine))
         await until(lambda: fine.id in peer.outcomes())
