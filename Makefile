@@ -39,7 +39,7 @@ check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	@$(BIN)/buf lint proto
 	$(say) 'check: generated code is current (make proto mends it)'
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
-	    $(BIN)/python proto/generate.py "$$fresh" && diff -r -x __pycache__ kivi/wire "$$fresh"
+	    $(BIN)/python proto/generate.py "$$fresh" && diff -r -x __pycache__ kivi/wire/v1 "$$fresh"
 
 soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md
 	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES)
@@ -56,8 +56,8 @@ demo: $(INSTALLED) ## Run the APM demonstration: a server, Spark, a dashboard
 reconcile: $(INSTALLED) ## Recompute the demo's aggregates in Spark and compare: ARGS="--endpoint HOST:PORT"
 	@$(BIN)/python -m apm_demo.reconcile $(ARGS)
 
-proto: $(INSTALLED) ## Generate kivi/wire from proto/ again
-	@rm -rf kivi/wire
+proto: $(INSTALLED) ## Generate kivi/wire/v1 from proto/ again
+	@rm -rf kivi/wire/v1
 	@$(BIN)/python proto/generate.py
 
 format: $(INSTALLED) ## Format the code and mend what lint can mend

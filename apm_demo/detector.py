@@ -7,10 +7,10 @@ name of an aggregate by endpoint and slot, and learns the rest from its definiti
     python -m apm_demo.detector --endpoint localhost:7420 --aggregate invocations_endpoint_5m
 
 **Invariant: each event is judged once, whatever is killed.** The events of (since, upto] are final and always the same
-(``kivi.changes``). One transaction reads ``since`` from this detector's row in ``detectors``, appends the anomalies and
-moves the row to ``upto``. So they are all there or none is, the next turn begins where the last one that committed
-ended, and of two detectors of one place the second gets a conflict and looks again. A place is a name for one aggregate
-and one table of anomalies: detectors of others never meet.
+(``kivi.model.changes``). One transaction reads ``since`` from this detector's row in ``detectors``, appends the
+anomalies and moves the row to ``upto``. So they are all there or none is, the next turn begins where the last one that
+committed ended, and of two detectors of one place the second gets a conflict and looks again. A place is a name for one
+aggregate and one table of anomalies: detectors of others never meet.
 
 An event is measured against the average of its endpoint's previous slot as that transaction sees it, normally some
 hundredths of a second after the event can be read; half a second, as long as the newest event is of a moment to come.

@@ -14,7 +14,7 @@ from bench.context import Context
 from bench.sheet import Sheet
 from bench.verify import WrongTotals
 from kivi.live.matching import BatchColumns, Columns, Matcher, RowColumns
-from kivi.types import ColumnType
+from kivi.model.types import ColumnType
 
 __all__ = ["Ranges", "take"]
 

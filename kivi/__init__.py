@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from kivi import aio as aio
     from kivi import client as client
     from kivi import spark as spark
-    from kivi.client import connect
-    from kivi.definitions import time_slot
-    from kivi.embedded import open_database as open
-    from kivi.expr import col
-    from kivi.outcomes import ABORTED, UNKNOWN
-    from kivi.surface import count, max, min, sum, transactional
+    from kivi.client.database import connect
+    from kivi.embedded.database import open_database as open
+    from kivi.model.declarations import time_slot
+    from kivi.model.expressions import col
+    from kivi.model.outcomes import ABORTED, UNKNOWN
+    from kivi.model.surface import count, max, min, sum, transactional
 
 __version__ = "0.1.0"
 
@@ -90,17 +90,17 @@ __all__ = [
 ]
 
 _LAZY = {
-    "ABORTED": "kivi.outcomes",
-    "UNKNOWN": "kivi.outcomes",
-    "col": "kivi.expr",
-    "connect": "kivi.client",
-    "count": "kivi.surface",
-    "max": "kivi.surface",
-    "min": "kivi.surface",
-    "open": "kivi.embedded",
-    "sum": "kivi.surface",
-    "time_slot": "kivi.definitions",
-    "transactional": "kivi.surface",
+    "ABORTED": "kivi.model.outcomes",
+    "UNKNOWN": "kivi.model.outcomes",
+    "col": "kivi.model.expressions",
+    "connect": "kivi.client.database",
+    "count": "kivi.model.surface",
+    "max": "kivi.model.surface",
+    "min": "kivi.model.surface",
+    "open": "kivi.embedded.database",
+    "sum": "kivi.model.surface",
+    "time_slot": "kivi.model.declarations",
+    "transactional": "kivi.model.surface",
 }
 _MODULES = ("aio", "client", "spark")
 _RENAMED = {"open": "open_database"}

@@ -1,8 +1,8 @@
-"""Generates ``kivi/wire`` from the protos beside this file: ``python proto/generate.py [target folder]``.
+"""Generates ``kivi/wire/v1`` from the protos beside this file: ``python proto/generate.py [target folder]``.
 
 protoc names generated modules by the protos' paths (``kivi.v1``), and the package that holds them is
 ``kivi.wire.v1``: the one thing rewritten here is that prefix in their imports. gRPC stubs are not
-generated: the clients and the server name the methods themselves (``kivi/client_methods.py``), because
+generated: the clients and the server name the methods themselves (``kivi/wire/methods.py``), because
 a session's frames are passed through gRPC as bytes and parsed off the event loop.
 """
 
@@ -26,13 +26,12 @@ def generate(target: Path) -> None:
         arguments = ["protoc", f"-I{ROOT}", f"-I{include}", f"--python_out={scratch}", f"--pyi_out={scratch}"]
         if protoc.main([*arguments, *protos]) != 0:
             raise SystemExit("protoc failed")
-        (target / "v1").mkdir(parents=True, exist_ok=True)
-        for package in (target, target / "v1"):
-            (package / "__init__.py").write_text(HEADER)
+        target.mkdir(parents=True, exist_ok=True)
+        (target / "__init__.py").write_text(HEADER)
         for path in sorted(Path(scratch, "kivi", "v1").iterdir()):
             text = re.sub(r"^from kivi\.v1 import", "from kivi.wire.v1 import", path.read_text(), flags=re.M)
-            (target / "v1" / path.name).write_text(text)
+            (target / path.name).write_text(text)
 
 
 if __name__ == "__main__":
-    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "kivi" / "wire")
+    generate(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT.parent / "kivi" / "wire" / "v1")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kivi_server.options import add_arguments, options_of, printed
-from kivi_server.serve import run
+from kivi_server.process.serve import run
 
 from kivi.errors import KiviError
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 import grpc
 from kivi_server.logs import request_id
 
-from kivi.client_errors import status_code
 from kivi.errors import KiviError
-from kivi.histogram import Histogram
+from kivi.runtime.histogram import Histogram
+from kivi.wire.status import status_code
 
 __all__ = ["Calls"]
 

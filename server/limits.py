@@ -1,4 +1,4 @@
-"""The published limits of the wire; those of the store are in ``kivi.settings``.
+"""The published limits of the wire; those of the store are in ``kivi.runtime.settings``.
 
 Every one is told to clients in the session's first frame, and a request beyond one is answered with an
 error whose details name the limit and its number: nothing is cut off silently.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kivi.client_methods import MESSAGE_BYTES_MAX
+from kivi.encoding.keys import KEY_BYTES_MAX
 from kivi.errors import ResourceExhausted
-from kivi.keys import KEY_BYTES_MAX
-from kivi.settings import MIB, Settings
+from kivi.runtime.settings import MIB, Settings
+from kivi.wire.methods import MESSAGE_BYTES_MAX
 from kivi.wire.v1 import types_pb2
 
 __all__ = [

@@ -8,13 +8,13 @@ from typing import Final
 from kivi_server import limits
 from kivi_server.translate import Translator
 
-from kivi.arguments import check_names
-from kivi.client_columns import column_writer
+from kivi.api.arguments import check_names
 from kivi.errors import InvalidArgument
 from kivi.live.hub import Hub
 from kivi.live.lives import EventsLive, Live
-from kivi.schema import TableSchema
-from kivi.subscriptions import Change, Durable, Query, Terms, Update
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Change, Durable, Query, Terms, Update
+from kivi.wire.columns import column_writer
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["encoded", "subscribe"]

@@ -5,7 +5,7 @@ means; a number that is not there is not served, and a test holds that none was 
 rules: ``kivi_`` first, base units last, ``_total`` for what only grows. No label has a value that data or users choose:
 the calls, their status codes, the reasons of aborts and the versions are all there is.
 
-Buckets of durations double from a quarter of a millisecond (``kivi.histogram``).
+Buckets of durations double from a quarter of a millisecond (``kivi.runtime.histogram``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from kivi.errors import InvalidArgument
-from kivi.histogram import Histogram
+from kivi.runtime.histogram import Histogram
 
 __all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "serve"]
 

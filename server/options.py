@@ -13,7 +13,7 @@
 
 ``kivi serve --print-settings`` says what is in force and where each value is from, as such a file. A name that is not
 known is refused, wherever it is: a setting that was misspelt would otherwise be a default that nobody chose. The
-store's settings are those of ``kivi.settings``; sizes and times may have their unit (64MiB, 30s).
+store's settings are those of ``kivi.runtime.settings``; sizes and times may have their unit (64MiB, 30s).
 
 Light: the command line reads this before it knows what it will do.
 """
@@ -33,7 +33,7 @@ from typing import Any, Final, NamedTuple
 from kivi_server.logs import FORMATS
 
 from kivi.errors import InvalidArgument
-from kivi.settings import Settings
+from kivi.runtime.settings import Settings
 
 __all__ = ["Options", "add_arguments", "options_of", "printed", "size_of"]
 

@@ -3,7 +3,7 @@
 protobuf copies the bytes of a field into the parsed message, and again for whoever asks for them. For 100,000 events
 that is some megabytes each time, into memory that the system has to clear first, and no other thread can run Python
 meanwhile. So what is large is found in the frame's own bytes, and only the rest is parsed. With the same for the client
-(``kivi.client_calls.encoded``): 10 % more events a second where they are integers, 15 % where they are text.
+(``kivi.client.calls.encoded``): 10 % more events a second where they are integers, 15 % where they are text.
 
 Only the most common kind of request is taken apart: one operation, that appends events. A frame of very many parts,
 which are small then, is left to the parser, and so is one that is not quite what the format says: to be refused.
@@ -21,7 +21,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from kivi.client_codec import prefix, tag
+from kivi.wire.codec import prefix, tag
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["KEPT_MAX", "LARGE_BYTES", "OtherForm", "cut", "varint"]

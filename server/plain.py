@@ -1,4 +1,4 @@
-"""Reading plain commits out of a session's frames: see ``kivi.plain``.
+"""Reading plain commits out of a session's frames: see ``kivi.store.plans``.
 
 They come in columns, as one ``CommitEach``, or each as a request of its own: a Commit without a transaction, under a
 request token. Plain are those whose operations are deltas and puts, each of another row. Anything else is for the
@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 from google.protobuf.message import DecodeError
 from kivi_server import limits
 
-from kivi.client_codec import from_values
 from kivi.errors import InvalidArgument
-from kivi.store import PlainGroup, PlainRows, Store, WritePlan
+from kivi.store.facade import PlainGroup, PlainRows, Store, WritePlan
+from kivi.wire.codec import from_values
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Commits", "PlainReader", "count_of", "each_of"]

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 from kivi_server.requests import Transaction
 from kivi_server.translate import Translator
 
-from kivi.client_codec import fill_row, from_values, integers_of
 from kivi.errors import KiviError
-from kivi.store import GetPlan, Lease, Store
+from kivi.store.facade import GetPlan, Lease, Store
+from kivi.wire.codec import fill_row, from_values, integers_of
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["PlainGet", "PlainGets"]

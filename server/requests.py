@@ -19,7 +19,7 @@ from kivi_server.pages import Pages
 from kivi_server.sessions import Sessions
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
-from kivi.store import Lease, Outcome, Txn
+from kivi.store.facade import Lease, Outcome, Txn
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Requests", "Transaction", "stopping"]

@@ -25,14 +25,14 @@ from kivi_server.sessions import Sessions
 from kivi_server.subscriptions import Subscriptions
 from kivi_server.translate import pieces
 
-from kivi import client_methods as methods
-from kivi.arguments import TailArguments
-from kivi.arrow.coded import compact, together
+from kivi.api.arguments import TailArguments
+from kivi.arrow.dictionaries import compact, together
 from kivi.arrow.ipc import encode_ipc
-from kivi.client_codec import fill_values, to_table
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
-from kivi.schema import TableSchema
-from kivi.store import Lease, Outcome
+from kivi.model.schema import TableSchema
+from kivi.store.facade import Lease, Outcome
+from kivi.wire import methods
+from kivi.wire.codec import fill_values, to_table
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["handlers"]

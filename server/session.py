@@ -59,8 +59,6 @@ from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
 from kivi_server.waiting import Waiting
 
-from kivi.client_codec import delimited, prefix, tag
-from kivi.client_errors import to_error
 from kivi.errors import (
     CommitUnknown,
     InvalidArgument,
@@ -70,7 +68,9 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.store import PlainGroup
+from kivi.store.facade import PlainGroup
+from kivi.wire.codec import delimited, prefix, tag
+from kivi.wire.status import to_error
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Session"]

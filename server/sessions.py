@@ -26,9 +26,9 @@ from kivi_server.waiting import Waiting
 
 from kivi.errors import SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
-from kivi.scheduling import computes
-from kivi.settings import COMPUTING
-from kivi.store import Lease, Store
+from kivi.runtime.scheduling import computes
+from kivi.runtime.settings import COMPUTING
+from kivi.store.facade import Lease, Store
 
 if TYPE_CHECKING:
     from kivi_server.leading import Leading

@@ -1,4 +1,4 @@
-"""Errors to gRPC status. The table itself is ``kivi.client_errors``: both ends must agree, so there is one."""
+"""Errors to gRPC status. The table itself is ``kivi.wire.status``: both ends must agree, so there is one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import grpc
 from google.rpc import error_details_pb2
 from kivi_server.logs import request_id
 
-from kivi.client_errors import DETAILS_KEY, status_code, to_error, to_rich_status
 from kivi.errors import KiviError
+from kivi.wire.status import DETAILS_KEY, status_code, to_error, to_rich_status
 
 __all__ = ["abort", "to_error"]
 

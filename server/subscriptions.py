@@ -39,7 +39,7 @@ from kivi_server.status import to_error
 from kivi.errors import InvalidArgument, KiviError, Unauthenticated
 from kivi.live.hub import LIVES_MAX
 from kivi.live.lives import Live
-from kivi.subscriptions import Update
+from kivi.model.subscriptions import Update
 from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["Subscriptions"]

@@ -18,18 +18,18 @@ from kivi_server.pages import Page
 from kivi_server.payloads import KEPT_MAX
 from kivi_server.plain import PlainReader
 
-from kivi.arguments import type_of
+from kivi.api.arguments import type_of
 from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
-from kivi.changes import COMMIT_TS, Changes
-from kivi.client_codec import fill_row, fill_values, from_expr, from_measures, from_values
-from kivi.definitions import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
 from kivi.errors import InvalidArgument, NotFound, SchemaError
-from kivi.expr import Expr
-from kivi.schema import Measure, OperatorCall, TableSchema
-from kivi.store import Lease, Scan, Store, Txn
-from kivi.types import ColumnType
+from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
+from kivi.model.expressions import Expr
+from kivi.model.schema import Measure, OperatorCall, TableSchema
+from kivi.model.types import ColumnType
+from kivi.store.facade import Lease, Scan, Store, Txn
+from kivi.wire.codec import fill_row, fill_values, from_expr, from_measures, from_values
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 __all__ = ["Translator", "pieces"]

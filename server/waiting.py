@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from kivi.store import Store
+from kivi.store.facade import Store
 
 __all__ = ["Waiting"]
 

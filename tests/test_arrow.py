@@ -22,11 +22,11 @@ from kivi.arrow.columns import arrow_schema, arrow_type, literal, rows_batch, ro
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.predicates import filter_batch
 from kivi.arrow.records import event_batch
-from kivi.definitions import aggregate_schema, event_table_schema, row_table_schema
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
-from kivi.expr import bind, col, matches
-from kivi.schema import OperatorCall as Call
-from kivi.types import ColumnType
+from kivi.model.declarations import aggregate_schema, event_table_schema, row_table_schema
+from kivi.model.expressions import bind, col, matches
+from kivi.model.schema import OperatorCall as Call
+from kivi.model.types import ColumnType
 
 UTC = dt.UTC
 DECLARED = {

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kivi.checksum import crc32
+from kivi.runtime.checksum import crc32
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
@@ -29,5 +29,7 @@ def test_of_any_bytes(kind: Any) -> None:
 
 def test_the_quick_one_is_used_where_it_is_installed_and_zlibs_elsewhere() -> None:
     assert crc32.__module__ == pytest.importorskip("isal.isal_zlib").__name__
-    without = "import sys; sys.modules['isal'] = None; import kivi.checksum as c, zlib; assert c.crc32 is zlib.crc32"
+    without = (
+        "import sys; sys.modules['isal'] = None; import kivi.runtime.checksum as c, zlib; assert c.crc32 is zlib.crc32"
+    )
     subprocess.run([sys.executable, "-c", without], check=True)

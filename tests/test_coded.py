@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kivi
-from kivi.arrow.coded import ROWS_MIN, as_coded, coded, is_coded, plain, together, written_bytes
+from kivi.arrow.dictionaries import ROWS_MIN, as_coded, coded, is_coded, plain, together, written_bytes
 from kivi.arrow.ipc import decode_ipc, encode_ipc, own_batches
 from tests.serverproc import ServerProcess
 

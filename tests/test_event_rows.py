@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from kivi import errors
 from kivi.arrow.columns import stored_rows
+from kivi.arrow.packed_events import EventRows
 from kivi.arrow.records import event_batch
-from kivi.definitions import event_table_schema
-from kivi.event_rows import EventRows
-from kivi.schema import Column, TableSchema
-from kivi.types import ColumnType
+from kivi.model.declarations import event_table_schema
+from kivi.model.schema import Column, TableSchema
+from kivi.model.types import ColumnType
 
 TYPES = ["bool", "int64", "float64", "decimal(9,2)", "string", "bytes", "timestamp"]
 NOW = dt.datetime(2024, 5, 1, 12, 30, 0, 123456, tzinfo=dt.UTC)

@@ -18,18 +18,18 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kivi.arrow.columns import TIMESTAMP, stored_column, stored_rows
 from kivi.arrow.records import event_batch
-from kivi.definitions import event_table_schema
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events.compaction import mergeable
 from kivi.events.store import EventStore, destroy
-from kivi.expr import bind, col, matches
-from kivi.keys import prefix_end
-from kivi.schema import TableSchema
-from kivi.spaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
-from kivi.types import ColumnType
+from kivi.model.declarations import event_table_schema
+from kivi.model.expressions import bind, col, matches
+from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
 
 TABLE = TableSchema(
     **{

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import kivi
+import kivi.api.interface
 import kivi.errors
-import kivi.interface
 
 if kivi.__file__ is None:
     pytest.skip("kivi/__init__.py is not written yet", allow_module_level=True)
@@ -96,7 +96,7 @@ def public(kind: type) -> dict[str, object]:
 def test_methods_take_what_the_interface_says_and_are_documented(module: str, kind: str) -> None:
     """Names, order and defaults: a program that is written against one kind of database runs on the others."""
     own = getattr(importlib.import_module(module), kind)
-    for name, contracted in public(getattr(kivi.interface, kind)).items():
+    for name, contracted in public(getattr(kivi.api.interface, kind)).items():
         method = getattr(own, name)
         assert inspect.getdoc(method), name
         if not callable(contracted):
@@ -111,11 +111,11 @@ def test_methods_take_what_the_interface_says_and_are_documented(module: str, ki
 
 def test_a_scan_is_called_as_contracted() -> None:
     """``inspect`` and editors see the arguments themselves, not how they are passed on."""
-    assert str(inspect.signature(kivi.interface.Snapshot.to_arrow)).startswith("(self, table: 'str', prefix: ")
-    assert list(inspect.signature(kivi.interface.Transaction.scan).parameters) == [
+    assert str(inspect.signature(kivi.api.interface.Snapshot.to_arrow)).startswith("(self, table: 'str', prefix: ")
+    assert list(inspect.signature(kivi.api.interface.Transaction.scan).parameters) == [
         "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse"
     ]  # fmt: skip
-    assert list(inspect.signature(kivi.interface.Database.create_table).parameters) == [
+    assert list(inspect.signature(kivi.api.interface.Database.create_table).parameters) == [
         "self", "name", "key", "columns", "history"
     ]  # fmt: skip
 

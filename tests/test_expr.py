@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from kivi.arrow.columns import arrow_from_stored
 from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.expr import Expr, bind, col, matches, names
-from kivi.types import ColumnType
+from kivi.model.expressions import Expr, bind, col, matches, names
+from kivi.model.types import ColumnType
 
 TYPES = {
     "i": ColumnType("int64"),

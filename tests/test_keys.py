@@ -1,7 +1,7 @@
 """Keys: the order of bytes is the order of values, prefixes are prefixes, and columns agree with single keys.
 
-The tables at the heads of ``kivi/keys.py`` and ``kivi/spaces.py`` have a literal test per line; the three properties
-that the store relies on are tested on random keys of every type.
+The tables at the heads of ``kivi/encoding/keys.py`` and ``kivi/encoding/keyspaces.py`` have a literal test per line;
+the three properties that the store relies on are tested on random keys of every type.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kivi import keys, spaces
 from kivi.arrow.columns import arrow_from_stored
+from kivi.encoding import keys
+from kivi.encoding import keyspaces as spaces
+from kivi.encoding.keys import decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
+from kivi.encoding.keyspaces import Space
 from kivi.errors import DataLoss, InvalidArgument, ResourceExhausted
-from kivi.keys import decode_key, decode_key_columns, encode_key, encode_key_columns, prefix_end
-from kivi.spaces import Space
-from kivi.types import ColumnType
+from kivi.model.types import ColumnType
 
 T = ColumnType.parse
 DECIMAL = T("decimal(18,3)")

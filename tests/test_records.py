@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kivi.records import records
+from kivi.arrow.row_dicts import records
 
 
 def test_rows_have_the_columns_in_order_whatever_these_are_called() -> None:

@@ -1,6 +1,7 @@
 """Base rows: what is encoded is decoded, NumPy reads the same bytes, and damage never crashes.
 
-The byte table at the head of ``kivi/rows.py`` has one literal row here. If it changes, data on disk is unreadable.
+The byte table at the head of ``kivi/encoding/base_rows.py`` has one literal row here. If it changes, data on disk is
+unreadable.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kivi.encoding.base_rows import RowLayout, Version, is_wide
 from kivi.errors import DataLoss
-from kivi.rows import RowLayout, Version, is_wide
-from kivi.schema import Column, TableSchema
-from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.schema import Column, TableSchema
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 INT64 = st.integers(INT64_MIN, INT64_MAX)
 INT128 = st.integers(-(2**127), 2**127 - 1)

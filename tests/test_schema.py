@@ -1,4 +1,4 @@
-"""Schemas: the table of ``kivi/types.py`` line by line, the shapes of keys and tables, derived columns.
+"""Schemas: the table of ``kivi/model/types.py`` line by line, the shapes of keys and tables, derived columns.
 
 A value goes in as the caller wrote it and comes out the same, or is refused in a sentence that names it. Nothing is
 rounded, whatever the caller's decimal context; nothing a caller can hand in raises anything but a KiviError.
@@ -22,11 +22,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kivi.definitions import aggregate_schema, event_table_schema, parse_duration_us, row_table_schema, time_slot
-from kivi.derived import evaluate_expression, parse_expression
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, ResourceExhausted, SchemaError
-from kivi.schema import COLUMNS_MAX, Column, OperatorCall, TableSchema
-from kivi.types import INT64_MAX, INT64_MIN, ColumnType, shown
+from kivi.model.declarations import aggregate_schema, event_table_schema, parse_duration_us, row_table_schema, time_slot
+from kivi.model.derived_columns import evaluate_expression, parse_expression
+from kivi.model.schema import COLUMNS_MAX, Column, OperatorCall, TableSchema
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 T = ColumnType.parse
 D = decimal.Decimal

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
-from kivi.arrow.coded import ROWS_MIN, as_coded, coded, settled
 from kivi.arrow.columns import TIMESTAMP
+from kivi.arrow.dictionaries import ROWS_MIN, as_coded, coded, settled
 from kivi.arrow.ipc import encode_ipc
 from kivi.errors import InvalidArgument
 

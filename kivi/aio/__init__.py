@@ -2,7 +2,7 @@
 
 Made of tasks, not threads: one task sends and one receives on the session's stream. While a frame is
 on its way to gRPC, what other tasks ask gathers, and leaves as the next frame. What the calls *do* is
-in ``kivi.client_core``, shared with the client for threads; what they take and mean is in ``kivi.interface``.
+in ``kivi.client.core``, shared with the client for threads; what they take and mean is in ``kivi.api.interface``.
 
 Differences that asyncio makes: ``transaction``, ``snapshot`` and ``appender`` are ``async with``,
 ``scan`` and ``scan_batches`` are ``async for``, and ``start_ts`` is a property only once an answer has told it
@@ -17,6 +17,6 @@ from __future__ import annotations
 
 from kivi.aio.appender import Appender
 from kivi.aio.database import Database, Snapshot, Transaction, connect
-from kivi.client_methods import Tls
+from kivi.wire.methods import Tls
 
 __all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect"]

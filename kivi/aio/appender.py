@@ -14,10 +14,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from kivi.arguments import check_batching
-from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, closed
+from kivi.api.arguments import check_batching
+from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, closed
+from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import InvalidArgument, ResourceExhausted
-from kivi.event_rows import EventRows, Row
 
 if TYPE_CHECKING:
     from kivi.aio.database import Database

@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 
 from kivi.aio.transport import Transport
-from kivi.client_calls import answer
-from kivi.client_steps import Answer, Timeout, timeout_ms
-from kivi.client_transaction import TransactionCore
+from kivi.client.calls import answer
+from kivi.client.steps import Answer, Timeout, timeout_ms
+from kivi.client.transaction import TransactionCore
 from kivi.errors import KiviError
 from kivi.wire.v1 import session_pb2
 

@@ -1,6 +1,6 @@
-"""The database behind a server, for asyncio: the faces of ``kivi.client_core``, awaited.
+"""The database behind a server, for asyncio: the faces of ``kivi.client.core``, awaited.
 
-Names and arguments are those of ``kivi.interface``, and so is the documentation of what is not explained here.
+Names and arguments are those of ``kivi.api.interface``, and so is the documentation of what is not explained here.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from kivi import client_methods as methods
-from kivi import interface, writes
 from kivi.aio.appender import Appender
 from kivi.aio.begins import Begins
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
-from kivi.arguments import (
+from kivi.api import interface, writes
+from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
     ChangesArguments,
@@ -33,22 +32,23 @@ from kivi.arguments import (
     summary_arguments,
     takes,
 )
+from kivi.api.interface import BATCH_ROWS, documented_by
+from kivi.api.retry import Retries
 from kivi.arrow.columns import rows_from_batch
-from kivi.client_core import Core
-from kivi.client_messages import read_batches
-from kivi.client_methods import Tls
-from kivi.client_transaction import SharedSnapshotArguments, TransactionCore
-from kivi.definitions import event_table_schema, row_table_schema
+from kivi.client.core import Core
+from kivi.client.messages import read_batches
+from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld
-from kivi.interface import BATCH_ROWS, documented_by
-from kivi.retrying import Retries
+from kivi.model.declarations import event_table_schema, row_table_schema
+from kivi.wire import methods
+from kivi.wire.methods import Tls
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.changes import TailPoints
-    from kivi.outcomes import Outcome
-    from kivi.schema import TableSchema
+    from kivi.model.changes import TailPoints
+    from kivi.model.outcomes import Outcome
+    from kivi.model.schema import TableSchema
     from kivi.wire.v1 import session_pb2
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
@@ -113,7 +113,7 @@ class _Reads:
 
     @takes(summary_arguments)
     async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
-        """As ``kivi.interface.Reads.summary``."""
+        """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
         (row,) = rows_from_batch(batch)

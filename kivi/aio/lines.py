@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from kivi.client_calls import FRAME_BYTES
-from kivi.client_errors import from_rpc_error
-from kivi.client_steps import Closed
-from kivi.client_subscriptions import Line
+from kivi.client.calls import FRAME_BYTES
+from kivi.client.steps import Closed
+from kivi.client.subscriptions import Line
 from kivi.errors import KiviError, Unavailable
+from kivi.wire.status import from_rpc_error
 
 __all__ = ["Lines", "failure"]
 

@@ -1,4 +1,4 @@
-"""Subscriptions, for asyncio: ``async for update in live``. See ``kivi.subscribing``."""
+"""Subscriptions, for asyncio: ``async for update in live``. See ``kivi.api.subscription``."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import time
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
-from kivi import client_subscriptions as subscriptions
 from kivi.aio.transport import Transport
-from kivi.arguments import SubscribeArguments, patience_s
-from kivi.client_calls import silent
-from kivi.client_core import Core
+from kivi.api.arguments import SubscribeArguments, patience_s
+from kivi.api.retry import backoff_s
+from kivi.api.subscription import Follower
+from kivi.client import subscriptions
+from kivi.client.calls import silent
+from kivi.client.core import Core
 from kivi.errors import InvalidArgument, KiviError
-from kivi.retrying import backoff_s
-from kivi.schema import TableSchema
-from kivi.subscribing import Follower
-from kivi.subscriptions import Update
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Update
 
 __all__ = ["Subscription"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from kivi.aio.lines import Lines, failure
-from kivi.client_calls import (
+from kivi.client.calls import (
     FRAME_BYTES,
     Calls,
     Commits,
@@ -28,10 +28,8 @@ from kivi.client_calls import (
     silent,
     unreachable,
 )
-from kivi.client_core import Core
-from kivi.client_errors import from_rpc_error
-from kivi.client_methods import Tls
-from kivi.client_steps import (
+from kivi.client.core import Core
+from kivi.client.steps import (
     Answer,
     Ask,
     Closed,
@@ -45,6 +43,8 @@ from kivi.client_steps import (
     Upload,
 )
 from kivi.errors import KiviError, Unavailable
+from kivi.wire.methods import Tls
+from kivi.wire.status import from_rpc_error
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Transport"]

@@ -1,7 +1,7 @@
 """Columns: their Arrow types, and the ways between Arrow, NumPy and rows.
 
-Values are in stored form (``kivi.types``) on both sides of every function here but ``rows_from_batch``. Whole columns
-go through kernels, as an int64, a float64 or a bool each; rows are dicts, made for as many as somebody reads.
+Values are in stored form (``kivi.model.types``) on both sides of every function here but ``rows_from_batch``. Whole
+columns go through kernels, as an int64, a float64 or a bool each; rows are dicts, made for as many as somebody reads.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.records import records
-from kivi.schema import TableSchema
-from kivi.types import ColumnType
+from kivi.arrow.row_dicts import records
+from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
 
 __all__ = [
     "FAILURES",

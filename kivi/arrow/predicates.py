@@ -1,7 +1,7 @@
 """Predicates on columns: the rows of a batch that a bound ``Expr`` selects.
 
-The same three-valued logic as ``kivi.expr.matches`` has on single rows: a comparison with null is unknown, and what is
-unknown is not selected.
+The same three-valued logic as ``kivi.model.expressions.matches`` has on single rows: a comparison with null is unknown,
+and what is unknown is not selected.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import literal, stored_column
-from kivi.expr import Expr
-from kivi.types import ColumnType
+from kivi.model.expressions import Expr
+from kivi.model.types import ColumnType
 
 __all__ = ["filter_batch"]
 

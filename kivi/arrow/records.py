@@ -19,7 +19,7 @@ timestamp    timestamps of any unit, if exact in microseconds; one without a tim
 NaN in a float column of pandas is its way to write null, and is read as null.
 
 Invariant of every batch that ``event_batch`` returns: the types of ``arrow_schema``, but that text which came as a
-dictionary may be left in codes (``kivi.arrow.coded``); no NaN, infinity or -0.0, valid
+dictionary may be left in codes (``kivi.arrow.dictionaries``); no NaN, infinity or -0.0, valid
 UTF-8, decimals within their precision, and no null event time. Everything above relies on it and checks nothing again.
 """
 
@@ -36,7 +36,6 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.coded import as_coded, plain, settled
 from kivi.arrow.columns import (
     FAILURES,
     TIMESTAMP,
@@ -48,10 +47,11 @@ from kivi.arrow.columns import (
     reason,
     stored_column,
 )
+from kivi.arrow.dictionaries import as_coded, plain, settled
+from kivi.arrow.packed_events import EventBatch
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError
-from kivi.event_rows import EventBatch
-from kivi.schema import Column, TableSchema
-from kivi.types import ColumnType
+from kivi.model.schema import Column, TableSchema
+from kivi.model.types import ColumnType
 
 __all__ = ["event_batch", "row_batch", "table_batch"]
 

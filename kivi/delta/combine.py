@@ -41,10 +41,10 @@ import numpy as np
 from kivi.delta.gather import stamps_of
 from kivi.delta.order import numbered_keys
 from kivi.delta.runs import Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
+from kivi.encoding.base_rows import is_wide
 from kivi.errors import OutOfRange
-from kivi.rows import is_wide
-from kivi.schema import Column, TableSchema
-from kivi.types import INT64_MAX
+from kivi.model.schema import Column, TableSchema
+from kivi.model.types import INT64_MAX
 
 __all__ = ["Combining", "combine", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
 

@@ -28,10 +28,10 @@ from kivi.arrow.columns import stored_array
 from kivi.delta.combine import exact_sums, extremes
 from kivi.delta.grouping import Events, Groups, no_slot, null_key
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of
+from kivi.encoding.keys import encode_key
 from kivi.errors import OutOfRange
-from kivi.keys import encode_key
-from kivi.schema import Column, GroupKey, Measure, TableSchema
-from kivi.types import INT64_MIN
+from kivi.model.schema import Column, GroupKey, Measure, TableSchema
+from kivi.model.types import INT64_MIN
 
 __all__ = ["derive", "derive_all", "derive_small", "run_from_rows"]
 

@@ -24,9 +24,9 @@ import numpy as np
 
 from kivi.delta.order import sorted_keys
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of
+from kivi.encoding.base_rows import RowLayout, is_wide
 from kivi.errors import DataLoss
-from kivi.rows import RowLayout, is_wide
-from kivi.schema import Column
+from kivi.model.schema import Column
 
 __all__ = ["Gathered", "gather", "merged_items", "new_rows", "stamps_of"]
 

@@ -28,14 +28,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.coded import is_coded
 from kivi.arrow.columns import flat, stored_array
+from kivi.arrow.dictionaries import is_coded
 from kivi.delta.order import numbered
 from kivi.delta.runs import Array
+from kivi.encoding.keys import encode_key_columns
 from kivi.errors import InvalidArgument
-from kivi.keys import encode_key_columns
-from kivi.schema import Column, GroupKey, TableSchema
-from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.schema import Column, GroupKey, TableSchema
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["Events", "Groups", "no_slot", "null_key"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kivi.errors import FormatTooNew
-from kivi.schema import Column, TableSchema
+from kivi.model.schema import Column, TableSchema
 
 __all__ = ["MAX", "MIN", "SUM", "Operator", "check_ids", "identity_cells", "operator_of"]
 

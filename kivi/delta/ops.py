@@ -20,9 +20,9 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
 from kivi.delta.operators import SUM, identity_cells, operator_of
+from kivi.encoding.base_rows import Version
 from kivi.errors import OutOfRange
-from kivi.rows import Version
-from kivi.schema import TableSchema
+from kivi.model.schema import TableSchema
 
 __all__ = ["Barrier", "RowOp", "apply_op", "fold", "then_delete", "then_delta", "then_insert", "then_put"]
 

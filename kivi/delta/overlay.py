@@ -22,7 +22,7 @@ import pyarrow as pa
 from kivi.delta.gather import new_rows, stamps_of
 from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import Array, Cells, DeltaRun
-from kivi.rows import RowLayout
+from kivi.encoding.base_rows import RowLayout
 
 __all__ = ["FixedRows", "Waiting", "Window", "fold_over", "put_over"]
 

@@ -34,10 +34,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
-from kivi.rows import is_wide
-from kivi.schema import Column, TableSchema
-from kivi.types import INT64_MAX, INT64_MIN
+from kivi.model.schema import Column, TableSchema
+from kivi.model.types import INT64_MAX, INT64_MIN
 
 __all__ = ["LIMB", "LOW", "Array", "Cells", "DeltaRun", "dtype_of", "neutral_of", "ufunc_of", "whole", "with_cts"]
 

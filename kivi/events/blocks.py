@@ -6,7 +6,7 @@ batch, so that a column is read without the others. See ``kivi.events`` for what
 Columns of integers are stored as what they lie above their least value, which the header has, in the fewest bytes that
 hold it (frame of reference): 131,072 events of an endpoint below 10,000, a time within an hour and a duration below
 one second, all at random, take 9.0 bytes each, 10.0 if only whole machine words are used, and 14.8 with LZ4 alone.
-Text that repeats is stored in codes (``kivi.arrow.coded``).
+Text that repeats is stored in codes (``kivi.arrow.dictionaries``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.coded import is_coded, written_bytes
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, stored_array
-from kivi.checksum import crc32
+from kivi.arrow.dictionaries import is_coded, written_bytes
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss
-from kivi.keys import prefix_end
-from kivi.schema import TableSchema
-from kivi.spaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
-from kivi.types import ColumnType
+from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
+from kivi.runtime.checksum import crc32
 
 __all__ = ["NUMERIC", "Block", "Blocks", "Counts", "Meta", "Runs", "Stamps", "joined", "read_headers", "statistics"]
 

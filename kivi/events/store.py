@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from kivi.arrow.coded import coded, together, written_bytes
+from kivi.arrow.dictionaries import coded, together, written_bytes
+from kivi.encoding.keyspaces import event_data_key, event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.events.blocks import Blocks, Meta, joined, read_headers
 from kivi.events.compaction import mergeable, settled
 from kivi.events.views import EventView, Readers, Summary
-from kivi.schema import TableSchema
-from kivi.spaces import event_data_key, event_header_key, event_meta_key
+from kivi.model.schema import TableSchema
 
 __all__ = ["EventStore", "destroy"]
 

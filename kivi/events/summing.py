@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from kivi.events.blocks import NUMERIC, statistics
-from kivi.schema import Measure, TableSchema
+from kivi.model.schema import Measure, TableSchema
 
 __all__ = ["Sums"]
 

@@ -22,7 +22,7 @@ from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument
 from kivi.events.blocks import NUMERIC, Block, Blocks, Meta, statistics
 from kivi.events.summing import Sums
-from kivi.expr import Expr, names
+from kivi.model.expressions import Expr, names
 
 __all__ = ["EventView", "Readers", "Summary"]
 

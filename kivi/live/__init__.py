@@ -19,7 +19,7 @@
   cannot be known from them (rows beyond a limit, an overwritten table, a feed that ran over, a retention floor that
   moved) is read again from a snapshot at W.
 * A subscriber that is slow costs its window and the state it has, nothing else: differences are made when it is ready
-  for them, from one real state to another (``kivi.subscriptions``). So nothing is queued and nothing waits.
+  for them, from one real state to another (``kivi.model.subscriptions``). So nothing is queued and nothing waits.
 * The result and the first change come from one watermark: a new subscription reads its result at a snapshot while the
   hub notes which rows change meanwhile; these are read again as it joins. To look at a row twice is harmless.
 * Commits do not wait: they leave a reference in the feed, and lose it there if nobody takes it in time.

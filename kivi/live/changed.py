@@ -16,15 +16,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import stored_rows
+from kivi.encoding.projection import Projection
 from kivi.errors import OutOfRange
 from kivi.live.matching import BatchColumns, Columns, RowColumns
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Row
 from kivi.mvcc.leases import Lease
-from kivi.projection import Projection
-from kivi.schema import TableSchema
-from kivi.subscriptions import Row
 
 if TYPE_CHECKING:
-    from kivi.store import Store
+    from kivi.store.facade import Store
 
 __all__ = ["Changed", "changed_rows"]
 

@@ -27,14 +27,14 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kivi.catalog import SUBSCRIPTIONS
 from kivi.errors import Conflict, InvalidArgument, NotFound
-from kivi.expr import Expr, Scan
-from kivi.schema import TableSchema
-from kivi.subscriptions import Durable, Query, Stored
+from kivi.model.expressions import Expr, Scan
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Durable, Query, Stored
+from kivi.store.catalog import SUBSCRIPTIONS
 
 if TYPE_CHECKING:
-    from kivi.store import Store, Txn
+    from kivi.store.facade import Store, Txn
 
 __all__ = ["DurableSubscriptions", "Other"]
 

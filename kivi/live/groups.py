@@ -16,24 +16,24 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from kivi.arrow.coded import plain, together
 from kivi.arrow.columns import stored_rows
-from kivi.changes import COMMIT_TS
+from kivi.arrow.dictionaries import plain, together
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
-from kivi.expr import Expr
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Limit, Matcher
 from kivi.live.reading import event_key, floor_of, read_window, types_of
+from kivi.model.changes import COMMIT_TS
+from kivi.model.expressions import Expr
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Query, Row
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
-from kivi.scan import key_range
-from kivi.schema import TableSchema
-from kivi.subscriptions import Query, Row
+from kivi.store.reads import key_range
 
 if TYPE_CHECKING:
-    from kivi.store import Store
+    from kivi.store.facade import Store
 
 __all__ = ["Group", "group_of", "made_again"]
 

@@ -36,7 +36,6 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
-from kivi.changes import COMMIT_TS, Changes
 from kivi.errors import (
     InvalidArgument,
     KiviError,
@@ -47,16 +46,17 @@ from kivi.errors import (
     StoreInUse,
     Unavailable,
 )
-from kivi.expr import matches
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
+from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.expressions import matches
+from kivi.model.subscriptions import Change, Durable, Row, Terms, Update
 from kivi.mvcc.leases import Lease
-from kivi.subscriptions import Change, Durable, Row, Terms, Update
 
 if TYPE_CHECKING:
-    from kivi.store import Store
+    from kivi.store.facade import Store
 
 __all__ = ["LIVES_MAX", "Hub"]
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kivi.errors import KiviError
 from kivi.live.windows import Window
-from kivi.schema import TableSchema
-from kivi.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,7 @@ compared with the other columns by a few calls. So a row costs the queries that 
 Equality is a range of no width, and text is brought to codes first. All other predicates (or, not, isin, nulls) are
 evaluated one by one.
 
-Nulls match no comparison, as in ``kivi.expr``.
+Nulls match no comparison, as in ``kivi.model.expressions``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import pyarrow.compute as pc
 
 from kivi.arrow.columns import arrow_type, flat, stored_array
 from kivi.arrow.predicates import filter_batch
-from kivi.expr import Expr, matches, names
-from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.expressions import Expr, matches, names
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 __all__ = ["BatchColumns", "Columns", "Limit", "Matcher", "RowColumns"]
 

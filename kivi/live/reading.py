@@ -16,17 +16,17 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import flat, stored_array, stored_rows
-from kivi.changes import COMMIT_TS, Changes
-from kivi.expr import Expr
 from kivi.live.windows import Window
+from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.expressions import Expr
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Query, Row
+from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
-from kivi.schema import TableSchema
-from kivi.subscriptions import Query, Row
-from kivi.txn import encoded_key
-from kivi.types import ColumnType
+from kivi.store.transaction import encoded_key
 
 if TYPE_CHECKING:
-    from kivi.store import Store
+    from kivi.store.facade import Store
 
 __all__ = ["event_key", "floor_of", "key_of", "read_window", "types_of"]
 

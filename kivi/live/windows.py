@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import ResourceExhausted
-from kivi.subscriptions import Keyed, Query, Row
+from kivi.model.subscriptions import Keyed, Query, Row
 
 __all__ = ["ROWS_MAX", "Window"]
 

@@ -37,7 +37,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from kivi.errors import KiviError, Unavailable
-from kivi.histogram import Histogram
+from kivi.runtime.histogram import Histogram
 
 __all__ = [
     "MAX_RECORD_BYTES",

@@ -28,8 +28,8 @@ import struct
 import threading
 from dataclasses import dataclass, replace
 
-from kivi.checksum import crc32
 from kivi.log.files import Files
+from kivi.runtime.checksum import crc32
 
 __all__ = ["INFLIGHT_RECORDS_MAX", "MARK_NAME", "Mark", "MarkFile", "parse_mark"]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
-from kivi.histogram import Histogram
 from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
+from kivi.runtime.histogram import Histogram
 
 __all__ = ["MemoryLog"]
 

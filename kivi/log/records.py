@@ -32,9 +32,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kivi.checksum import crc32
 from kivi.log import Kind, Record
 from kivi.log.files import Files
+from kivi.runtime.checksum import crc32
 
 __all__ = [
     "BLOCK_BYTES",

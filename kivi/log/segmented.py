@@ -50,7 +50,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kivi.checksum import crc32
 from kivi.errors import (
     DataLoss,
     DiskFull,
@@ -61,7 +60,6 @@ from kivi.errors import (
     StoreInUse,
     Unavailable,
 )
-from kivi.histogram import Histogram
 from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
 from kivi.log.direct import Direct, is_large, split
 from kivi.log.files import Files, is_no_space
@@ -79,7 +77,9 @@ from kivi.log.records import (
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import Segment, recover
 from kivi.log.room import Room
-from kivi.scheduling import computes
+from kivi.runtime.checksum import crc32
+from kivi.runtime.histogram import Histogram
+from kivi.runtime.scheduling import computes
 
 __all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
 

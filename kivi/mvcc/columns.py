@@ -25,11 +25,11 @@ from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
 from kivi.delta.runs import Array, DeltaRun
+from kivi.encoding.base_rows import RowLayout
+from kivi.encoding.keys import key_width
+from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.errors import DataLoss
-from kivi.keys import key_width
-from kivi.rows import RowLayout
-from kivi.schema import TableSchema
-from kivi.spaces import Space, table_prefix
+from kivi.model.schema import TableSchema
 
 __all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "damaged", "overlaid", "pairs_of"]
 

@@ -35,8 +35,8 @@ from kivi.delta.combine import is_combinable, worth_combining
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun
+from kivi.model.schema import TableSchema
 from kivi.mvcc.pending import Pending
-from kivi.schema import TableSchema
 
 __all__ = ["combine", "is_combined"]
 

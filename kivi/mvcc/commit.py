@@ -50,7 +50,6 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.histogram import Histogram
 from kivi.log import CommitLog, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
@@ -61,6 +60,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
 from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
 from kivi.mvcc.watermark import Watermark, call_all
+from kivi.runtime.histogram import Histogram
 
 __all__ = ["Aborted", "Committer", "Counters", "Flying", "Outcome", "Prepared", "StaleCatalog"]
 

@@ -55,10 +55,12 @@ from kivi.delta.derive import run_from_rows
 from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op, fold
 from kivi.delta.runs import DeltaRun
+from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.keyspaces import Space, meta_key, row_key, table_prefix, tombstone_key, version_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
-from kivi.histogram import Histogram
 from kivi.log import CommitLog, LogFailed
+from kivi.model.schema import TableSchema
 from kivi.mvcc.columns import damaged
 from kivi.mvcc.combine import combine, is_combined
 from kivi.mvcc.leases import Leases
@@ -68,11 +70,9 @@ from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Taken, Tokens
 from kivi.mvcc.turns import Turns
-from kivi.rows import RowLayout, Version
-from kivi.scheduling import computes
-from kivi.schema import TableSchema
-from kivi.settings import Settings
-from kivi.spaces import Space, meta_key, row_key, table_prefix, tombstone_key, version_key
+from kivi.runtime.histogram import Histogram
+from kivi.runtime.scheduling import computes
+from kivi.runtime.settings import Settings
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
 

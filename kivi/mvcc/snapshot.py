@@ -24,16 +24,16 @@ from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun
+from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, row_key, split_version_key, table_prefix, version_key, version_prefix
 from kivi.engine import Engine
 from kivi.errors import KiviError, SnapshotTooOld
-from kivi.histogram import COUNTS, Histogram
-from kivi.keys import prefix_end
+from kivi.model.schema import TableSchema
 from kivi.mvcc.columns import at_snapshot, base_rows, overlaid, pairs_of
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
-from kivi.rows import RowLayout, Version
-from kivi.schema import TableSchema
-from kivi.spaces import Space, row_key, split_version_key, table_prefix, version_key, version_prefix
+from kivi.runtime.histogram import COUNTS, Histogram
 
 __all__ = ["Reader"]
 

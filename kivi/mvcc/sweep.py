@@ -17,17 +17,9 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
-from kivi.engine import Engine, WriteBatch
-from kivi.errors import SnapshotTooOld
-from kivi.keys import prefix_end
-from kivi.log import CommitLog
-from kivi.mvcc.leases import Leases
-from kivi.mvcc.timeline import Timeline
-from kivi.mvcc.tokens import Tokens
-from kivi.rows import RowLayout
-from kivi.schema import TableSchema
-from kivi.settings import Settings
-from kivi.spaces import (
+from kivi.encoding.base_rows import RowLayout
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import (
     Space,
     meta_key,
     row_key,
@@ -37,6 +29,14 @@ from kivi.spaces import (
     table_prefix,
     version_prefix,
 )
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import SnapshotTooOld
+from kivi.log import CommitLog
+from kivi.model.schema import TableSchema
+from kivi.mvcc.leases import Leases
+from kivi.mvcc.timeline import Timeline
+from kivi.mvcc.tokens import Tokens
+from kivi.runtime.settings import Settings
 
 __all__ = ["Sweeper"]
 

@@ -8,7 +8,8 @@ whose commit time is <= t. To the microsecond, and for ever: a moment between tw
     in the log        each record has its commit time; replay notes what lies above the recorded position
     in memory         commits that no pass has folded yet
     in the engine     all others that are remembered: each pass writes the commits that it folds as one row, or a few
-                      (``kivi.moments``), in the batch that records its position. So a crash loses none of them
+                      (``kivi.encoding.commit_times``), in the batch that records its position. So a crash loses none of
+                      them
 
 A moment is looked up in memory first and in the engine second: rows are written before memory forgets, so what has
 left memory between the two looks is found by the second one.
@@ -26,11 +27,11 @@ from bisect import bisect_right
 
 import numpy as np
 
+from kivi.encoding.commit_times import decode_moments, encode_moments
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, space_prefix, time_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, SnapshotTooOld
-from kivi.keys import prefix_end
-from kivi.moments import decode_moments, encode_moments
-from kivi.spaces import Space, space_prefix, time_key
 
 __all__ = ["Timeline"]
 

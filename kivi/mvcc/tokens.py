@@ -15,8 +15,8 @@ Lives under the committer's entry lock. Persisted by consolidation together with
 rebuilt from the log. Many commit between two passes, and nobody commits while the lock is held: consolidation takes
 and drops request tokens some at a time (`take`). Taken all at once, 150,000 of them held every commit up for 0.1 s.
 
-In the engine a token that the library made is in a block of many (``kivi.token_blocks``). Any other is in a row of its
-own, and so is a fence; a row has the last word.
+In the engine a token that the library made is in a block of many (``kivi.encoding.token_blocks``). Any other is in a
+row of its own, and so is a fence; a row has the last word.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Final, NamedTuple
 
-from kivi.engine import Engine, WriteBatch
-from kivi.errors import DataLoss, InvalidArgument, OutOfSequence
-from kivi.keys import prefix_end
-from kivi.spaces import (
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import (
     Space,
     batch_key,
     meta_key,
@@ -41,7 +39,7 @@ from kivi.spaces import (
     token_data_key,
     token_key,
 )
-from kivi.token_blocks import (
+from kivi.encoding.token_blocks import (
     SPAN_US_MAX,
     are_regular,
     block_times,
@@ -50,6 +48,8 @@ from kivi.token_blocks import (
     find_in_block,
     issued_us,
 )
+from kivi.engine import Engine, WriteBatch
+from kivi.errors import DataLoss, InvalidArgument, OutOfSequence
 
 __all__ = ["FENCED", "Remembered", "Taken", "Tokens", "issued_at_us"]
 

@@ -10,7 +10,7 @@ from kivi.errors import CommitUnknown
 from kivi.spark.options import Options, patiently
 
 if TYPE_CHECKING:
-    from kivi.client import Transaction
+    from kivi.client.database import Transaction
 
 __all__ = ["commit_stages"]
 

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from kivi.changes import TailPoints
 from kivi.errors import KiviError, SnapshotTooOld
+from kivi.model.changes import TailPoints
 from kivi.spark.filters import Range
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, forgotten
@@ -37,7 +37,7 @@ from kivi.spark.tail import StreamReader
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.client import Snapshot
+    from kivi.client.database import Snapshot
 
 __all__ = ["AggregateFeed", "FeedPart"]
 

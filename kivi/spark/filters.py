@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import datasource as spark
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.expr import Expr, col
+from kivi.model.expressions import Expr, col
 
 if TYPE_CHECKING:
     from kivi.spark.schemas import Target

@@ -39,7 +39,7 @@ from kivi.spark.sink import _discard, _stage_all
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from kivi.client import Transaction
+    from kivi.client.database import Transaction
 
 __all__ = ["Stager", "Written", "into_tables", "write_batch"]
 

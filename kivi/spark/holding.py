@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kivi.errors import KiviError, SnapshotTooOld
 
 if TYPE_CHECKING:
-    from kivi.client import Snapshot
+    from kivi.client.database import Snapshot
     from kivi.spark.options import Options
 
 __all__ = ["held"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import kivi
+import kivi.client
 from kivi.errors import InvalidArgument, KiviError
 from kivi.spark.java import JavaFailed, cache_folders, find_java, private_file
 
@@ -108,7 +108,7 @@ def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
         # Workers are this Python and import what this process imports, however kivi got onto its path. On a
         # cluster the paths are the workers' own, and what the environment says is right.
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        root = str(Path(kivi.__path__[0]).parent)
+        root = str(Path(kivi.client.__file__).parents[2])
         if root not in (*site.getsitepackages(), site.getusersitepackages()):
             changes["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     else:

@@ -22,7 +22,7 @@ from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld
 from kivi.spark.options import as_of_option
 
 if TYPE_CHECKING:
-    from kivi.changes import TailPoints
+    from kivi.model.changes import TailPoints
 
 __all__ = ["Offset", "StreamDataLoss", "StreamOptions", "check_offset", "forgotten", "lost"]
 

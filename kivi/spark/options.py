@@ -40,12 +40,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-import kivi
-from kivi.definitions import parse_duration_us
+import kivi.client
 from kivi.errors import InvalidArgument, KiviError, Retryable, SnapshotTooOld, Unavailable
+from kivi.model.declarations import parse_duration_us
 
 if TYPE_CHECKING:
-    from kivi.client import Database
+    from kivi.client.database import Database
 
 __all__ = ["Options", "as_of_option", "patiently"]
 
@@ -115,7 +115,9 @@ class Options:
         if key not in _clients:
             tls = True if self.tls == "true" else self.tls
             _clients[key] = patiently(
-                lambda: kivi.connect(self.endpoint, access_token=self.access_token, tls=tls, timeout=self.timeout_s),
+                lambda: kivi.client.connect(
+                    self.endpoint, access_token=self.access_token, tls=tls, timeout=self.timeout_s
+                ),
                 self.timeout_s,
             )
         return _clients[key]

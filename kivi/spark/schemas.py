@@ -28,10 +28,10 @@ from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.types import ColumnType
+from kivi.model.types import ColumnType
 
 if TYPE_CHECKING:
-    from kivi.client import Database
+    from kivi.client.database import Database
 
 __all__ = ["Target", "arrow_schema", "spark_schema", "spark_type"]
 

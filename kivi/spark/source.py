@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 
 from kivi.errors import InvalidArgument, SnapshotTooOld, Unavailable
-from kivi.expr import Expr
+from kivi.model.expressions import Expr
 from kivi.spark.feed import AggregateFeed
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.holding import held
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kivi.client import Database
+    from kivi.client.database import Database
 
 __all__ = ["FilteringReader", "KiviDataSource", "Reader", "SharedSnapshot"]
 

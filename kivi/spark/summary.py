@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
-from kivi.definitions import summary_schema
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.predicate_text import where
-from kivi.schema import Column, OperatorCall, TableSchema
+from kivi.model.declarations import summary_schema
+from kivi.model.predicate_text import where
+from kivi.model.schema import Column, OperatorCall, TableSchema
 from kivi.spark.holding import held
 from kivi.spark.schemas import arrow_schema, spark_type
 from kivi.spark.source import Reader, SharedSnapshot
@@ -30,7 +30,7 @@ from kivi.spark.source import Reader, SharedSnapshot
 if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition
 
-    from kivi.client import Database
+    from kivi.client.database import Database
     from kivi.spark.options import Options
     from kivi.spark.schemas import Target
 

@@ -37,8 +37,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import LongType, StructField, StructType
 
-from kivi.changes import COMMIT_TS, TailPoints
 from kivi.errors import InvalidArgument, KiviError, SchemaError, SnapshotTooOld, Unavailable
+from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, StreamDataLoss, StreamOptions, check_offset, dropped, forgotten, lost
 from kivi.spark.options import Options, patiently

@@ -44,8 +44,8 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.schema import TableSchema
-from kivi.store import Outcome
+from kivi.model.schema import TableSchema
+from kivi.store.facade import Outcome
 
 __all__ = ["Intake", "Taken"]
 

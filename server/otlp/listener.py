@@ -23,8 +23,8 @@ from kivi_server.otlp.spans import decode
 from kivi_server.requests import stopping
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from kivi.client_errors import status_code
 from kivi.errors import KiviError
+from kivi.wire.status import status_code
 
 __all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "Exports", "Listener"]
 

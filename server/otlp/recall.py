@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from kivi_server.otlp.window import SLOTS, Ids, Window, first_ones
 
-from kivi.changes import Changes
 from kivi.errors import SnapshotTooOld
-from kivi.expr import Scan
-from kivi.schema import TableSchema
-from kivi.store import Store
+from kivi.model.changes import Changes
+from kivi.model.expressions import Scan
+from kivi.model.schema import TableSchema
+from kivi.store.facade import Store
 
 __all__ = ["recall"]
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from kivi.definitions import aggregate_schema, event_table_schema, time_slot
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
-from kivi.schema import OperatorCall, TableSchema
-from kivi.store import Store
+from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
+from kivi.model.schema import OperatorCall, TableSchema
+from kivi.store.facade import Store
 
 __all__ = ["COLUMNS", "EVENT_TIME", "ensure"]
 

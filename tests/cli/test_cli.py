@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import kivi
-from kivi.cli_append import Progress
+from kivi.cli.append import Progress
 from tests.serverproc import ROOT, ServerProcess
 
 CSV = 'e,ts,v,s\n1,2023-11-16T18:00:00Z,10,a\n1,2023-11-16T18:01:00Z,20,\n2,2023-11-16T18:01:00Z,20,"x,y"\n'

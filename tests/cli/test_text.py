@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi import cli_text
-from kivi.cli_append import Rows
-from kivi.definitions import event_table_schema
-from kivi.expr import Expr
+from kivi.cli import text as cli_text
+from kivi.cli.append import Rows
+from kivi.model.declarations import event_table_schema
+from kivi.model.expressions import Expr
 
 TYPES = {"id": "int64", "slot": "timestamp", "name": "string", "price": "decimal(9,2)", "b": "bytes", "f": "float64"}
 MOMENT = dt.datetime(2023, 11, 16, 18, tzinfo=dt.UTC)

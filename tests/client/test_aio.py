@@ -11,7 +11,7 @@ import pytest
 
 import kivi
 import kivi.aio
-import kivi.client
+import kivi.client.database
 from tests.client.proxy import Proxy
 
 NOW = 1_700_000_000_000_000

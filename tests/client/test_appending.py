@@ -20,10 +20,10 @@ import pytest
 import kivi
 import kivi.aio
 import kivi.aio.appender
-import kivi.appending
-from kivi.client_appender import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, AppendFuture
-from kivi.definitions import event_table_schema
+import kivi.api.appender
+from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, AppendFuture
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError, Unavailable
+from kivi.model.declarations import event_table_schema
 from tests.serverproc import ServerProcess
 
 INTS = {"ts": "timestamp", "who": "int64", "i": "int64"}
@@ -88,8 +88,8 @@ def wait_for(condition: Any) -> None:
 
 
 @contextlib.contextmanager
-def appender(db: Fake, linger_ms: float = 0, max_events: int = 10_000) -> Iterator[kivi.appending.Appender]:
-    app = kivi.appending.Appender(db, "ev", linger_ms, max_events)
+def appender(db: Fake, linger_ms: float = 0, max_events: int = 10_000) -> Iterator[kivi.api.appender.Appender]:
+    app = kivi.api.appender.Appender(db, "ev", linger_ms, max_events)
     try:
         yield app
     finally:
@@ -178,7 +178,7 @@ def test_a_row_that_comes_too_late_joins_the_next_batch(moment):
 def test_closing_while_threads_append_loses_and_doubles_nothing(switching, text):
     for _ in range(20):
         db = Fake(ts="timestamp", who="int64", i="int64", **({"s": "string"} if text else {}))
-        app = kivi.appending.Appender(db, "ev", 0, 20)
+        app = kivi.api.appender.Appender(db, "ev", 0, 20)
         accepted: dict[tuple[int, int], AppendFuture] = {}
         started = threading.Barrier(5)
         extra = {"s": "x" * 300} if text else {}  # a large event
@@ -314,7 +314,7 @@ def test_a_bad_event_concerns_no_other():
         with pytest.raises(TypeError):
             app.append({"ts": 1})  # type: ignore[call-arg]
         futures.append(app.append(ts=2, who=1))
-        futures.append(kivi.appending.Appender.append(app, ts=3, i=3))
+        futures.append(kivi.api.appender.Appender.append(app, ts=3, i=3))
     assert {future.result() for future in futures} == {1}
     assert [(row["who"], row["i"]) for row in db.rows()] == [(1, 1), (1, None), (None, 3)]
 

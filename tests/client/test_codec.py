@@ -13,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
-from kivi import client_errors, definitions, errors, expr
-from kivi.client_codec import fill_values, from_expr, from_table, from_values, to_expr, to_table
+from kivi import errors
+from kivi.model import declarations as definitions
+from kivi.model import expressions as expr
+from kivi.wire import status as client_errors
+from kivi.wire.codec import fill_values, from_expr, from_table, from_values, to_expr, to_table
 from kivi.wire.v1 import types_pb2
 
 VALUES = st.one_of(

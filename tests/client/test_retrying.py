@@ -5,8 +5,8 @@ from __future__ import annotations
 import grpc
 
 from kivi import NotFound, Retryable, errors
-from kivi.client_errors import from_rpc_error
-from kivi.retrying import Retries, backoff_s
+from kivi.api.retry import Retries, backoff_s
+from kivi.wire.status import from_rpc_error
 
 AGAIN = Retryable("again")
 

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
-from kivi import writes
-from kivi.arguments import TransactionArguments
-from kivi.client_calls import _GATHERED_MAX, Commits
-from kivi.client_codec import fill_values
-from kivi.client_core import Core
-from kivi.client_steps import Ask, CommitPlain, ConnectionLost
-from kivi.client_transaction import TransactionCore
-from kivi.client_writes import KINDS, encoded_delta, encoded_write
-from kivi.definitions import row_table_schema
-from kivi.schema import TableSchema
+from kivi.api import writes
+from kivi.api.arguments import TransactionArguments
+from kivi.api.writes import Write
+from kivi.client.calls import _GATHERED_MAX, Commits
+from kivi.client.core import Core
+from kivi.client.steps import Ask, CommitPlain, ConnectionLost
+from kivi.client.transaction import TransactionCore
+from kivi.client.writes import KINDS, encoded_delta, encoded_write
+from kivi.model.declarations import row_table_schema
+from kivi.model.schema import TableSchema
+from kivi.wire.codec import fill_values
 from kivi.wire.v1 import session_pb2
-from kivi.writes import Write
 
 INT64 = st.one_of(st.integers(-3, 300), st.integers(-(2**63), 2**63 - 1))
 COUNTERS = row_table_schema(

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kivi.definitions import aggregate_schema
 from kivi.delta.combine import Combining, combine, pieces
 from kivi.delta.derive import derive, run_from_rows
 from kivi.delta.gather import gather
 from kivi.delta.operators import operator_of
 from kivi.delta.runs import Cells, DeltaRun, with_cts
+from kivi.encoding.base_rows import RowLayout
 from kivi.errors import OutOfRange
-from kivi.rows import RowLayout
-from kivi.schema import TableSchema
-from kivi.types import INT64_MAX
+from kivi.model.declarations import aggregate_schema
+from kivi.model.schema import TableSchema
+from kivi.model.types import INT64_MAX
 from tests.delta.test_runs import (
     BY_NAME,
     DELTAS,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kivi
-from kivi.definitions import row_table_schema
 from kivi.delta.ops import Barrier, RowOp, apply_op, fold
-from kivi.rows import Version
+from kivi.encoding.base_rows import Version
+from kivi.model.declarations import row_table_schema
 
 TABLE = row_table_schema(
     "t",

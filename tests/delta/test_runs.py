@@ -19,16 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kivi.arrow.columns import arrow_from_stored
-from kivi.definitions import aggregate_schema, event_table_schema, time_slot
 from kivi.delta.derive import derive, derive_all, derive_small, run_from_rows
 from kivi.delta.gather import gather, merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
 from kivi.delta.runs import DeltaRun, with_cts
+from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.keys import encode_key
 from kivi.errors import DataLoss, InvalidArgument, OutOfRange
-from kivi.keys import encode_key
-from kivi.rows import RowLayout, Version
-from kivi.schema import OperatorCall, TableSchema
-from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
+from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 EVENTS = event_table_schema(
     "events",

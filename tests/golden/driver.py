@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.engine.memory import MemoryEngine
 from kivi.log.memory import MemoryLog
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 
 __all__ = ["Driver", "EmbeddedDriver"]
 

@@ -7,9 +7,9 @@
                  +---------- hold, finish, consolidate, stored rows: what only tests do -------------+
 
 Every read, write, commit and definition of a script goes through the public client. The server is what ``kivi serve``
-runs (``kivi_server.serve.listener``) with its own store on disk. It lives in this process, and not in one of its own,
-because a history takes the store by the hand: it stops commits between their CTS and their finish, consolidates between
-two steps, and prints stored rows.
+runs (``kivi_server.process.serve.listener``) with its own store on disk. It lives in this process, and not in one of
+its own, because a history takes the store by the hand: it stops commits between their CTS and their finish,
+consolidates between two steps, and prints stored rows.
 
 Expected output is the same as in process, line by line. What is different on the way, and where it is taken care of:
 
@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 import grpc
 from kivi_server.auth import Tokens
 from kivi_server.options import Options
-from kivi_server.serve import listener
+from kivi_server.process.serve import listener
 from kivi_server.sessions import Sessions
 
 import kivi

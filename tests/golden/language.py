@@ -49,15 +49,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import kivi
-from kivi import format as fmt
-from kivi.catalog import SYSTEM
 from kivi.delta.runs import DeltaRun
+from kivi.encoding import pretty as fmt
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.errors import Conflict, KiviError, Retryable, RowExists
-from kivi.keys import prefix_end
+from kivi.model.outcomes import NoCommit
+from kivi.model.schema import TableSchema
 from kivi.mvcc.pending import run_cts
-from kivi.outcomes import NoCommit
-from kivi.schema import TableSchema
-from kivi.spaces import Space, space_prefix
+from kivi.store.catalog import SYSTEM
 from tests.golden.driver import Driver
 
 __all__ = ["Runner", "run_script", "without_dumps"]

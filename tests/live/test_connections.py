@@ -14,7 +14,7 @@ import pytest
 
 import kivi
 import kivi.aio
-from kivi import subscribing
+from kivi.api import subscription as subscribing
 from kivi.errors import InvalidArgument, NotFound, Unavailable
 from tests.serverproc import ServerProcess
 

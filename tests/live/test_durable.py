@@ -15,11 +15,11 @@ import pytest
 
 import kivi
 import kivi.aio
-from kivi.catalog import SUBSCRIPTIONS
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.errors import InvalidArgument, NotFound, PermissionDenied, StoreInUse
 from kivi.live import durable
-from kivi.store import Scan, Store
+from kivi.store.catalog import SUBSCRIPTIONS
+from kivi.store.facade import Scan, Store
 from tests.serverproc import ServerProcess
 
 T0 = 1_750_000_000_000_000

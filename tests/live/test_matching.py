@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 
-from kivi.arrow.coded import coded
 from kivi.arrow.columns import stored_column
-from kivi.expr import Expr, matches
+from kivi.arrow.dictionaries import coded
 from kivi.live.matching import BatchColumns, Limit, Matcher, RowColumns
-from kivi.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.expressions import Expr, matches
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
 TYPES = {
     "i": ColumnType("int64"),

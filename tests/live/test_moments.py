@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted
-from kivi.expr import Scan
 from kivi.live import hub as hubs
 from kivi.live import windows
-from kivi.settings import Settings
-from kivi.store import Store
-from kivi.subscriptions import Query, Terms, Update
+from kivi.model.expressions import Scan
+from kivi.model.subscriptions import Query, Terms, Update
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.mvcc.holding import hold
 
 T0 = 1_750_000_000_000_000

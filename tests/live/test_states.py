@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.errors import Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
 from kivi.live import groups, windows
 from kivi.live import hub as hubs
-from kivi.subscriptions import Update, applied
+from kivi.model.subscriptions import Update, applied
 
 HOUR = "1h"
 

@@ -20,10 +20,10 @@ from kivi_server.subscriptions import Subscriptions
 
 import kivi
 import kivi.aio
-from kivi import client_methods as methods
-from kivi.client_columns import column_reader, column_writer
-from kivi.definitions import row_table_schema
 from kivi.errors import OutOfRange
+from kivi.model.declarations import row_table_schema
+from kivi.wire import methods
+from kivi.wire.columns import column_reader, column_writer
 from kivi.wire.v1 import service_pb2 as pb
 from kivi.wire.v1 import types_pb2
 from tests.live.test_states import Judge, change, create, until_quiet

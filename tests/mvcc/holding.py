@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from kivi.mvcc.commit import Outcome
-from kivi.store import Store
+from kivi.store.facade import Store
 
 __all__ = ["hold"]
 

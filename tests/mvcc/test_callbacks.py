@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.mvcc.commit import Outcome
 from kivi.mvcc.watermark import Watermark
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.mvcc.holding import hold
 
 

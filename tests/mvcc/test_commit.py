@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.commit import Outcome
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 
 
 class Held:

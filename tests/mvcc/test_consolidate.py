@@ -15,11 +15,11 @@ import pytest
 
 import kivi
 from kivi.delta.ops import Barrier, RowOp
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, space_prefix
+from kivi.encoding.pretty import table_of
 from kivi.errors import ResourceExhausted, SnapshotTooOld
-from kivi.format import table_of
-from kivi.keys import prefix_end
 from kivi.mvcc.pending import Applied, Pending
-from kivi.spaces import Space, space_prefix
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 

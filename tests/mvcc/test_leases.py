@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld, Unavailable
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.watermark import Watermark
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 
 
@@ -325,7 +325,7 @@ def test_r15_a_wall_clock_that_is_set_neither_cuts_nor_revives_a_lease(
     set_by_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()
-    monkeypatch.setattr("kivi.store.time", clocks)
+    monkeypatch.setattr("kivi.store.facade.time", clocks)
     store = Store.open(None, settings=Settings(background=False, lease_ttl_s=60), clock=clocks.time)
     try:
         db = Database(store)

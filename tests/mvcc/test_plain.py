@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import kivi
 from kivi.delta.ops import Barrier, RowOp
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.mvcc.plain import PlainGroup, PlainRows
 from kivi.mvcc.record import Commit, decode_commit
-from kivi.settings import Settings
-from kivi.store import Store
-from kivi.txn import _digest
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
+from kivi.store.transaction import _digest
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_drop_conflicts_with_plain_commits_and_they_with_it(db):
     db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
     txn = db.store.transaction()
     committed(db, [plain(db, 1, "first", n=1)])
-    from kivi.catalog import TABLES
+    from kivi.store.catalog import TABLES
 
     txn.delete(TABLES, (db.store.table("t").id,))
     with pytest.raises(kivi.Conflict):

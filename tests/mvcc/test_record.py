@@ -11,9 +11,9 @@ from kivi.arrow.ipc import encode_ipc
 from kivi.arrow.records import event_batch
 from kivi.delta.ops import Barrier, RowOp
 from kivi.errors import DataLoss
+from kivi.model.schema import COLUMNS_MAX
 from kivi.mvcc.record import Abort, Bulk, Commit, Stage, StageKind, decode_abort, decode_commit, decode_stage
 from kivi.mvcc.verdict import EXISTENCE, Guard
-from kivi.schema import COLUMNS_MAX
 from tests.golden.driver import EmbeddedDriver
 
 MANY = 65_536 + 7

@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
+from kivi.encoding.commit_times import MOMENTS_MAX
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, space_prefix, time_key
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
-from kivi.keys import prefix_end
 from kivi.log import Kind
 from kivi.log.files import Files
 from kivi.log.memory import MemoryLog
-from kivi.moments import MOMENTS_MAX
 from kivi.mvcc.timeline import Timeline
-from kivi.settings import Settings
-from kivi.spaces import Space, space_prefix, time_key
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 

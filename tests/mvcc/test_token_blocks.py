@@ -13,16 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kivi
-from kivi.cli_offline import examine
-from kivi.client_codec import new_token
-from kivi.engine import WriteBatch
-from kivi.engine.memory import MemoryEngine
-from kivi.engine.rocks import RocksEngine
-from kivi.errors import DataLoss
-from kivi.format import entry
-from kivi.mvcc.tokens import FENCED, Remembered, Tokens
-from kivi.spaces import Space, space_prefix, split_token_block_key, token_key
-from kivi.token_blocks import (
+from kivi.cli.offline import examine
+from kivi.encoding.keyspaces import Space, space_prefix, split_token_block_key, token_key
+from kivi.encoding.pretty import entry
+from kivi.encoding.token_blocks import (
     BLOCK_TOKENS_MAX,
     SPAN_US_MAX,
     Saved,
@@ -32,6 +26,12 @@ from kivi.token_blocks import (
     find_in_block,
     issued_us,
 )
+from kivi.engine import WriteBatch
+from kivi.engine.memory import MemoryEngine
+from kivi.engine.rocks import RocksEngine
+from kivi.errors import DataLoss
+from kivi.mvcc.tokens import FENCED, Remembered, Tokens
+from kivi.wire.codec import new_token
 
 NOW = 1_800_000_000_000_000
 

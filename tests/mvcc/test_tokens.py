@@ -16,10 +16,10 @@ import kivi
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld, Unavailable
+from kivi.model.outcomes import ABORTED, UNKNOWN
 from kivi.mvcc import consolidate
 from kivi.mvcc.commit import Aborted, Outcome
 from kivi.mvcc.tokens import FENCED, Taken, Tokens, issued_at_us
-from kivi.outcomes import ABORTED, UNKNOWN
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 

@@ -8,12 +8,12 @@ import pytest
 
 import kivi
 from kivi.delta.ops import Barrier, RowOp
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.errors import Conflict, SnapshotTooOld
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.verdict import EXISTENCE, Collision, Facts, Footprint, Guard
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 
 # The table of R5, with its last sentence ("guard(E) conflicts with every concurrent write of the row") as a row and a

@@ -21,16 +21,16 @@ from unittest.mock import patch
 import pytest
 
 import kivi
-from kivi import scan
-from kivi.embedded import Database, Snapshot, Transaction
+from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import Conflict, RowExists, SnapshotTooOld
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
+from kivi.model.outcomes import ABORTED
 from kivi.mvcc.commit import Aborted, Outcome
-from kivi.outcomes import ABORTED
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store import reads as scan
+from kivi.store.facade import Store
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table, touched
 
 __all__ = ["TABLES", "World"]

@@ -22,7 +22,7 @@ from kivi_server.metrics import DISTRIBUTIONS, METRICS, UNSERVED
 from prometheus_client.parser import text_string_to_metric_families
 
 import kivi
-from kivi.store import Store
+from kivi.store.facade import Store
 from tests.conftest import require
 from tests.serverproc import ROOT, ServerProcess
 

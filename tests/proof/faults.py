@@ -17,7 +17,7 @@ from unittest import mock
 import kivi
 from kivi.errors import CommitUnknown, KiviError, ResourceExhausted, Unavailable
 from kivi.log import segmented
-from kivi.outcomes import ABORTED
+from kivi.model.outcomes import ABORTED
 from tests.log.faults import FaultyFiles
 from tests.oracle import Attempt, Op, Oracle, Read
 from tests.proof.workloads import TABLES, make_tables, micros, settled

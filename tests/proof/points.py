@@ -16,7 +16,6 @@ from typing import Any, Final, Literal
 
 from kivi_server.__main__ import main
 
-from kivi import backfill, recovery
 from kivi.engine.rocks import RocksEngine
 from kivi.log.files import Files
 from kivi.log.records import BLOCK_BYTES
@@ -27,7 +26,8 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.store import Store
+from kivi.store import backfill, recovery
+from kivi.store.facade import Store
 
 __all__ = ["POINTS"]
 

@@ -24,7 +24,7 @@ from typing import Any
 
 import kivi
 from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists, SnapshotTooOld, Unavailable
-from kivi.outcomes import ABORTED
+from kivi.model.outcomes import ABORTED
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table
 
 __all__ = ["TABLES", "WORKLOADS", "Bank", "Client", "Counters", "LongFork", "Mix", "Sessions", "make_tables", "micros"]

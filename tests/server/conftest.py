@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import kivi
-import kivi.client
+import kivi.client.database
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 

@@ -19,7 +19,7 @@ from kivi_server.service import _NEEDS
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 import kivi
-from kivi.client_methods import SERVICE, path
+from kivi.wire.methods import SERVICE, path
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.serverproc import ServerProcess
 

@@ -13,7 +13,7 @@ from kivi_server import limits
 from kivi_server.sessions import Sessions
 
 import kivi
-from kivi.client_calls import answers
+from kivi.client.calls import answers
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, run, until
 from tests.serverproc import ServerProcess

@@ -24,7 +24,7 @@ import kivi
 from kivi.arrow.records import event_batch
 from kivi.log import segmented
 from kivi.log.memory import MemoryLog
-from kivi.store import Store
+from kivi.store.facade import Store
 from tests.log.faults import FaultyFiles
 from tests.otlp import Recorder
 

@@ -13,7 +13,7 @@ import pytest
 from kivi_server import logs
 
 import kivi
-from kivi.client_methods import path
+from kivi.wire.methods import path
 from kivi.wire.v1 import service_pb2
 from tests.serverproc import ServerProcess
 

@@ -14,8 +14,8 @@ from kivi_server.__main__ import main as server_main
 from kivi_server.options import Options, add_arguments, options_of, printed
 
 import kivi
-from kivi.cli import main as cli_main
-from kivi.settings import Settings
+from kivi.cli.main import main as cli_main
+from kivi.runtime.settings import Settings
 from tests.serverproc import ROOT, ServerProcess
 
 

@@ -19,7 +19,7 @@ from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
 from kivi_server.otlp.tables import ensure
 from kivi_server.otlp.window import Window, first_ones
-from kivi_server.serve import credentials
+from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb

@@ -12,7 +12,7 @@ from kivi_server.translate import Translator
 
 import kivi
 from kivi.arrow.ipc import encode_ipc
-from kivi.client_calls import encoded
+from kivi.client.calls import encoded
 from kivi.wire.v1 import session_pb2
 
 APPEND = session_pb2.Operation.KIND_APPEND

@@ -12,7 +12,7 @@ import pytest
 from kivi_server import sessions as module
 from kivi_server.sessions import Sessions, disk_reads
 
-from kivi.store import Store
+from kivi.store.facade import Store
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import kivi
-import kivi.client
+import kivi.client.database
 from tests.serverproc import ROOT, ServerProcess
 
 

@@ -16,7 +16,7 @@ from tests.spark import helpers
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from kivi.client import Database
+    from kivi.client.database import Database
 
 _numbers = itertools.count()
 

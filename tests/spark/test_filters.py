@@ -7,9 +7,9 @@ from decimal import Decimal
 
 import pytest
 
+from kivi.model.types import ColumnType
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.schemas import Target
-from kivi.types import ColumnType
 
 pytest.importorskip("pyspark")
 from pyspark.sql import datasource as spark

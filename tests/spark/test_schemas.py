@@ -10,9 +10,9 @@ import pytest
 from pyspark.sql import types as spark
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.types import ColumnType
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema, spark_schema
-from kivi.types import ColumnType
 
 TYPES = ["bool", "int64", "float64", "decimal(10,2)", "string", "bytes", "timestamp"]
 SPARK = {

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pytest
 
 import kivi
-from kivi import backfill
-from kivi.catalog import TABLES
-from kivi.definitions import aggregate_schema
 from kivi.delta.combine import Combining
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, ResourceExhausted, SchemaError
-from kivi.store import Store
-from kivi.types import INT64_MAX, INT64_MIN
+from kivi.model.declarations import aggregate_schema
+from kivi.model.types import INT64_MAX, INT64_MIN
+from kivi.store import backfill
+from kivi.store.catalog import TABLES
+from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi import backups
-from kivi.cli import main
+from kivi.cli.main import main
+from kivi.store import backups
 from tests.serverproc import ServerProcess
 
 TS = 1_767_268_800_000_000

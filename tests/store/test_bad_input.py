@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.errors import (
     AlreadyExists,
     DataLoss,
@@ -34,8 +34,8 @@ from kivi.errors import (
     StoreInUse,
     Unavailable,
 )
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 
 Call = Callable[[Any], object]
 T, E = "t", "e"

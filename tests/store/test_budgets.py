@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, space_prefix, table_prefix
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import OutOfRange, ResourceExhausted
-from kivi.keys import prefix_end
 from kivi.mvcc import commit as committing
-from kivi.spaces import Space, space_prefix, table_prefix
 from tests.golden.driver import EmbeddedDriver
 
 MIB = 1 << 20

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi import recovery
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DiskFull, InvalidArgument, KiviError, NotAStore, Unavailable
 from kivi.log.segmented import SegmentedLog
+from kivi.store import recovery
 from tests.golden.driver import EmbeddedDriver
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
 from kivi.engine.memory import MemoryEngine
 from kivi.log.memory import MemoryLog
-from kivi.outcomes import ABORTED
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.model.outcomes import ABORTED
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.oracle import Attempt, Op, Oracle, Read
 from tests.proof.workloads import TABLES, make_tables, micros
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import kivi
-from kivi.embedded import Database
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.embedded.database import Database
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 
 
 @pytest.mark.parametrize("kind", ["rows", "events"])

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.engine.rocks import RocksEngine
-from kivi.keys import prefix_end
-from kivi.recovery import FORMAT
-from kivi.spaces import Space, space_prefix
+from kivi.store.recovery import FORMAT
 
 FORMATS = Path(__file__).parent / "formats"
 

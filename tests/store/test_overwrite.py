@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.embedded import Database
+from kivi.embedded.database import Database
+from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.errors import Conflict, InvalidArgument, NotFound, SnapshotTooOld
-from kivi.spaces import Space, table_prefix
 from tests.golden.driver import EmbeddedDriver
 
 MINUTE = 60_000_000

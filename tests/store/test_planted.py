@@ -13,6 +13,7 @@ import pytest
 
 from kivi.delta import ops
 from kivi.delta.ops import Barrier
+from kivi.encoding.base_rows import Version
 from kivi.mvcc import consolidate, verdict
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Leases
@@ -20,7 +21,6 @@ from kivi.mvcc.pending import Applied, Pending
 from kivi.mvcc.record import Commit
 from kivi.mvcc.tokens import Tokens
 from kivi.mvcc.watermark import Watermark
-from kivi.rows import Version
 from tests.mvcc.test_model import scheduled
 
 Patch = pytest.MonkeyPatch

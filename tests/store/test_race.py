@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kivi.embedded import Database
-from kivi.settings import Settings
-from kivi.store import Store
+from kivi.embedded.database import Database
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
 from tests.oracle import Oracle, Read
 from tests.proof.workloads import TABLES, Mix, make_tables
 

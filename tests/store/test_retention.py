@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi import backfill
-from kivi.definitions import aggregate_schema
 from kivi.errors import InvalidArgument, SnapshotTooOld
-from kivi.store import Store
+from kivi.model.declarations import aggregate_schema
+from kivi.store import backfill
+from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 
 MINUTE = 60_000_000

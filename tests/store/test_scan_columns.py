@@ -21,19 +21,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kivi
-from kivi import scan as scans
-from kivi import txn as transactions
-from kivi.arguments import ScanArguments, type_of
+from kivi.api.arguments import ScanArguments, type_of
 from kivi.delta.overlay import FixedRows
-from kivi.embedded import Database, Snapshot
+from kivi.embedded.database import Database, Snapshot
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, row_key, table_prefix
+from kivi.encoding.projection import Projection
 from kivi.engine import WriteBatch
 from kivi.errors import DataLoss, KiviError, NotFound, OutOfRange, SnapshotTooOld
-from kivi.keys import prefix_end
 from kivi.mvcc import snapshot as snapshots
-from kivi.projection import Projection
-from kivi.settings import Settings
-from kivi.spaces import Space, row_key, table_prefix
-from kivi.store import Store
+from kivi.runtime.settings import Settings
+from kivi.store import reads as scans
+from kivi.store import transaction as transactions
+from kivi.store.facade import Store
 
 BIG = 2**62
 EVENT = {"name": "string", "id": "int64", "ts": "timestamp", "x": "int64", "f": "float64", "c": "decimal(18,3)"}

@@ -14,7 +14,7 @@ import pytest
 from kivi_server.sessions import Sessions
 
 import kivi
-from kivi.scheduling import computes
+from kivi.runtime.scheduling import computes
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has batch threads")
 

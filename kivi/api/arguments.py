@@ -1,0 +1,549 @@
+"""What callers write: the arguments of the public methods, once for all databases.
+
+``kivi.open``, ``kivi.connect`` and ``kivi.aio.connect`` give the same methods. Each class here is the arguments of some
+of them: names, order, defaults, and whatever can be said against them before any table is known. ``takes`` gives a
+method those arguments. What depends on the table is checked by ``bound``, against its schema, and comes out in stored
+form: a client may do that twice, when the schema that it remembers turns out to be old.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
+from kivi.model.expressions import Expr, Scan, bind
+from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.subscriptions import Durable, Query, Terms
+from kivi.model.types import ColumnType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "NO_ARGUMENTS",
+    "AggregateArguments",
+    "ChangesArguments",
+    "GetArguments",
+    "ScanArguments",
+    "SnapshotArguments",
+    "SubscribeArguments",
+    "TailArguments",
+    "TransactionArguments",
+    "check_batch",
+    "check_batching",
+    "check_names",
+    "check_rows",
+    "check_token",
+    "directory",
+    "drops_late",
+    "stage_ids",
+    "summary_arguments",
+    "table_name",
+    "takes",
+    "type_of",
+]
+
+P = ParamSpec("P")
+S = TypeVar("S")
+A = TypeVar("A")
+R = TypeVar("R")
+
+_MOMENT: Final = ColumnType("timestamp")
+_FLOAT: Final = ColumnType("float64")
+_PATIENCE_S_MAX: Final = 1e8  # three years: more is too much for some clocks
+POINTS_MAX: Final = 10_000
+
+
+def takes(
+    build: Callable[P, A], none: A | None = None
+) -> Callable[[Callable[[S, A], R]], Callable[Concatenate[S, P], R]]:
+    """``@takes(ScanArguments)``: the method is called with the arguments of ``ScanArguments``, and gets one.
+
+    They are checked where the method is called, also if it is a coroutine or a generator. ``none`` is what it gets
+    where it is called without any, again and again: nobody may change it.
+    """
+    parameters = inspect.signature(build).parameters.values()
+
+    def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
+        @functools.wraps(method)
+        def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            return method(self, build(*args, **kwargs) if none is None or args or kwargs else none)
+
+        plain = inspect.signature(method)
+        itself = next(iter(plain.parameters.values()))
+        call.__signature__ = plain.replace(parameters=[itself, *parameters])  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def type_of(schema: TableSchema, name: str) -> ColumnType:
+    """The type a read returns for a column; derived columns are float64. SchemaError if there is none."""
+    return _FLOAT if any(name == derived for derived, _ in schema.derived) else schema.column(name).type
+
+
+# -- reads --------------------------------------------------------------------------------------------
+
+
+def _columns(columns: Iterable[str] | None) -> Sequence[str] | None:
+    if columns is None or isinstance(columns, str):  # which the schema refuses, in its own words
+        return columns
+    if not isinstance(columns, Iterable):
+        raise InvalidArgument(f"columns is a list of names, not {columns!r}")
+    names = tuple(columns)
+    if not names:
+        raise InvalidArgument("columns names no column: leave it out to read all of them")
+    return names
+
+
+@dataclass(slots=True)
+class GetArguments:
+    """Of ``get_many``."""
+
+    table: str
+    keys: Iterable[Sequence[Any]]
+    columns: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.keys) is not tuple:  # one key comes in a tuple
+            if isinstance(self.keys, (str, bytes)) or not isinstance(self.keys, Iterable):
+                raise InvalidArgument(f"keys are given as a list of tuples, not {self.keys!r}")
+            self.keys = tuple(self.keys)
+        if self.columns is not None:
+            self.columns = _columns(self.columns)
+
+    def bound(self, schema: TableSchema) -> tuple[list[tuple[Any, ...]], tuple[str, ...]]:
+        """The keys in stored form, and the names of what is read. Raises SchemaError, InvalidArgument."""
+        names = schema.output_columns(self.columns)
+        return [schema.stored_key(key) for key in self.keys], names
+
+
+@dataclass(slots=True)
+class ScanArguments:
+    """Of ``scan``, ``scan_batches`` and ``to_arrow``. ``end`` is exclusive."""
+
+    table: str
+    prefix: Sequence[Any] = ()
+    start: Sequence[Any] | None = None
+    end: Sequence[Any] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    limit: int | None = None
+    reverse: bool = False
+
+    def __post_init__(self) -> None:
+        self.columns = _columns(self.columns)
+        limit: object = self.limit
+        if limit is not None:
+            _number(limit, "limit is a number of rows")
+
+    def bound(self, schema: TableSchema) -> Scan:
+        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        return Scan(
+            prefix=schema.stored_bound(self.prefix) if self.prefix else (),
+            start=None if self.start is None else schema.stored_bound(self.start),
+            end=None if self.end is None else schema.stored_bound(self.end),
+            where=None if self.where is None else bind(self.where, lambda name: type_of(schema, name)),
+            columns=None if self.columns is None else schema.output_columns(self.columns),
+            limit=self.limit,
+            reverse=bool(self.reverse),
+        )
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        """Of the batches that the scan gives."""
+        import pyarrow as pa
+
+        from kivi.arrow.columns import arrow_schema
+
+        whole = arrow_schema(schema)
+        return pa.schema([whole.field(name) for name in schema.output_columns(self.columns)])
+
+
+@dataclass(slots=True)
+class SummaryArguments(ScanArguments):
+    """A scan that gives one row, of ``measures``."""
+
+    measures: Mapping[str, OperatorCall] = field(default_factory=dict)
+
+    def bound(self, schema: TableSchema) -> Scan:
+        measures = summary_schema(schema, self.measures).measures
+        return replace(ScanArguments.bound(self, schema), measures=measures)
+
+
+def summary_arguments(
+    table: str,
+    measures: Mapping[str, OperatorCall],
+    start: Any = None,
+    end: Any = None,
+    where: Expr | None = None,
+) -> SummaryArguments:
+    """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
+    if not isinstance(measures, Mapping):
+        raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+    return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
+
+
+@dataclass(slots=True)
+class ChangesArguments(ScanArguments):
+    """Of ``changes`` and ``change_batches``: those of a scan, and ``kivi.model.changes.Changes``."""
+
+    _: KW_ONLY
+    since: int
+    commit_ts: bool = True
+    skip: int = 0
+    take: int | None = None
+    remembered_at: int | None = None
+    partial: bool = False
+
+    def __post_init__(self) -> None:
+        ScanArguments.__post_init__(self)
+        _number(self.since, "since is a commit timestamp")
+        _number(self.skip, "skip is a number of events")
+        if self.take is not None:
+            _number(self.take, "take is a number of events")
+        if self.remembered_at is not None:
+            _number(self.remembered_at, "remembered_at is a commit timestamp")
+
+    def bound(self, schema: TableSchema) -> Scan:
+        changes = Changes(
+            self.since, bool(self.commit_ts), self.skip, self.take, self.remembered_at, bool(self.partial)
+        )
+        return replace(ScanArguments.bound(self, schema), changes=changes)
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        import pyarrow as pa
+
+        found = ScanArguments.arrow_schema(self, schema)
+        return found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+
+
+@dataclass(slots=True)
+class SubscribeArguments:
+    """Of ``subscribe``: a scan's, an order, and when to be told. ``end`` and ``until_time`` are exclusive."""
+
+    table: str
+    prefix: Sequence[Any] = ()
+    start: Sequence[Any] | None = None
+    end: Sequence[Any] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    order_by: Sequence[str] = ()
+    limit: int | None = None
+    offset: int = 0
+    _: KW_ONLY
+    interval_ms: float = 100
+    heartbeat_ms: float = 1_000.0
+    since: int | None = None
+    rows: Sequence[dict[str, Any]] | None = None
+    skip: int = 0
+    from_time: int | dt.datetime | None = None
+    until_time: int | dt.datetime | None = None
+    name: str | None = None
+    user: str = ""
+    expires_in: str | int | dt.timedelta = "30d"
+    unseen: bool = False
+    ttl_us: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        if self.name is not None:
+            check_names(self.user, self.name)
+        elif self.user or self.unseen:
+            raise InvalidArgument("user and unseen are of durable subscriptions, which have a name")
+        self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
+        self.columns = _columns(self.columns)
+        order: object = self.order_by
+        if not isinstance(order, (str, Sequence)):
+            raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {order!r}')
+        self.order_by = (order,) if isinstance(order, str) else tuple(order)
+        for term in self.order_by:
+            if not isinstance(term, str) or not term.strip("-"):
+                raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
+        if self.limit is not None:
+            _number(self.limit, "limit is a number of rows")
+        _number(self.offset, "offset is a number of rows")
+        _number(self.skip, "skip is a number of events")
+        if self.since is not None:
+            _number(self.since, "since is a commit timestamp")
+        for name, value, least in (("interval_ms", self.interval_ms, 0), ("heartbeat_ms", self.heartbeat_ms, 10)):
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 3_600_000:
+                raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {value!r}")
+        self.interval_ms = round(self.interval_ms)
+        # Its store hears of a durable one when it is heard of itself, which is before it expires.
+        self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
+        if self.unseen not in (True, False):
+            raise InvalidArgument(f"unseen is True or False, not {self.unseen!r}")
+        if self.rows is not None:
+            if self.since is None:
+                raise InvalidArgument("rows are those that the query gave at since: give that, too")
+            if not isinstance(self.rows, Sequence) or not all(isinstance(row, dict) for row in self.rows):
+                raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {self.rows!r:.200}")
+
+    @property
+    def from_us(self) -> int | None:
+        """Raises InvalidArgument for a moment without a time zone."""
+        return _MOMENT.to_stored(self.from_time, "from_time")  # type: ignore[no-any-return]
+
+    @property
+    def until_us(self) -> int | None:
+        return _MOMENT.to_stored(self.until_time, "until_time")  # type: ignore[no-any-return]
+
+    def terms(self, schema: TableSchema) -> Terms:
+        """Raises InvalidArgument."""
+        return Terms(
+            self.of_events(schema),
+            self.interval_ms / 1_000,
+            self.heartbeat_ms / 1_000,
+            self.since,
+            self.skip,
+            self.until_us,
+            None if self.name is None else Durable(self.user, self.name, self.ttl_us, bool(self.unseen)),
+        )
+
+    def of_events(self, schema: TableSchema) -> bool:
+        """Whether it is about events as they come, and not about a state: an order or a limit makes it one."""
+        return schema.kind == "event" and not (self.order_by or self.limit is not None or self.offset)
+
+    def bound(self, schema: TableSchema) -> Query:
+        """Raises SchemaError, InvalidArgument."""
+        if schema.kind != "event" and not (self.from_time is None and self.until_time is None):
+            raise InvalidArgument(f"{schema.name!r} is no event table: from_time and until_time bound event times")
+        start, end = self.start, self.end
+        if schema.kind == "event":
+            start = (self.from_time,) if self.from_time is not None else start
+            end = (self.until_time,) if self.until_time is not None else end
+            if self.prefix:
+                raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
+        scan = ScanArguments(self.table, self.prefix, start, end, self.where, self.columns).bound(schema)
+        return Query.of(schema, scan, self.order_by, self.limit, self.offset)
+
+
+@dataclass(slots=True)
+class TailArguments:
+    """Of ``tail_points``."""
+
+    table: str
+    since: int = 0
+    rows: int = 500_000
+    _: KW_ONLY
+    upto: int | None = None
+    most: int = 1_000
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        _number(self.since, "since is a commit timestamp")
+        check_rows(self.rows)
+        if self.upto is not None:
+            _number(self.upto, "upto is a commit timestamp")
+        most: object = self.most
+        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= POINTS_MAX:
+            raise InvalidArgument(f"most is a number of points up to {POINTS_MAX}, not {most!r}")
+
+
+# -- transactions and snapshots -----------------------------------------------------------------------
+
+
+def _number(value: object, what: str) -> None:
+    """From 0, of 63 bits. Raises InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise InvalidArgument(f"{what}, not {value!r}")
+
+
+def _is_text(value: object) -> bool:
+    """Whether it can be written down: Python's strings may have halves of characters."""
+    return isinstance(value, str) and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
+
+
+def check_token(token: object) -> str:
+    """A request token. Raises InvalidArgument."""
+    if not isinstance(token, str) or not token or not _is_text(token):
+        raise InvalidArgument(f"a token is a string, not {token!r}")
+    return token
+
+
+def table_name(name: object) -> str:
+    """Raises InvalidArgument for what cannot be one."""
+    if not isinstance(name, str) or not _is_text(name):
+        raise InvalidArgument(f"a table is named by a string, not {name!r}")
+    return name
+
+
+def stage_ids(ids: object) -> list[bytes]:
+    """What ``stage`` returned, several of them. Raises InvalidArgument."""
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
+        raise InvalidArgument(f"stages are given as a list of what stage() returned, not {ids!r}")
+    listed = list(ids)
+    for one in listed:
+        if not isinstance(one, bytes):
+            raise InvalidArgument(f"a stage is named by the bytes that stage() returned, not {one!r}")
+    return listed
+
+
+def drops_late(late: object) -> bool:
+    """Of ``append_stages``. Raises InvalidArgument."""
+    if late not in ("fail", "drop"):
+        raise InvalidArgument(f'late is "fail" or "drop", not {late!r}')
+    return late == "drop"
+
+
+def check_keep(keep: object) -> int | None:
+    """How many backups stay."""
+    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep < 2**31):
+        raise InvalidArgument(f"keep is a number of backups from 1 on, or None for all, not {keep!r}")
+    return keep
+
+
+def directory(path: object) -> str:
+    """A path as text. Raises InvalidArgument."""
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise InvalidArgument(f"a directory is named by a path, not {path!r}")
+    return os.fsdecode(path)
+
+
+def endpoint_name(endpoint: object) -> str:
+    """Where a server is. Raises InvalidArgument."""
+    if not isinstance(endpoint, str) or not endpoint or not _is_text(endpoint):
+        raise InvalidArgument(f"a server's endpoint is a text, 'host:port', and not {endpoint!r}")
+    return endpoint
+
+
+def patience_s(timeout: object, what: str = "timeout") -> float | None:
+    """For how many seconds somebody waits; None for ever. Raises InvalidArgument."""
+    if timeout is None or timeout == math.inf:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+        raise InvalidArgument(f"{what} is a number of seconds, or None to wait for ever, and not {timeout!r}")
+    return min(float(timeout), _PATIENCE_S_MAX)
+
+
+def check_work(fn: object) -> None:
+    """Of ``run``. Raises InvalidArgument."""
+    if not callable(fn):
+        raise InvalidArgument(f"run() takes a function of a transaction, not {fn!r}")
+
+
+def plain_text(value: object, what: str) -> str:
+    """Raises InvalidArgument for what is no text."""
+    if not isinstance(value, str) or not _is_text(value):
+        raise InvalidArgument(f"{what} is a text, not {value!r}")
+    return value
+
+
+def check_names(user: object, name: object) -> None:
+    """Of a durable subscription. Raises InvalidArgument."""
+    for what, value, least in (("name", name, 1), ("user", user, 0)):
+        if not isinstance(value, str) or not least <= len(value.encode(errors="surrogatepass")) <= 256:
+            raise InvalidArgument(f"the {what} of a durable subscription is a text of {least} to 256 bytes")
+
+
+def check_batching(linger_ms: object, max_events: object) -> None:
+    """Of an appender. Raises InvalidArgument."""
+    for name, value, least in (("linger_ms", linger_ms, 0), ("max_events", max_events, 1)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+            raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
+
+
+def check_rows(rows: object) -> int:
+    """Of ``split_points``. Raises InvalidArgument."""
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
+        raise InvalidArgument(f"rows is a number of rows from 1 on, not {rows!r}")
+    return rows
+
+
+def check_batch(batch: object) -> None:
+    """Raises InvalidArgument unless it is a batch token, or None."""
+    match batch:
+        case None:
+            return
+        case (str(scope), int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool):
+            if _is_text(scope) and 0 <= sequence < 2**63:
+                return
+    raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
+
+
+@dataclass(slots=True)
+class TransactionArguments:
+    """Of ``transaction``. ``token`` and ``batch`` make its commit happen once, however often it is tried."""
+
+    token: str | None = None
+    batch: tuple[str, int] | None = None
+    min_snapshot: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.token is not None:
+            check_token(self.token)
+        check_batch(self.batch)
+        if self.min_snapshot is not None:
+            _number(self.min_snapshot, "min_snapshot is a commit timestamp")
+
+
+NO_ARGUMENTS: Final = TransactionArguments()
+
+
+@dataclass(slots=True)
+class SnapshotArguments:
+    """Of ``snapshot``. ``as_of``: a commit timestamp, or a moment."""
+
+    as_of: int | dt.datetime | None = None
+    min_snapshot: int | None = None
+    _: KW_ONLY
+    ttl_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.as_of is not None and not isinstance(self.as_of, dt.datetime):
+            _number(self.as_of, "as_of is a commit timestamp or a datetime")
+        if self.min_snapshot is not None:
+            _number(self.min_snapshot, "min_snapshot is a commit timestamp")
+        ttl: object = self.ttl_s
+        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < math.inf):
+            raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl!r}")
+
+    @property
+    def as_of_ts(self) -> int | None:
+        return None if isinstance(self.as_of, dt.datetime) else self.as_of
+
+    @property
+    def as_of_us(self) -> int | None:
+        """The moment, in microseconds since 1970 UTC. Raises InvalidArgument for one without a time zone."""
+        return int(_MOMENT.to_stored(self.as_of, "as_of")) if isinstance(self.as_of, dt.datetime) else None
+
+
+# -- definitions --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class AggregateArguments:
+    """Of ``create_aggregate``. The table ``source`` has the last word: ``definitions.aggregate_schema``."""
+
+    name: str
+    source: str
+    group_by: Sequence[str | TimeSlot]
+    measures: Mapping[str, OperatorCall]
+    derived: Mapping[str, str] | None = None
+    history: str | int | dt.timedelta | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        groups: Any = self.group_by
+        table_name(self.source)
+        if not isinstance(groups, Iterable | TimeSlot):
+            raise SchemaError(f"group_by takes column names and kivi.time_slot, not {groups!r}")
+        measures: object = self.measures
+        if not isinstance(measures, Mapping):
+            raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+        self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
+        for group in self.group_by:
+            if not isinstance(group, (str, TimeSlot)):
+                raise SchemaError(f"group_by takes column names and kivi.time_slot, not {group!r}")
+        for measure, call in self.measures.items():
+            if not isinstance(call, OperatorCall):
+                raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")

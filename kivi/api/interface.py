@@ -1,0 +1,499 @@
+"""The public interface: ``Database``, ``Transaction`` and ``Snapshot``, as they are for threads.
+
+The store in this process (``kivi.embedded``) and the client of a server (``kivi.client``) are this interface over what
+they stand on: here are the names, the arguments, the documentation, and everything that follows from the few methods
+that each of them has of its own. ``kivi.aio`` has the same methods, awaited, and takes its documentation from here.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
+
+from kivi.api import writes
+from kivi.api.arguments import (
+    NO_ARGUMENTS,
+    AggregateArguments,
+    ChangesArguments,
+    GetArguments,
+    ScanArguments,
+    SnapshotArguments,
+    SubscribeArguments,
+    SummaryArguments,
+    TailArguments,
+    TransactionArguments,
+    check_work,
+    patience_s,
+    summary_arguments,
+    takes,
+)
+from kivi.api.retry import Retries
+from kivi.arrow.columns import rows_from_batch
+from kivi.errors import NotFound, Retryable, SnapshotTooOld
+from kivi.model.declarations import event_table_schema, row_table_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.api.appender import Appender
+    from kivi.api.subscription import Subscription
+    from kivi.model.changes import TailPoints
+    from kivi.model.outcomes import Outcome
+    from kivi.model.schema import TableSchema
+
+__all__ = ["BATCH_ROWS", "Database", "Snapshot", "Transaction", "documented_by", "rows_of"]
+
+T = TypeVar("T")
+Tx = TypeVar("Tx", bound="Transaction")
+Snap = TypeVar("Snap", bound="Snapshot")
+BATCH_ROWS: Final = 65_536  # of ``scan_batches``, at most
+
+
+class Database(ABC, Generic[Tx, Snap]):
+    """A store, wherever it is. Safe to use from many threads."""
+
+    _timeout_s: float | None
+    """For how long ``run`` tries, unless it is told."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends the use of it; what was committed stays. Harmless twice."""
+
+    @abstractmethod
+    def _schema(self, table: str) -> TableSchema:
+        """A table's schema. Raises NotFound."""
+
+    @property
+    @abstractmethod
+    def _value_bytes_max(self) -> int:
+        """How long a value may be."""
+
+    # -- schema ---------------------------------------------------------------------------------
+
+    @takes(row_table_schema)
+    def create_table(self, schema: TableSchema) -> None:
+        """A row table; ``history`` keeps older versions for ``as_of``. Raises AlreadyExists, SchemaError."""
+        self._create(schema)
+
+    @takes(event_table_schema)
+    def create_event_table(self, schema: TableSchema) -> None:
+        """An append-only event table. Raises AlreadyExists, SchemaError."""
+        self._create(schema)
+
+    @takes(AggregateArguments)
+    def create_aggregate(self, wanted: AggregateArguments) -> None:
+        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``.
+
+        Until then ``describe`` says that its ``state`` is ``building``. If the store is stopped meanwhile, it begins
+        again in the background when it is opened, and tells the logger ``kivi.store`` how far it is.
+        """
+        self._create_aggregate(wanted)
+
+    @abstractmethod
+    def _create(self, schema: TableSchema) -> None: ...
+
+    @abstractmethod
+    def _create_aggregate(self, wanted: AggregateArguments) -> None: ...
+
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The names of all tables, in order."""
+
+    @abstractmethod
+    def describe(self, name: str) -> dict[str, Any]:
+        """A table's definition and what is cheap to know about its contents, as plain data.
+
+        ``state`` is ``building`` for an aggregate whose earlier events are still being summed, else ``ready``.
+        """
+
+    @abstractmethod
+    def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
+        """Where to cut a table into parts of about ``rows`` rows, for many readers: bounds for ``scan``, in order.
+
+        Keys, and of event tables moments, ``(event time,)``. Estimates: whatever they are, the parts from each to the
+        next, with the one before the first and the one after the last, are the whole table at any snapshot.
+        """
+
+    @abstractmethod
+    @takes(TailArguments)
+    def tail_points(self, wanted: TailArguments) -> TailPoints:
+        """Where the commits of an event table (of an aggregate: of its source) in (``since``, ``upto``] can be cut.
+
+        Into parts of at most ``rows`` events, or one commit; the first ``most`` of them. ``upto`` is the watermark
+        unless it is given. No event is read.
+        """
+
+    @abstractmethod
+    def drop(self, name: str) -> None:
+        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
+
+    # -- transactions ---------------------------------------------------------------------------
+
+    @takes(TransactionArguments, NO_ARGUMENTS)
+    def transaction(self, wanted: TransactionArguments) -> Tx:
+        """``with db.transaction() as tx``: commits on success, rolls back on an exception."""
+        return self._transaction(wanted)
+
+    @abstractmethod
+    def _transaction(self, wanted: TransactionArguments) -> Tx: ...
+
+    @abstractmethod
+    @takes(SnapshotArguments)
+    def snapshot(self, wanted: SnapshotArguments) -> Snap:
+        """A read-only view. ``as_of``: a commit timestamp, or a moment. ``ttl_s``: how long it lasts unless renewed."""
+
+    def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row as it is now, as a dict of key, columns and derived columns, or None.
+
+        A snapshot for this read alone, of everything that was committed when it was called: to a server one message
+        there and one back. What belongs together is read by one ``get_many``, or in a ``snapshot``.
+        """
+        return self._get(GetArguments(table, (key,), columns))[0]
+
+    @takes(GetArguments)
+    def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        """One row or None per key, in the order of the keys, all of them in one snapshot: see ``get``."""
+        return self._get(wanted)
+
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        with self.snapshot() as snapshot:
+            return snapshot._get(wanted)
+
+    def run(self, fn: Callable[[Tx], T], timeout: float | None = None) -> T:
+        """``fn(tx)`` in a transaction; after a conflict again, on a new snapshot, until ``timeout`` (seconds).
+
+        The function is rerun from the start, so what it read is never written back stale. It must not
+        have effects outside the transaction. CommitUnknown is never rerun. Without ``timeout`` it is the
+        client's; in process, 10 s.
+        """
+        check_work(fn)
+        retries = Retries(patience_s(timeout) if timeout is not None else self._timeout_s)
+        while True:
+            try:
+                with self._transaction(TransactionArguments()) as tx:
+                    result = fn(tx)
+                return result
+            except (Retryable, SnapshotTooOld, NotFound) as error:
+                if (pause := retries.pause_s(error)) is None:
+                    raise
+            time.sleep(pause)
+
+    # -- bulk -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
+        """Events (dicts, an Arrow table or batch) in one transaction; its commit timestamp."""
+
+    @abstractmethod
+    def outcome(self, token: str) -> Outcome:
+        """The commit timestamp, kivi.ABORTED (final) or kivi.UNKNOWN."""
+
+    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000) -> Appender:
+        """Events one at a time, committed together: see ``kivi.api.appender.Appender``."""
+        from kivi.api.appender import Appender
+
+        return Appender(self, table, linger_ms, max_events)
+
+    @abstractmethod
+    def stage(self, table: str, records: Any, owner: str = "") -> bytes:
+        """Events, or rows of a row table, made durable and invisible for ``tx.append_stages``; the stage's id.
+
+        Rows have their key and some columns: value columns will be put, delta columns added to; a delta that is null
+        is none.
+        """
+
+    @abstractmethod
+    def discard_stages(self, ids: Iterable[bytes]) -> None:
+        """Gives stages up. Those that were committed are passed over."""
+
+    @abstractmethod
+    def batch_scopes(self, prefix: str = "") -> list[str]:
+        """The scopes of batch tokens that were ever committed, by prefix."""
+
+    # -- subscriptions --------------------------------------------------------------------------
+
+    @abstractmethod
+    @takes(SubscribeArguments)
+    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        """What a query gives, and then how that changes, as commits come: see ``kivi.api.subscription``.
+
+        Of rows: the result at a snapshot, and then its changes, from one snapshot to a later one, at most one update in
+        each interval of ``interval_ms`` (whole milliseconds). Intervals count from one origin for all, so that what
+        several queries give can be put together: those of equal ones, and of multiples, are told of the same snapshots.
+        What changes right after an update may so be told up to two intervals later. ``order_by`` names columns,
+        "-slowest" from the largest down; ``limit`` and ``offset`` are kept up too. With ``since``, the ``ts`` of an
+        update whose state the caller has, and ``rows``, that state, it goes on from there, as far back as the table
+        keeps; else the first update has ``reset``.
+
+        Of an event table without an order or a limit: its events, each once, in commit order, those committed after
+        ``since`` only, if that is given. ``from_time`` and ``until_time`` bound their event times; once the moment
+        ``until_time`` is over and what was committed by then is delivered, it ends.
+
+        With a ``name`` a subscription to events is durable: the store remembers, for each ``user``, its query and what
+        was delivered, and goes on behind that whenever it is subscribed to again by that name, until it has not been
+        heard of for ``expires_in``. An update counts as delivered when the next one is asked for, or the ``with`` block
+        ends without an error: see ``acknowledge``. ``unseen`` leaves out what other durable subscriptions of the same
+        user on the same table select and have been handed.
+
+        Raises SchemaError, InvalidArgument, and ResourceExhausted for results of more than 100,000 rows.
+        """
+
+    @abstractmethod
+    def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
+        """A user's durable subscriptions: name, table, ts and skip (what was delivered), expires (a moment)."""
+
+    @abstractmethod
+    def unsubscribe(self, name: str, user: str = "") -> None:
+        """Forgets a durable subscription. Raises NotFound."""
+
+    # -- operation ------------------------------------------------------------------------------
+
+    @abstractmethod
+    def watermark(self) -> int:
+        """The snapshot a new reader gets."""
+
+    @abstractmethod
+    def consolidate(self) -> None:
+        """Folds everything up to the watermark into base rows now."""
+
+    @abstractmethod
+    def stats(self) -> dict[str, int | float]:
+        """Counters and sizes, as flat names."""
+
+    @abstractmethod
+    def checkpoint(self, path: Any) -> None:
+        """A consistent copy of the store in a new directory ``path``, on the machine where the store is.
+
+        The directory in which it is made is there already (InvalidArgument); a copy that fails leaves nothing.
+        """
+
+    @abstractmethod
+    def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
+        """A backup of what is visible now, in the directory ``repository`` of the machine where the store is.
+
+        The store goes on meanwhile. Each backup opens by itself, and shares with the one before what did not change;
+        ``keep`` of them stay, the oldest go. Gives name, path, watermark, files, copied_bytes and shared_bytes. Raises
+        NotAStore for a directory of something else, StoreInUse while another backup runs there, InvalidArgument, and
+        DiskFull without space; nothing is left of one that fails.
+        """
+
+
+class Reads(ABC):
+    """What transactions and snapshots have in common."""
+
+    def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
+        """The row as a dict of key, columns and derived columns, or None. Own writes included."""
+        return self._get(GetArguments(table, (key,), columns))[0]
+
+    @takes(GetArguments)
+    def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        """One row or None per key, in the order of the keys."""
+        return self._get(wanted)
+
+    @takes(ScanArguments)
+    def scan(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
+        """Rows in key order; ``end`` is exclusive. Events come in commit order, bounded by event time.
+
+        They are read as they are asked for, some thousands at a time.
+        """
+        return self._rows(wanted)
+
+    @takes(ScanArguments)
+    def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
+        """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
+
+        Each is read when it is asked for, and at a server one before that: nothing ever holds the table.
+        """
+        return self._batches(wanted, BATCH_ROWS)
+
+    @takes(summary_arguments)
+    def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+        """Measures of an event table's events at once: ``{"n": kivi.count(), "total": kivi.sum("resp_time_us")}``.
+
+        Exact, and answered from what block headers know where that is enough: blocks that a bound, a predicate or the
+        snapshot cuts are read, and so are all for sums of floats, which are added in commit order. Nulls are skipped;
+        of no values the sum is 0, the least and the largest are None. Raises OutOfRange for a sum that does not fit.
+        """
+        (row,) = rows_of(self._batches(wanted, None))
+        return row
+
+    @abstractmethod
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]: ...
+
+    def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
+        """The scan's rows; it begins now."""
+        return rows_of(self._batches(wanted, None))
+
+    @abstractmethod
+    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+        """The scan, begun now, in batches of about ``rows`` at most, each read when it is asked for."""
+
+
+def rows_of(batches: Generator[pa.RecordBatch]) -> Iterator[dict[str, Any]]:
+    """The rows of a scan's batches, one by one."""
+    with closing(batches):
+        for batch in batches:
+            yield from rows_from_batch(batch)
+
+
+class Transaction(Reads):
+    """Reads one snapshot and its own writes; commits all or nothing. Not for several threads at once."""
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self.rollback()
+        elif not self._ended:
+            self.commit()
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+    @property
+    @abstractmethod
+    def _ended(self) -> bool: ...
+
+    @abstractmethod
+    def commit(self) -> int:
+        """Commits now; the ``with`` block does it at its end otherwise. Returns the commit timestamp."""
+
+    @abstractmethod
+    def rollback(self) -> None:
+        """Gives the transaction up."""
+
+    @property
+    @abstractmethod
+    def start_ts(self) -> int:
+        """The snapshot: the commit timestamp up to which everything is seen."""
+
+    @property
+    @abstractmethod
+    def commit_ts(self) -> int | None:
+        """The commit timestamp once committed; for a transaction that wrote nothing, its snapshot if it was read."""
+
+    def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        """Upsert of the named columns."""
+        self._write(table, writes.put(key, values))
+
+    def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        """Updates delta columns by their operators; never conflicts with other deltas."""
+        self._write(table, writes.delta(key, values))
+
+    def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
+        """A new row. Raises RowExists here if it is there, and the transaction may go on."""
+        self._write(table, writes.insert(key, values))
+
+    def delete(self, table: str, key: Sequence[Any]) -> None:
+        """The row is gone; harmless if it is not there."""
+        self._write(table, writes.delete(key))
+
+    def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
+        """Makes a read of this cell (or of the row's existence) conflict like a write."""
+        self._write(table, writes.guard(key, column))
+
+    @abstractmethod
+    def _write(self, table: str, bind: writes.Bind) -> None: ...
+
+    @abstractmethod
+    def renew(self, ttl_s: float | None = None) -> None:
+        """Keeps the transaction's snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
+
+    @abstractmethod
+    def append(self, table: str, records: Any) -> None:
+        """Events: dicts, an Arrow table or record batch."""
+
+    @abstractmethod
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
+        """Events, or rows, that were staged before.
+
+        ``late``: what becomes of events below the table's retention floor: they "fail" the commit, or the commit is to
+        "drop" them. It counts them in its own record, so exactly once: ``describe``, ``statistics``, ``late_dropped``.
+        """
+
+    @abstractmethod
+    def overwrite(self, table: str) -> None:
+        """The table is empty from here on: what this transaction writes to it then is its whole new content.
+
+        Every snapshot below the commit timestamp keeps the old content (or gets SnapshotTooOld), every one from it on
+        has the new; the aggregates of an event table then hold the sums of the new events. A transaction that wrote
+        the old content and enters the log later gets Conflict. So does this one, if it has read anything, guards or
+        writes other tables, and somebody has written to the table since it began. Raises InvalidArgument for an
+        aggregate.
+        """
+
+
+class Snapshot(Reads):
+    """A read-only view at one timestamp."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends it."""
+
+    @property
+    @abstractmethod
+    def ts(self) -> int:
+        """The commit timestamp up to which everything is seen."""
+
+    @abstractmethod
+    def renew(self, ttl_s: float | None = None) -> None:
+        """Keeps the snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
+
+    @takes(ScanArguments)
+    def to_arrow(self, wanted: ScanArguments) -> pa.Table:
+        """A scan as one Arrow table."""
+        return self._to_arrow(wanted)
+
+    @abstractmethod
+    def _to_arrow(self, wanted: ScanArguments) -> pa.Table: ...
+
+    @takes(ChangesArguments)
+    def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:
+        """What was committed after ``since``, up to this snapshot, with the commit's timestamp in ``_commit_ts``.
+
+        Of an event table its events, in commit order, retention notwithstanding. Of an aggregate the rows that such
+        events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet.
+        ``kivi.model.changes`` explains the rest. Raises SnapshotTooOld if retention has dropped some of these events,
+        unless ``partial``; InvalidArgument for a row table.
+        """
+        return self._rows(wanted)
+
+    @takes(ChangesArguments)
+    def change_batches(self, wanted: ChangesArguments) -> Iterator[pa.RecordBatch]:
+        """``changes`` as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows."""
+        return self._batches(wanted, BATCH_ROWS)
+
+
+C = TypeVar("C", bound=type)
+
+
+def documented_by(model: type) -> Callable[[C], C]:
+    """A class decorator: methods without documentation have that of the method of the same name of ``model``."""
+
+    def decorate(kind: C) -> C:
+        for name, member in vars(kind).items():
+            if not name.startswith("_") and not member.__doc__ and hasattr(model, name):
+                member.__doc__ = getattr(model, name).__doc__
+        return kind
+
+    return decorate

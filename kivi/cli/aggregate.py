@@ -1,0 +1,75 @@
+"""``kivi aggregate NAME EVENTS ...``: creates an online aggregate, and shows how far its backfill has come.
+
+::
+
+    kivi aggregate endpoint_5m invocations --by endpoint_id --by slot=ts/5m \\
+        sum_resp_time=sum:resp_time_us invocations=count --derived 'avg_resp_time=sum_resp_time / invocations'
+
+The events that are there already are summed before the command returns, while writers go on; the server reports them
+as it goes. An interruption ends the command, not the work: ``kivi tables`` says *building* until it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from kivi.cli.append import Progress
+from kivi.cli.text import print_value
+from kivi.errors import InvalidArgument
+from kivi.model import surface
+from kivi.model.declarations import TimeSlot, time_slot
+from kivi.model.schema import OperatorCall
+
+__all__ = ["aggregate"]
+
+OPERATORS: Final[dict[str, Callable[..., OperatorCall]]] = {
+    "sum": surface.sum,
+    "count": surface.count,
+    "min": surface.min,
+    "max": surface.max,
+}
+
+
+def aggregate(db: Any, args: argparse.Namespace) -> int:
+    """Creates it on ``db`` and prints how many events were summed for it."""
+    measures = {name: operator_call(name, text) for name, text in pairs(args.measures, "a measure is name=sum:column")}
+    derived = dict(pairs(args.derived, "--derived is name=expression"))
+    group_by = [group(text) for text in args.by]
+    summed = 0
+    with Progress(f"{args.name} <- {args.source}", None) as progress:
+
+        def report(done: int, total: int) -> None:
+            nonlocal summed
+            summed = done
+            progress.update(done, done, total)
+
+        db.create_aggregate(args.name, args.source, group_by, measures, derived or None, args.history, report)
+    print_value({"aggregate": args.name, "events": summed}, args.output)
+    return 0
+
+
+def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:
+    found = [word.partition("=") for word in words]
+    for (name, _, text), word in zip(found, words, strict=True):
+        if not name or not text:
+            raise InvalidArgument(f"{word!r}: {usage}")
+    return [(name.strip(), text.strip()) for name, _, text in found]
+
+
+def operator_call(name: str, text: str) -> OperatorCall:
+    """``sum:resp_time_us`` or ``count``."""
+    operator, _, column = text.partition(":")
+    if operator not in OPERATORS or (not column and operator != "count"):
+        raise InvalidArgument(
+            f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column"
+        )
+    return OPERATORS[operator](*([column] if column else []))
+
+
+def group(text: str) -> str | TimeSlot:
+    """``endpoint_id``, or ``slot=ts/5m``."""
+    match = re.fullmatch(r"(\w+)=(\w+)/(\w+)", text)
+    return time_slot(match[2], match[3], name=match[1]) if match else text

@@ -1,0 +1,240 @@
+"""``kivi append T FILE``: events from CSV, JSON lines, Parquet or Arrow files, a batch a transaction.
+
+An interruption leaves what was appended so far; the command says how many events that is.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kivi.cli.text import parse_value, type_names
+from kivi.errors import InvalidArgument
+
+__all__ = ["Progress", "batches", "follow"]
+
+BATCH_ROWS: Final = 50_000
+_LINE_ROWS: Final = 10_000
+FORMATS: Final = {
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".ipc": "arrow",
+}
+
+
+def format_of(path: str) -> str:
+    try:
+        return FORMATS[Path(path).suffix.lower()]
+    except KeyError:
+        raise InvalidArgument(f"{path}: the name must end in one of {', '.join(FORMATS)}") from None
+
+
+def batches(path: str, description: dict[str, Any]) -> Iterator[tuple[Any, int]]:
+    """Batches of a file's rows, each with the number of bytes of the file read so far."""
+    kind = format_of(path)
+    try:
+        match kind:
+            case "parquet":
+                yield from _parquet(path)
+            case "arrow":
+                yield from _arrow(path)
+            case _:
+                with open(path, encoding="utf-8", newline="") as file:
+                    yield from _lines(file, kind, description, path)
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
+    except pa.ArrowInvalid as error:
+        raise InvalidArgument(f"{path} is not a {kind} file: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidArgument(f"{path} is not UTF-8 text: {error}") from None
+
+
+def _parquet(path: str) -> Iterator[tuple[Any, int]]:
+    import pyarrow.parquet as pq
+
+    size = os.path.getsize(path)
+    with pq.ParquetFile(path) as file:
+        total, done = max(1, file.metadata.num_rows), 0
+        for batch in file.iter_batches(BATCH_ROWS):
+            done += batch.num_rows
+            yield batch, size * done // total
+
+
+def _arrow(path: str) -> Iterator[tuple[Any, int]]:
+    size = os.path.getsize(path)
+    with pa.memory_map(path) as source:
+        if bytes(source.read(6)) == b"ARROW1":
+            source.seek(0)
+            reader = pa.ipc.open_file(source)
+            for i in range(reader.num_record_batches):
+                yield reader.get_batch(i), size * (i + 1) // reader.num_record_batches
+            return
+        source.seek(0)
+        for batch in pa.ipc.open_stream(source):
+            yield batch, source.tell()
+
+
+def _lines(file: io.TextIOBase, kind: str, description: dict[str, Any], path: str) -> Iterator[tuple[Any, int]]:
+    """Rows of CSV (with a header) or JSON lines, as dicts."""
+    parse = Rows(kind, description, path)
+    rows: list[dict[str, Any]] = []
+    done = 0
+    for line in file:
+        done += len(line)
+        row = parse(line)
+        if row is not None:
+            rows.append(row)
+            if len(rows) >= _LINE_ROWS:
+                yield rows, done
+                rows = []
+    parse.end()
+    if rows:
+        yield rows, done
+
+
+class Rows:
+    """Lines to rows, one at a time. A CSV file's first line names the columns; a quoted cell may have several lines."""
+
+    def __init__(self, kind: str, description: dict[str, Any], path: str) -> None:
+        self.kind = kind
+        self.path = path
+        self.number = 0
+        self.types = type_names(description)
+        self.names: list[str] | None = None
+        self._open = ""  # a CSV record whose last quote is not closed yet
+
+    def end(self) -> None:
+        """There are no more lines. Raises InvalidArgument in the middle of a quoted cell."""
+        if self._open:
+            raise InvalidArgument(f"{self.path} ends at line {self.number} inside a quoted cell")
+
+    def __call__(self, line: str) -> dict[str, Any] | None:
+        self.number += 1
+        if not self._open and not line.strip():
+            return None
+        where = f"{self.path}, line {self.number}"
+        if self.kind == "csv":
+            line = self._open + line
+            if line.count('"') % 2:  # a quote inside a cell is written twice, so an odd one is open
+                self._open = line
+                return None
+            self._open = ""
+            (cells,) = csv.reader(io.StringIO(line.rstrip("\r\n"), newline=""))
+            if self.names is None:
+                self.names = [cell.strip() for cell in cells]
+                return None
+            if len(cells) != len(self.names):
+                raise InvalidArgument(f"{where} has {len(cells)} cells; the header names {len(self.names)}")
+            row: dict[str, Any] = dict(zip(self.names, cells, strict=True))
+        else:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                raise InvalidArgument(f"{where} is not a JSON object: write one object a line") from None
+            if not isinstance(row, dict):
+                raise InvalidArgument(f"{where} is not a JSON object")
+        for name, value in row.items():
+            if isinstance(value, str) and name in self.types:
+                if self.kind == "csv" and value == "":
+                    row[name] = None
+                elif self.kind == "csv" or self.types[name] != "string":
+                    row[name] = parse_value(self.types[name], value, f"{where}, column {name!r}")
+        return row
+
+
+def follow(path: str, description: dict[str, Any], poll_s: float = 0.2) -> Iterator[list[dict[str, Any]]]:
+    """The file's rows, then those that are written to it later, until it is interrupted."""
+    kind = format_of(path)
+    if kind not in ("csv", "json"):
+        raise InvalidArgument(f"--follow reads lines: {path} must be CSV or JSON lines")
+    parse = Rows(kind, description, path)
+    rows: list[dict[str, Any]] = []
+    rest = ""
+    with open(path, encoding="utf-8", newline="") as file:
+        while True:
+            chunk = file.readline()
+            if chunk and not chunk.endswith("\n"):
+                rest += chunk  # a line that is still being written
+                continue
+            if chunk:
+                row = parse(rest + chunk)
+                rest = ""
+                if row is not None:
+                    rows.append(row)
+                if len(rows) < _LINE_ROWS:
+                    continue
+            if rows:
+                yield rows
+                rows = []
+            else:
+                time.sleep(poll_s)
+
+
+class Progress:
+    """A bar on a terminal; elsewhere a plain line now and then, and one at the end."""
+
+    def __init__(
+        self, what: str, total: int | None, unit: str = "events", clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._clock = clock
+        self._what = what
+        self._unit = unit
+        self._total = total
+        self._began = self._said = clock()
+        self._count = 0
+        self._bar: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[count]}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(what, total=total, count="")
+
+    def __enter__(self) -> Progress:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        if kind is None:
+            self._say()
+
+    def update(self, done: int, count: int, total: int | None = None) -> None:
+        """``done`` of the total, which may become known (or grow) on the way; ``count`` events so far."""
+        self._count = count
+        self._total = self._total if total is None else total
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, count=self._rate(), total=self._total)
+        elif self._clock() - self._said > 2.0:
+            self._said = self._clock()
+            self._say(f" ({100 * done // self._total}%)" if self._total else "")
+
+    def _rate(self) -> str:
+        took = max(1e-6, self._clock() - self._began)
+        return f"{self._count:,} {self._unit}, {self._count / took:,.0f}/s"
+
+    def _say(self, extra: str = "") -> None:
+        print(f"{self._what}: {self._rate()}{extra}", file=sys.stderr, flush=True)

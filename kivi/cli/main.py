@@ -1,0 +1,474 @@
+"""The command line: ``kivi status``, ``kivi scan`` ... (``kivi --help``).
+
+Exit codes: 0, 1 for an error (one line on stderr says what happened and what to do), 2 for wrong usage.
+Environment: KIVI_ENDPOINT, KIVI_TOKEN, KIVI_TLS_CA, KIVI_OUTPUT stand in for the options of those names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from kivi.cli.text import assignments, parse_value, print_rows, print_value, type_names, where
+from kivi.errors import InvalidArgument, KiviError, Unavailable
+
+__all__ = ["main"]
+
+
+def connect(args: argparse.Namespace) -> Any:
+    from kivi.client.database import Tls, connect
+
+    tls = None
+    if args.tls or args.tls_ca or args.tls_cert:
+        tls = Tls(ca=args.tls_ca, cert=args.tls_cert, key=args.tls_key)
+    return connect(args.endpoint, access_token=args.token, tls=tls, timeout=args.timeout)
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def status(args: argparse.Namespace) -> int:
+    """Ten lines: healthy or not, and what it is doing. 1 if somebody has to do something."""
+    try:
+        with connect(args) as db:
+            before, began = db.stats(), time.monotonic()
+            time.sleep(0.25)
+            now, took = db.stats(), time.monotonic() - began
+            tables = db.tables()
+    except Unavailable as error:
+        print_value({"server": args.endpoint, "healthy": False, "reason": error.message}, args.output)
+        return 1
+
+    def number(name: str) -> Any:
+        return now.get(name, 0)
+
+    def rate(name: str) -> float:
+        return float(max(0.0, (number(name) - before.get(name, 0)) / took))
+
+    problems = list(_problems(now, before))
+    lines = {
+        "server": args.endpoint,
+        "healthy": not problems,
+        **({"problems": "; ".join(problems)} if problems else {}),
+        "tables": len(tables),
+        "watermark": f"{number('watermark')} ({number('watermark_lag')} behind the log)",
+        "commits": f"{number('commits'):,} ({rate('commits'):,.0f}/s, {number('in_flight')} in flight)",
+        "conflicts": f"{number('aborts_conflict'):,} ({rate('aborts_conflict'):,.0f}/s)",
+        "clients": f"{number('server_sessions')} ({number('server_open_transactions')} transactions open)",
+        "snapshots": f"{number('leases')} open, the oldest for {number('oldest_snapshot_age_s'):,.0f} s",
+        "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
+        "disk": f"log {number('log_log_bytes') / 1e6:,.0f} MB, base {_base_bytes(now) / 1e6:,.0f} MB, "
+        f"{number('disk_free_bytes') / 1e9:,.1f} GB free{_was_full(now)}",
+    }
+    print_value(lines, args.output)
+    return 1 if problems else 0
+
+
+_DISK_FREE_MIN = 512 << 20
+
+
+def _base_bytes(stats: dict[str, Any]) -> float:
+    return float(stats.get("engine_sst_bytes", 0) + stats.get("engine_blob_bytes", 0))
+
+
+def _moment(seconds: float) -> str:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _was_full(stats: dict[str, Any]) -> str:
+    if not stats.get("disk_full_ended_at_s"):
+        return ""
+    took = stats["disk_full_ended_at_s"] - stats["disk_full_began_at_s"]
+    return (
+        f"; was full for {took:,.0f} s until {_moment(stats['disk_full_ended_at_s'])}, when it went on by itself: "
+        f"{stats['disk_full_refused']:,} commits and stages were refused"
+    )
+
+
+def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
+    """What somebody has to do something about."""
+    if now.get("log_failed"):
+        yield "the commit log failed: look at the disk, and start the server again"
+    if now.get("disk_full"):
+        since, refused = _moment(now["disk_full_began_at_s"]), now["disk_full_refused"]
+        yield f"no disk space since {since}: {refused:,} commits and stages were refused so far, reads go on; " + (
+            "make room, and it goes on by itself within seconds"
+            if now["disk_free_bytes"] < _DISK_FREE_MIN
+            else "there is room now: it goes on by itself within seconds, or else restart the server"
+        )
+    if now.get("storage_failing"):
+        yield "the disk cannot be written (the server's log says why): mend it, and restart the server; nothing is lost"
+    if now.get("engine_errors_open") and not now.get("disk_full"):
+        yield "RocksDB reports errors: run kivi verify on a copy, restore a backup if it finds damage"
+    if now.get("engine_write_stopped"):
+        yield "RocksDB stalls all writes: look whether the disk is busy"
+    if now.get("disk_size_bytes") and now["disk_free_bytes"] < _DISK_FREE_MIN and not now.get("disk_full"):
+        yield "the disk is almost full: make room; without any, writes are refused and reads go on"
+    if now.get("watermark_lag", 0) > 1_000 and now["watermark"] == before.get("watermark"):
+        yield "the watermark stands still: a commit does not finish"
+
+
+def tables(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = [db.describe(name) for name in db.tables()]
+    rows = [
+        {
+            "table": d["name"],
+            "kind": d["kind"],
+            "state": d["state"],
+            "key": ", ".join(d["key"]) or None,
+            "columns": len(d["columns"]),
+            "source": d.get("source"),
+        }
+        for d in found
+    ]
+    print_rows(rows, ["table", "kind", "state", "key", "columns", "source"], args.output)
+    return 0
+
+
+def describe(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = db.describe(args.table)
+    if args.output == "json":
+        print_value(found, "json")
+        return 0
+    rows = [{"column": name, "type": declared, "role": "key"} for name, declared in found["key"].items()]
+    rows += [{"column": name, "type": declared, "role": ""} for name, declared in found["columns"].items()]
+    rows += [{"column": n, "type": text, "role": "derived"} for n, text in found.get("derived", {}).items()]
+    for row in rows:
+        if row["column"] == found.get("event_time"):
+            row["role"] = "event time"
+    if args.output == "table":
+        facts = [f"{found['name']}: {found['kind']} table, {found['state']}"]
+        if found.get("source"):
+            facts.append(f"aggregate of {found['source']}")
+        for name in ("history_us", "retention_us"):
+            if found.get(name):
+                facts.append(f"{name.removesuffix('_us')} {found[name] / 1e6:,.0f} s")
+        facts += [f"{name} {value:,}" for name, value in found["statistics"].items()]
+        print("; ".join(facts))
+    print_rows(rows, ["column", "type", "role"], args.output)
+    return 0
+
+
+def key_of(description: dict[str, Any], words: Sequence[str], *, partial: bool = False) -> tuple[Any, ...]:
+    """Words as a key, or as its first columns."""
+    names = list(description["key"])
+    if len(words) > len(names) or (len(words) < len(names) and not partial):
+        raise InvalidArgument(
+            f"a key of {description['name']!r} is {' '.join(names) or 'nothing: it is an event table'}; "
+            f"{len(words)} values were given"
+        )
+    return tuple(
+        parse_value(description["key"][name], word, f"key column {name!r}")
+        for name, word in zip(names, words, strict=False)
+    )
+
+
+def outputs(description: dict[str, Any], chosen: str | None) -> list[str]:
+    if chosen:
+        return [name.strip() for name in chosen.split(",")]
+    return [*description["key"], *description["columns"], *description.get("derived", {})]
+
+
+def as_of(args: argparse.Namespace) -> Any:
+    if args.as_of is None:
+        return None
+    return int(args.as_of) if args.as_of.isdigit() else parse_value("timestamp", args.as_of, "--as-of")
+
+
+def get(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = db.describe(args.table)
+        with db.snapshot(as_of=as_of(args)) as snap:
+            row = snap.get(args.table, key_of(found, args.key))
+    if row is None:
+        raise InvalidArgument(f"{args.table} has no row with the key {' '.join(args.key)}")
+    if args.output == "table":
+        print_value(row, "table")
+    else:
+        print_rows([row], list(row), args.output)
+    return 0
+
+
+def scan(args: argparse.Namespace) -> int:
+    with connect(args) as db:
+        found = db.describe(args.table)
+        names = outputs(found, args.columns)
+        rows: Iterator[dict[str, Any]]
+        with db.snapshot(as_of=as_of(args)) as snap:
+            rows = snap.scan(
+                args.table,
+                prefix=key_of(found, args.prefix, partial=True),
+                where=where(args.where, type_names(found)) if args.where else None,
+                columns=names if args.columns else None,
+                limit=args.limit,
+                reverse=args.reverse,
+            )
+            print_rows(rows, names, args.output)
+    return 0
+
+
+def watch(args: argparse.Namespace) -> int:
+    from kivi.cli.watch import follow
+
+    with connect(args) as db:
+        found = db.describe(args.table)
+        names = outputs(found, args.columns)
+        wanted = {
+            "prefix": key_of(found, args.prefix, partial=True),
+            "where": where(args.where, type_names(found)) if args.where else None,
+            "columns": names if args.columns else None,
+            "order_by": args.order_by.split(",") if args.order_by else (),
+            "limit": args.limit,
+            "offset": args.offset,
+            "interval_ms": args.interval,
+            "since": args.since,
+            "from_time": parse_value("timestamp", args.from_time, "--from") if args.from_time else None,
+            "until_time": parse_value("timestamp", args.until_time, "--until") if args.until_time else None,
+            "name": args.name,
+            "user": args.user,
+        }
+        return follow(db, wanted, found, names, args.output)
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def write(args: argparse.Namespace) -> int:
+    """put, delta, delete: one transaction."""
+    with connect(args) as db:
+        found = db.describe(args.table)
+        keys = len(found["key"])
+        key = key_of(found, args.words[:keys])
+        values = assignments(found, args.words[keys:])
+        with db.transaction() as tx:
+            if args.command == "delete":
+                if values:
+                    raise InvalidArgument("delete takes a key and nothing else")
+                tx.delete(args.table, key)
+            elif args.command == "put":
+                tx.put(args.table, key, **values)
+            else:
+                tx.delta(args.table, key, **values)
+        print_value({"commit_ts": tx.commit_ts}, args.output)
+    return 0
+
+
+def append(args: argparse.Namespace) -> int:
+    from kivi.cli.append import Progress, batches, follow
+
+    with connect(args) as db:
+        found = db.describe(args.table)
+        if found["kind"] != "event":
+            raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
+        count, commit_ts = 0, None
+        if args.follow:
+            # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            with Progress(f"{args.table} <- {args.file}", None) as progress:
+                try:
+                    for rows in follow(args.file, found):
+                        commit_ts = db.append(args.table, rows)
+                        count += len(rows)
+                        progress.update(0, count)
+                except KeyboardInterrupt:
+                    pass
+        else:
+            try:
+                total = os.path.getsize(args.file)
+            except OSError as error:
+                raise InvalidArgument(f"cannot read {args.file}: {error.strerror}") from None
+            try:
+                with Progress(f"{args.table} <- {args.file}", total) as progress:
+                    for batch, done in batches(args.file, found):
+                        commit_ts = db.append(args.table, batch)
+                        count += len(batch) if isinstance(batch, list) else batch.num_rows
+                        progress.update(done, count)
+            except KiviError as error:
+                error.message += f" (the {count:,} events before it are appended)" if count else ""
+                raise
+        print_value({"events": count, "commit_ts": commit_ts}, args.output)
+    return 0
+
+
+def aggregate(args: argparse.Namespace) -> int:
+    from kivi.cli import aggregate as creating
+
+    with connect(args) as db:
+        return creating.aggregate(db, args)
+
+
+def shell(args: argparse.Namespace) -> int:
+    from kivi.cli.shell import Shell
+
+    with connect(args) as db:
+        return Shell(db, args.output).run()
+
+
+# -- the server and the offline tools, which open a store -------------------------------------------
+
+
+def serve(args: argparse.Namespace) -> int:
+    from kivi_server.options import options_of, printed
+
+    options = options_of(args)
+    if args.print_settings:
+        print(printed(options))
+        return 0
+    from kivi_server.process.serve import run
+
+    return run(options)
+
+
+def offline(args: argparse.Namespace) -> int:
+    from kivi.cli import offline
+
+    tool: Callable[[argparse.Namespace], int] = getattr(offline, args.command)
+    return tool(args)
+
+
+def backup(args: argparse.Namespace) -> int:
+    if args.to is not None:
+        if args.keep is not None:
+            raise InvalidArgument("--keep is for backups of a running server, which go to one directory")
+        return offline(args)
+    with connect(args) as db:
+        print_value(db.backup(os.path.abspath(args.dir), keep=args.keep), args.output)
+    return 0
+
+
+# -- arguments --------------------------------------------------------------------------------------
+
+
+def add_client_options(to: argparse.ArgumentParser) -> None:
+    """How to reach a server and how to print: before or after the command."""
+    environment = os.environ.get
+    to.add_argument(
+        "--endpoint", default=environment("KIVI_ENDPOINT", "localhost:7420"), metavar="HOST:PORT", help="the server"
+    )
+    to.add_argument("--token", default=environment("KIVI_TOKEN"), help="access token; better in KIVI_TOKEN")
+    to.add_argument("--tls", action="store_true", help="speak TLS, trusting the system's authorities")
+    to.add_argument("--tls-ca", default=environment("KIVI_TLS_CA"), metavar="FILE", help="trust this authority")
+    to.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
+    to.add_argument("--tls-key", metavar="FILE", help="its private key")
+    to.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
+    styles = ("table", "json", "csv")
+    to.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
+
+
+def parser() -> argparse.ArgumentParser:
+    from kivi_server.options import add_arguments as add_server_arguments  # light: loads no store
+
+    top = argparse.ArgumentParser(prog="kivi", description="A transactional key-value store with online aggregates.")
+    add_client_options(top)
+    common = argparse.ArgumentParser(add_help=False)
+    add_client_options(common)
+    for action in common._actions:  # after the command they override what stands before it, and only if they are given
+        action.default = argparse.SUPPRESS
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *, client: bool = True) -> Any:
+        parents = [common] if client else []
+        sub = commands.add_parser(name, help=text, description=text, parents=parents, allow_abbrev=False)
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("serve", serve, "run a server on a directory", client=False)
+    add_server_arguments(sub)
+    command("status", status, "healthy or not, and what it is doing")
+    command("tables", tables, "all tables")
+    sub = command("describe", describe, "one table's columns")
+    sub.add_argument("table")
+    sub = command("get", get, "one row")
+    sub.add_argument("table")
+    sub.add_argument("key", nargs="+")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("scan", scan, "rows in key order; events in commit order")
+    sub.add_argument("table")
+    sub.add_argument("prefix", nargs="*", help="values of the first key columns")
+    sub.add_argument("--where", metavar="PREDICATE", help="endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'")
+    sub.add_argument("--columns", metavar="A,B", help="only these")
+    sub.add_argument("--limit", type=int, metavar="N")
+    sub.add_argument("--reverse", action="store_true")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("watch", watch, "rows as they change, events as they come")
+    sub.add_argument("table")
+    sub.add_argument("prefix", nargs="*", help="values of the first key columns")
+    sub.add_argument("--where", metavar="PREDICATE", help="avg_resp_time > 120000")
+    sub.add_argument("--columns", metavar="A,B", help="only these")
+    sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
+    sub.add_argument("--limit", type=int, metavar="N")
+    sub.add_argument("--offset", type=int, default=0, metavar="N")
+    sub.add_argument("--interval", type=float, default=100.0, metavar="MS", help="at most one update in so long")
+    sub.add_argument("--since", type=int, metavar="TS", help="go on from this commit timestamp")
+    sub.add_argument("--from", dest="from_time", metavar="TIME", help="of events: from this event time on")
+    sub.add_argument("--until", dest="until_time", metavar="TIME", help="of events: up to here, and end then")
+    sub.add_argument("--name", help="of events: remember under this name what was delivered, and go on behind it")
+    sub.add_argument("--user", default="", help="whose subscription that is")
+    for name, text in (
+        ("put", "set columns of a row"),
+        ("delta", "add to delta columns of a row"),
+        ("delete", "delete a row"),
+    ):
+        sub = command(name, write, text)
+        sub.add_argument("table")
+        sub.add_argument("words", nargs="+", metavar="KEY... column=value...")
+    sub = command("append", append, "append events from a CSV, JSON lines, Parquet or Arrow file")
+    sub.add_argument("table")
+    sub.add_argument("file")
+    sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
+    sub = command("aggregate", aggregate, "create an online aggregate of an event table; shows progress")
+    sub.add_argument("name", help="of the new aggregate")
+    sub.add_argument("source", metavar="EVENTS", help="the event table")
+    sub.add_argument(
+        "measures", nargs="+", metavar="NAME=MEASURE", help="sum:COLUMN, min:, max:, count or count:COLUMN"
+    )
+    text = "a key column, or name=COLUMN/5m for a time slot; repeat it for each, in key order"
+    sub.add_argument("--by", action="append", required=True, metavar="COLUMN", help=text)
+    text = "computed when it is read: 'avg=total / calls'"
+    sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
+    sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
+    command("shell", shell, "transactions by hand")
+    for name, text in (
+        ("dump", "print what a store's files hold; reads only"),
+        ("verify", "check a store's files, sums and counts; reads only"),
+        ("restore", "verify a backup and copy it to where a store is wanted"),
+    ):
+        sub = command(name, offline, text, client=False)
+        sub.add_argument("dir", metavar="DIR")
+        if name == "restore":
+            sub.add_argument("to", metavar="TO", help="a directory that does not exist yet")
+        sub.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    sub = command(
+        "backup", backup, "of the running server into DIR, or with TO of the store in DIR, which nobody has open"
+    )
+    sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")
+    sub.add_argument("to", metavar="TO", nargs="?", help="a directory that does not exist yet")
+    sub.add_argument("--keep", type=int, metavar="N", help="of a running server: so many backups stay, the oldest go")
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(argv)
+    try:
+        run: Callable[[argparse.Namespace], int] = args.run
+        return run(args)
+    except KiviError as error:
+        print(f"kivi: {error.message or type(error).__name__}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

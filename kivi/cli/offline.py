@@ -1,0 +1,472 @@
+"""The tools for a store that nobody has open: dump, verify, backup, restore.
+
+They never write to what they inspect. The log is walked where it is; everything that needs an open
+store (replay, folding, scans) happens on a copy in a temporary directory, where finished table files
+are linked, not copied, if the file system can.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi.cli.append import Progress
+from kivi.cli.text import plain
+from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.encoding.pretty import SchemaOf
+    from kivi.model.schema import TableSchema
+
+__all__ = ["backup", "dump", "restore", "verify"]
+
+MARKER: Final = "KIVI"
+_LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
+_BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
+
+
+def checked(path: str) -> Path:
+    """The directory, if it holds a store that nobody has open."""
+    root = Path(path)
+    if not (root / MARKER).is_file():
+        raise NotAStore(f"{path} is not a kivi store: there is no file {MARKER} in it")
+    with contextlib.suppress(FileNotFoundError), open(root / "LOCK", "rb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUse(f"{path} is open in another process: stop that one first") from None
+    return root
+
+
+@contextlib.contextmanager
+def copy_opened(root: Path) -> Iterator[Any]:
+    """A store opened on a copy of the directory."""
+    from kivi.runtime.settings import Settings
+    from kivi.store.facade import Store
+
+    with tempfile.TemporaryDirectory(prefix="kivi-") as scratch:
+        target = Path(scratch, "store")
+
+        def place(source: str, destination: str) -> str:
+            if source.endswith(_LINKED):
+                with contextlib.suppress(OSError):
+                    os.link(source, destination)
+                    return destination
+            return str(shutil.copy2(source, destination))
+
+        shutil.copytree(root, target, copy_function=place, ignore=shutil.ignore_patterns("LOCK"))
+        store = Store.open(str(target), settings=Settings(background=False))
+        try:
+            yield store
+        finally:
+            store.close()
+
+
+# -- dump -------------------------------------------------------------------------------------------
+
+
+def dump(args: argparse.Namespace) -> int:
+    """The marker; every record of the log; every pair of the engine; every table as a reader sees it now."""
+    from kivi.encoding import pretty as fmt
+    from kivi.store.catalog import SYSTEM
+
+    root = checked(args.dir)
+    emit = _json_line if args.output == "json" else _text_line
+    emit("store", json.loads((root / MARKER).read_text()))
+    with copy_opened(root) as store:
+
+        def schema_of(table: int) -> TableSchema | None:
+            found: TableSchema | None = SYSTEM.get(table) or store.catalog.schema_of(table)
+            if found is None:  # a stage names a table by its first generation
+                found = next((schema for schema in store.tables() if schema.origin == table), None)
+            return found
+
+        damaged = _dump_log(root, emit, schema_of)
+        for key, data in store.engine.scan(b"", None):
+            emit("stored", {"pair": fmt.entry(key, data, schema_of)})
+        lease = store.begin()
+        for schema in store.tables():
+            emit("table", plain(schema.description()))
+            for row in _rows(store, lease, schema):
+                emit("row", {"table": schema.name, **plain(row)})
+        store.release(lease)
+    return 1 if damaged else 0
+
+
+def _text_line(kind: str, facts: dict[str, Any]) -> None:
+    """A line; below it, one for each row that a record touches. A stored pair is a sentence of its own."""
+    if kind == "stored":
+        print(kind, facts["pair"])
+        return
+    shown = {name: value for name, value in facts.items() if value not in (None, "", [], {})}
+    below = {name: value for name, value in shown.items() if name in _BELOW and isinstance(value, list)}
+    print(kind, " ".join(f"{name}={value}" for name, value in shown.items() if name not in below))
+    for name, lines in below.items():
+        for line in lines:
+            print(f"    {name:<8} {line}")
+
+
+def _json_line(kind: str, facts: dict[str, Any]) -> None:
+    print(json.dumps({"what": kind, **facts}, ensure_ascii=False))
+
+
+def _dump_log(root: Path, emit: Any, schema_of: SchemaOf) -> bool:
+    from kivi.log.inspect import Damage, inspect
+
+    damaged = False
+    for path, offset, item in inspect(str(root / "log")):
+        where = {"segment": os.path.basename(path), "offset": offset}
+        if isinstance(item, Damage):
+            damaged = damaged or item.fatal
+            emit("damage", {**where, "reason": item.reason, "fatal": item.fatal})
+            continue
+        facts = {"ts": item.sequence, "time": _moment(item.time_us), **where, **_record(item, schema_of)}
+        emit(item.kind.name.lower(), facts)
+    return damaged
+
+
+def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
+    """What one log record says, by the names of the tables that are there now."""
+    from kivi.encoding import pretty as fmt
+    from kivi.log import Kind
+    from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
+    from kivi.mvcc.verdict import EXISTENCE
+
+    def name(table: int) -> str:
+        schema = schema_of(table)
+        return f"table {table}" if schema is None else schema.name
+
+    def row(table: int, key: bytes, op: Any) -> str:
+        schema = schema_of(table)
+        if schema is None:
+            return f"{name(table)} 0x{key.hex()} {op.barrier.name.lower()}"
+        return fmt.operation(schema, key, op.barrier.name, op.puts, op.deltas)
+
+    def guard(table: int, key: bytes, column: int) -> str:
+        schema = schema_of(table)
+        if schema is None:
+            return f"{name(table)} 0x{key.hex()}"
+        return fmt.key_text(schema, key) + ("" if column == EXISTENCE else f".{schema.columns[column].name}")
+
+    if record.kind == Kind.COMMIT:
+        commit = decode_commit(record.body)
+        return {
+            "start_ts": commit.start_ts,
+            "token": commit.request[0] if commit.request else None,
+            "batch": list(commit.batch) if commit.batch else None,
+            "rows": [row(*item) for item in commit.rows],
+            "derived": [row(*item) for item in commit.derived],
+            "guards": [guard(*item) for item in commit.guards],
+            "appends": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.appends],
+            "runs": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.runs],
+        }
+    if record.kind == Kind.STAGE:
+        stage = decode_stage(record.body)
+        return {"table": name(stage.table), "events": stage.rows, "owner": stage.owner}
+    if record.kind == Kind.ABORT:
+        abort = decode_abort(record.body)
+        return {"commits": list(abort.commits), "stages": list(abort.stages)}
+    return {"bytes": len(record.body)}
+
+
+def _rows(store: Any, lease: Any, schema: TableSchema) -> Iterator[dict[str, Any]]:
+    from kivi.store.facade import Scan
+
+    if schema.state == "ready":
+        columns = readable(store, lease, schema)
+        moments = [column.name for column in (*schema.key, *schema.columns) if column.type.name == "timestamp"]
+        for batch in store.scan(lease, schema, Scan(columns=columns)):
+            for row in _in_micros(batch).to_pylist():
+                yield row | {name: _moment(row[name]) for name in moments if name in row}
+
+
+def _moment(time_us: int | None) -> str | int | None:
+    """A moment in UTC; the bare microseconds where it lies beyond the years that Python knows."""
+    from kivi.model.types import ColumnType
+
+    try:
+        shown: str | None = plain(ColumnType("timestamp").from_stored(time_us))
+        return shown
+    except OutOfRange:
+        return time_us
+
+
+def readable(store: Any, lease: Any, schema: TableSchema) -> tuple[str, ...]:
+    """The columns that can be read now: a sum that does not fit its type is no damage, and recovers (R10)."""
+    from kivi.store.facade import Scan
+
+    left = list(schema.output_columns(None))
+    derived = {name for name, _ in schema.derived}
+    while True:
+        try:
+            for _ in store.scan(lease, schema, Scan(columns=tuple(left))):
+                pass
+            return tuple(left)
+        except OutOfRange as error:
+            column = error.details.get("column")
+            gone = {column} if column in left else derived & {*left}
+            if not gone:
+                raise
+            left = [name for name in left if name not in gone]
+
+
+# -- verify -----------------------------------------------------------------------------------------
+
+
+def verify(args: argparse.Namespace) -> int:
+    """The log's chain, the recovery of a copy, commit times, every row of every table, aggregates against events."""
+    report = examine(args.dir)
+    if args.output == "json":
+        print(json.dumps(report))
+    else:
+        for name, value in report.items():
+            print(f"{name:<10} {value}")
+    return 0
+
+
+def examine(path: str) -> dict[str, Any]:
+    """What verify found. Raises DataLoss that names the file and the offset."""
+    root = checked(path)
+    records, cut = _check_log(root)
+    report: dict[str, Any] = {"store": path, "log": f"{records:,} records, chain intact"}
+    if cut:
+        report["torn"] = f"{cut}; opening cuts this off, nothing acknowledged is in it"
+    with copy_opened(root) as store:
+        lease = store.begin()
+        report["watermark"] = lease.ts
+        report["times"] = f"{store.timeline.check():,} commit times, in order"
+        report["tokens"] = f"{store.tokens.check():,} request tokens in blocks"
+        ready = [schema for schema in store.tables() if schema.state == "ready"]
+        with Progress(f"verify {path}", None, "rows") as progress:
+            done = 0
+            for schema in ready:
+                count = 0
+                columns = readable(store, lease, schema)
+                for batch in _batches(store, lease, schema, columns):
+                    count += batch.num_rows
+                    progress.update(0, done + count)
+                done += count
+                report[schema.name] = f"{count:,} {'events' if schema.kind == 'event' else 'rows'}"
+                unfit = [name for name in schema.output_columns(None) if name not in columns]
+                if unfit:
+                    report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
+                if schema.kind == "aggregate":
+                    report[schema.name] += ", " + _compare(store, lease, schema, columns, path)
+        store.release(lease)
+    report["result"] = "good"
+    return report
+
+
+def _check_log(root: Path) -> tuple[int, str]:
+    from kivi.log.inspect import Damage, inspect
+
+    records, cut = 0, ""
+    for path, offset, item in inspect(str(root / "log")):
+        if not isinstance(item, Damage):
+            records += 1
+        elif item.fatal:
+            raise DataLoss(
+                f"{path} is damaged at byte {offset}: {item.reason}; restore a backup", path=path, offset=offset
+            )
+        else:
+            cut = f"{os.path.basename(path)} at byte {offset}: {item.reason}"
+    return records, cut
+
+
+def _batches(
+    store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ...] | None = None
+) -> Iterator[pa.RecordBatch]:
+    from kivi.store.facade import Scan
+
+    batches: Iterator[pa.RecordBatch] = store.scan(lease, schema, Scan(columns=columns))
+    return batches
+
+
+def _in_micros(batch: pa.RecordBatch) -> pa.Table:
+    """Moments as integers: they may lie beyond the years that Python knows."""
+    import pyarrow as pa
+
+    table = pa.Table.from_batches([batch])
+    for i, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type):
+            table = table.set_column(i, field.name, table[i].cast(pa.int64()))
+    return table
+
+
+def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ...], path: str) -> str:
+    """The aggregate against a recount of its source's events."""
+    source = store.table(schema.source or "")
+    if source.retention_us is not None:
+        return "not compared with its events, of which old ones are dropped"
+    expected, bounds = recount(schema, _batches(store, lease, source))
+    found = {}
+    names, measures = schema.key_names, [column.name for column in schema.columns if column.name in columns]
+    kept = [i for i, column in enumerate(schema.columns) if column.name in columns]
+    for batch in _batches(store, lease, schema, columns):
+        for row in _in_micros(batch).select([*names, *measures]).to_pylist():
+            found[tuple(row[name] for name in names)] = [row[name] for name in measures]
+    for key in expected.keys() | found.keys():
+        wanted = [expected[key][i] for i in kept] if key in expected else None
+        if not _same(wanted, found.get(key), [bounds[key][i] for i in kept] if key in bounds else ()):
+            raise DataLoss(
+                f"aggregate {schema.name!r} has {found.get(key)} at {key}, its events give {expected.get(key)}: "
+                "drop the aggregate and create it again",
+                path=path,
+            )
+    return "equal to a recount of the events"
+
+
+def _same(left: list[Any] | None, right: list[Any] | None, bounds: Sequence[float]) -> bool:
+    """``bounds``: how far two orders of addition may lie apart, per measure."""
+    if left is None or right is None:
+        return left is right
+    for a, b, bound in zip(left, right, bounds, strict=True):
+        if isinstance(a, float) and isinstance(b, float):
+            if abs(a - b) > bound:
+                return False
+        elif a != b:
+            return False
+    return True
+
+
+def recount(
+    schema: TableSchema, events: Iterator[pa.RecordBatch]
+) -> tuple[dict[tuple[Any, ...], list[Any]], dict[tuple[Any, ...], list[float]]]:
+    """The aggregate's rows from the events themselves, by Arrow kernels and exact sums; and a bound for each float sum.
+
+    Floats are added in another order here. n additions in any order stay within n * 2**-53 * sum(|v|) of the exact sum.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    total: dict[tuple[Any, ...], list[Any]] = {}
+    bounds: dict[tuple[Any, ...], list[float]] = {}
+    rows = 0
+    for batch in map(_in_micros, events):
+        rows += batch.num_rows
+        columns: dict[str, Any] = {}
+        for group in schema.group_by:
+            column = batch[group.source]
+            if group.slot_us:
+                column = pa.array(column.to_numpy() // group.slot_us * group.slot_us, pa.int64())
+            columns[f"key {group.name}"] = column
+        calls = []
+        for measure in schema.measures:
+            name = f"measure {measure.name}"
+            if measure.operator == "count":
+                ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+                columns[name] = batch[measure.source].is_valid().cast(pa.int64()) if measure.source else ones
+            else:
+                columns[name] = batch[measure.source]
+                if measure.operator == "sum" and pa.types.is_integer(columns[name].type):
+                    columns[name] = columns[name].cast(pa.decimal128(19, 0)).cast(pa.decimal128(38, 0))
+            operator = "sum" if measure.operator == "count" else measure.operator
+            options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
+            calls.append((name, operator, options))
+        keys = [name for name in columns if name.startswith("key ")]
+        measured = [f"{name}_{operator}" for name, operator, _ in calls]
+        for name, _, _ in tuple(calls):
+            is_float = pa.types.is_floating(columns[name].type)
+            columns[f"size {name}"] = pc.abs(columns[name]) if is_float else pa.repeat(pa.scalar(0.0), batch.num_rows)
+            calls.append((f"size {name}", "sum", pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)))
+        outputs = [*keys, *(f"{name}_{operator}" for name, operator, _ in calls)]
+        grouped = pa.table(columns).group_by(keys).aggregate(calls)
+        for row in zip(*(grouped[name].to_pylist() for name in outputs), strict=True):
+            key, values = row[: len(keys)], row[len(keys) : len(keys) + len(measured)]
+            sizes = [float(size or 0) for size in row[len(keys) + len(measured) :]]
+            bounds[key] = [a + b for a, b in zip(bounds.get(key, [0.0] * len(sizes)), sizes, strict=True)]
+            held = total.get(key)
+            total[key] = (
+                list(values)
+                if held is None
+                else [
+                    _fold(measure.operator, a, b) for measure, a, b in zip(schema.measures, held, values, strict=True)
+                ]
+            )
+    for held in total.values():
+        for i, column in enumerate(schema.columns):
+            if column.type.name == "int64" and held[i] is not None:
+                held[i] = int(held[i])
+    return total, {key: [2 * rows * 2.0**-53 * size for size in sizes] for key, sizes in bounds.items()}
+
+
+def _fold(operator: str, a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return b if a is None else a
+    return min(a, b) if operator == "min" else max(a, b) if operator == "max" else a + b
+
+
+# -- backup and restore -----------------------------------------------------------------------------
+
+
+def backup(args: argparse.Namespace) -> int:
+    """Verifies the store and copies it. A store that is being served: use a checkpoint instead."""
+    return _copy(args, "backup")
+
+
+def restore(args: argparse.Namespace) -> int:
+    """Verifies the backup and copies it; of a directory of backups the newest."""
+    from kivi.store import backups
+
+    with contextlib.suppress(NotAStore):
+        found = backups.newest(args.dir)
+        if found is None:
+            raise InvalidArgument(f"there is no backup in {args.dir} yet")
+        args.dir = found
+    backups.check(args.dir)
+    return _copy(args, "store")
+
+
+def _copy(args: argparse.Namespace, what: str) -> int:
+    target = Path(args.to)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
+    if not target.absolute().parent.is_dir():
+        raise InvalidArgument(f"{target.absolute().parent} is not a directory: name one that is there")
+    report = examine(args.dir)
+    made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
+    try:
+        shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
+        _sync(part)
+        if target.exists():
+            target.rmdir()
+        made = part.rename(target)
+        _sync_one(target.parent)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise KiviError(f"cannot write {args.to}: {error.strerror or error}") from None
+        raise
+    if args.output == "json":
+        print(json.dumps({"copied": args.dir, "to": args.to, "watermark": report["watermark"]}))
+    else:
+        print(f"{what} of {args.dir} in {args.to}, verified, at watermark {report['watermark']}")
+    sys.stdout.flush()
+    return 0
+
+
+def _sync(root: Path) -> None:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            _sync_one(Path(folder, name))
+        _sync_one(Path(folder))
+
+
+def _sync_one(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,88 @@
+"""``kivi watch``: a query kept up on a terminal, or its changes as lines for other programs.
+
+On a terminal a state is drawn again whenever it changes, as far as the window is high, and its last line says which
+snapshot it is and how old. Everywhere else, and for events, each change is a line as it comes: JSON objects, or CSV
+under a header, with ``ts``, ``kind``, ``old`` and ``new`` before the columns (of events: the columns alone).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from kivi.cli.text import plain, print_rows, shown
+from kivi.model.subscriptions import Update
+
+__all__ = ["follow"]
+
+_REDRAW_S = 1.0
+
+
+def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: Sequence[str], style: str) -> int:
+    """Until it ends, or is interrupted, or told to stop by SIGTERM. What was printed is acknowledged then."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    of_events = description["kind"] == "event" and not (wanted["order_by"] or wanted["limit"] is not None)
+    drawn = style == "table" and not of_events and sys.stdout.isatty()
+    lines = Lines(sys.stdout, names, "csv" if style == "table" else style, of_events)
+    with db.subscribe(description["name"], **wanted) as live:
+        try:
+            while not live.ended:
+                update = live.next(_REDRAW_S if drawn else None)
+                if drawn:
+                    draw(live, names)
+                elif update is not None:
+                    lines.write(update)
+        except KeyboardInterrupt:
+            pass  # it was asked for
+    return 0
+
+
+def draw(live: Any, names: Sequence[str]) -> None:
+    """The window anew, in one write: nothing flickers."""
+    size = shutil.get_terminal_size()
+    rows = live.rows
+    room = max(1, size.lines - 4)
+    text = io.StringIO()
+    print_rows(rows[:room], names, "table", text)
+    lines = [line[: size.columns] for line in text.getvalue().splitlines()]
+    more = f"{len(rows) - room:,} more rows; " if len(rows) > room else ""
+    fresh = "live" if live.silent_s < 3 else f"nothing heard for {live.silent_s:.0f} s"
+    lines += ["", f"{more}{len(rows):,} rows at snapshot {live.ts}, {fresh}; Ctrl-C ends it"[: size.columns]]
+    sys.stdout.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+    sys.stdout.flush()
+
+
+class Lines:
+    """Changes as lines, each written out as it comes."""
+
+    def __init__(self, out: TextIO, names: Sequence[str], style: str, of_events: bool) -> None:
+        self._out = out
+        self._names = list(names)
+        self._json = style == "json"
+        self._of_events = of_events
+        self._csv = csv.writer(out, lineterminator="\n")
+        if not self._json:
+            self._csv.writerow(self._names if of_events else ["ts", "kind", "old", "new", *self._names])
+
+    def write(self, update: Update) -> None:
+        if update.reset and not self._of_events:
+            self._line(update.ts, "reset", None, None, None)
+        for change in update.changes:
+            self._line(update.ts, change.kind, change.old, change.new, change.row)
+        self._out.flush()
+
+    def _line(self, ts: int, kind: str, old: int | None, new: int | None, row: dict[str, Any] | None) -> None:
+        if self._json:
+            said: dict[str, Any] = {"ts": ts, "kind": kind, "old": old, "new": new, "row": row}
+            if self._of_events:
+                said = row or {}
+            print(json.dumps(plain(said), ensure_ascii=False), file=self._out)
+            return
+        cells = [shown((row or {}).get(name)) for name in self._names]
+        self._csv.writerow(cells if self._of_events else [ts, kind, shown(old), shown(new), *cells])

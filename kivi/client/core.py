@@ -1,0 +1,416 @@
+"""One client's state, and its calls that belong to no transaction, as steps: see ``client_steps``."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from kivi import errors
+from kivi.api.arguments import (
+    AggregateArguments,
+    GetArguments,
+    SubscribeArguments,
+    TailArguments,
+    TransactionArguments,
+    check_keep,
+    check_names,
+    check_rows,
+    check_token,
+    directory,
+    plain_text,
+    stage_ids,
+    table_name,
+)
+from kivi.api.retry import backoff_s
+from kivi.api.subscription import listed
+from kivi.api.writes import Bind
+from kivi.client.messages import append_parts, get, got, new_aggregate, number, request_token
+from kivi.client.messages import commit as commit_message
+from kivi.client.steps import (
+    Ask,
+    Closed,
+    ConnectionLost,
+    Sleep,
+    Steps,
+    Stream,
+    Timeout,
+    Transport,
+    Unary,
+    Upload,
+    timeout_ms,
+)
+from kivi.client.transaction import TransactionCore
+from kivi.errors import InvalidArgument
+from kivi.model.changes import TailPoints
+from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Stored
+from kivi.wire.codec import from_table, from_values, to_table
+from kivi.wire.methods import MESSAGE_BYTES_MAX
+from kivi.wire.v1 import service_pb2, session_pb2
+
+__all__ = ["Core"]
+
+T = TypeVar("T")
+Kind = session_pb2.Operation
+_PAYLOAD_BYTES: Final = 64 << 10
+_REPEATABLE: Final = frozenset(
+    {
+        "AcknowledgeSubscription",
+        "Describe",
+        "DiscardStages",
+        "ListBatchScopes",
+        "ListSubscriptions",
+        "ListTables",
+        "SplitTable",
+        "Stats",
+        "TailPoints",
+        "Watermark",
+    }
+)
+
+
+@dataclass
+class Core:
+    """One client's state: its schema cache, what it has seen, its timeout."""
+
+    endpoint: str
+    timeout_s: float | None
+    transport: Transport = field(init=False)
+    schemas: dict[str, TableSchema] = field(default_factory=dict)
+    seen_ts: int = 0
+    value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
+    commits_each: bool = False  # the server of the current session takes CommitEach
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def saw(self, ts: int) -> None:
+        if ts > self.seen_ts:
+            self.seen_ts = ts
+
+    def greeted(self, hello: session_pb2.Hello) -> None:
+        """The server's first words on a session."""
+        self.transport.session = hello.session
+        self.value_bytes_max = hello.limits.value_bytes_max
+        self.commits_each = hello.limits.commit_each_max > 0
+
+    def deadline(self) -> float:
+        return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
+
+    # -- schemas --------------------------------------------------------------------------------
+
+    def fetch(self, name: str) -> Steps[TableSchema]:
+        """The schema from the server, into the cache."""
+        if not isinstance(name, str):
+            raise InvalidArgument(f"a table is named by a string, not {name!r}")
+        try:
+            reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=name))
+        except errors.NotFound:
+            self.schemas.pop(name, None)
+            raise
+        schema = self.schemas[name] = from_table(reply.table)
+        return schema
+
+    def stale(self, error: errors.KiviError, table: str) -> bool:
+        """True, and the cached schema forgotten, if ``error`` says it is of another generation."""
+        if isinstance(error, errors.NotFound) and error.details.get("stale"):
+            self.schemas.pop(table, None)
+            return True
+        if isinstance(error, errors.NotFound):
+            self.schemas.pop(table, None)
+        return False
+
+    def write(self, table: str, into: TransactionCore, bind: Bind) -> bool | None:
+        """``TransactionCore.write`` by the cached schema, without a step; None: it has to be looked at (``use``)."""
+        schema = self._cached(table)
+        if schema is None:
+            return None
+        try:
+            return into.write(schema, bind(schema))
+        except InvalidArgument:
+            return None
+
+    def delta(self, table: str, into: TransactionCore, key: Sequence[Any], values: Mapping[str, Any]) -> bool | None:
+        """``write`` of a delta: the way that is taken most."""
+        try:
+            return into.delta(self.schemas[table], key, values)
+        except (KeyError, TypeError, InvalidArgument):
+            return None
+
+    def _cached(self, table: str) -> TableSchema | None:
+        try:
+            return self.schemas.get(table)
+        except TypeError:  # no name at all, as ``fetch`` will say
+            return None
+
+    def used(self, table: str, fn: Callable[[TableSchema], T]) -> tuple[TableSchema, T] | None:
+        """The cached schema and what ``fn`` makes of it, without a step; None: it has to be looked at (``use``)."""
+        schema = self._cached(table)
+        if schema is None:
+            return None
+        try:
+            return schema, fn(schema)
+        except InvalidArgument:
+            return None
+
+    def use(self, table: str, fn: Callable[[TableSchema], T]) -> Steps[T]:
+        """``fn(schema)``, which validates before it does anything.
+
+        If it refuses what was written against the cached schema, the table may have been made anew since: the
+        schema is fetched, and ``fn`` has the last word on that one.
+        """
+        schema = self._cached(table)
+        if schema is not None:
+            try:
+                return fn(schema)
+            except InvalidArgument:
+                pass
+        return fn((yield from self.fetch(table)))
+
+    def call(self, method: str, message: Any) -> Steps[Any]:
+        """A unary call; one that may be made twice is made again while the server is away."""
+        deadline, attempt = self.deadline(), 0
+        while True:
+            try:
+                return (yield Unary(method, message, self.timeout_s))
+            except errors.Unavailable as error:
+                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE
+                if final or time.monotonic() >= deadline:
+                    raise
+            attempt += 1
+            yield Sleep(backoff_s(attempt + 4))
+
+    # -- requests without a transaction ---------------------------------------------------------
+
+    def repeat(
+        self, request: session_pb2.Request, lost: Callable[[], errors.KiviError], payload: Any = None
+    ) -> Steps[Any]:
+        """Asks, and asks the same again on new sessions until the deadline; then raises ``lost()``."""
+        deadline, attempt = self.deadline(), 0
+        while True:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise lost()
+            try:
+                return (yield Ask(request, left if self.timeout_s is not None else None, payload=payload))
+            except (ConnectionLost, Timeout):
+                pass
+            except errors.Unavailable as error:
+                if not error.details.get("stopping"):
+                    raise
+            attempt += 1
+            yield Sleep(min(backoff_s(attempt + 4), max(0.0, deadline - time.monotonic())))
+
+    def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
+        """Rows at a snapshot of this read's own: one message there, one back, and again after a lost connection."""
+        for attempt in (0, 1):
+
+            def made(schema: TableSchema) -> tuple[TableSchema, session_pb2.Request]:
+                return schema, get(schema, wanted)
+
+            used = self.used(wanted.table, made)
+            schema, request = used[1] if used is not None else (yield from self.use(wanted.table, made))
+            request.first.min_snapshot = self.seen_ts
+            request.timeout_ms = timeout_ms(self.timeout_s)
+            try:
+                reply = yield from self.repeat(
+                    request, lambda: Timeout(f"no answer from {self.endpoint} within {self.timeout_s or 0:g} s")
+                )
+            except errors.NotFound as error:
+                if not self.stale(error, wanted.table) or attempt:
+                    raise
+                continue
+            self.saw(reply[0] if isinstance(reply, tuple) else reply.start_ts)
+            return got(schema, wanted, reply)
+        raise AssertionError("unreachable")
+
+    def outcome(self, token: str) -> Steps[Outcome]:
+        check_token(token)
+        request = session_pb2.Request(outcome=session_pb2.Outcome(token=token), timeout_ms=timeout_ms(self.timeout_s))
+        reply = yield from self.repeat(request, lambda: Timeout(f"the server did not say what became of {token!r}"))
+        match reply.outcome.state:
+            case session_pb2.OutcomeReply.STATE_COMMITTED:
+                self.saw(reply.outcome.commit_ts)
+                return int(reply.outcome.commit_ts)
+            case session_pb2.OutcomeReply.STATE_ABORTED:
+                return ABORTED
+        return UNKNOWN
+
+    def resolve(self, token: str) -> Steps[int]:
+        """The commit timestamp of a commit whose reply was lost. Raises Disconnected if it did not happen."""
+        deadline, attempt = self.deadline(), 0
+        while time.monotonic() < deadline:
+            try:
+                outcome = yield from self.outcome(token)
+            except errors.Unavailable:
+                break
+            if outcome is ABORTED:
+                raise errors.Disconnected(
+                    "the connection was lost before the commit was logged; "
+                    "nothing was applied: run the transaction again"
+                )
+            if isinstance(outcome, int):
+                return outcome
+            attempt += 1
+            yield Sleep(backoff_s(attempt + 4))
+        raise errors.CommitUnknown(token=token)
+
+    # -- appends --------------------------------------------------------------------------------
+
+    def append(self, table: str, records: Any, token: str | None, batch: tuple[str, int] | None) -> Steps[int]:
+        """One transaction; the schema is fetched again, once, if the table turns out to be another."""
+        if token is not None:
+            check_token(token)
+        for attempt in (0, 1):
+            schema = self.schemas.get(table) or (yield from self.fetch(table))
+            try:
+                return (yield from self._append(schema, records, token, batch))
+            except errors.NotFound as error:
+                if not self.stale(error, table) or attempt:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _append(
+        self, schema: TableSchema, records: Any, token: str | None, batch: tuple[str, int] | None
+    ) -> Steps[int]:
+        parts = append_parts(schema, records)
+        token = request_token(token, batch)
+        if len(parts) > 1:
+            transaction = TransactionCore(self, TransactionArguments(token, batch))
+            transaction.begin()
+            try:
+                for part in parts:
+                    transaction.append_part(schema, part)
+                    yield from transaction.flush()
+            except BaseException:
+                transaction.release()
+                raise
+            return (yield from transaction.commit())
+        request = session_pb2.Request(commit=commit_message(token, batch))
+        operation = request.operations.add(kind=Kind.KIND_APPEND, table=schema.name, table_id=schema.id)
+        payload = parts[0] if len(parts[0]) >= _PAYLOAD_BYTES else None
+        if payload is None:
+            operation.arrow = bytes(parts[0])
+        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None), payload)
+        self.saw(reply.commit.commit_ts)
+        return int(reply.commit.commit_ts)
+
+    def stage(self, table: str, records: Any, owner: str) -> Steps[bytes]:
+        plain_text(owner, "owner")
+        for attempt in (0, 1):
+            schema = self.schemas.get(table) or (yield from self.fetch(table))
+            parts = append_parts(schema, records, rows=True)
+
+            def messages(schema: TableSchema = schema, parts: Sequence[Any] = parts) -> Iterator[Any]:
+                for part in parts:
+                    yield service_pb2.StageRequest(
+                        table=schema.name, table_id=schema.id, owner=owner, arrow=bytes(part)
+                    )
+
+            try:
+                reply = yield Upload("Stage", messages, self.timeout_s)
+                return bytes(reply.stage)
+            except errors.NotFound as error:
+                if not self.stale(error, table) or attempt:
+                    raise
+        raise AssertionError("unreachable")
+
+    def discard_stages(self, ids: Iterable[bytes]) -> Steps[None]:
+        yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=stage_ids(ids)))
+
+    def batch_scopes(self, prefix: str) -> Steps[list[str]]:
+        reply = yield from self.call(
+            "ListBatchScopes", service_pb2.ListBatchScopesRequest(prefix=plain_text(prefix, "prefix"))
+        )
+        return list(reply.scopes)
+
+    # -- administration -------------------------------------------------------------------------
+
+    def create(self, schema: TableSchema) -> Steps[None]:
+        reply = yield from self.call("CreateTable", service_pb2.CreateTableRequest(table=to_table(schema)))
+        self.schemas[schema.name] = from_table(reply.table)
+
+    def create_aggregate(self, wanted: AggregateArguments) -> Steps[None]:
+        """The server checks names and types against the source."""
+
+        def on_message(reply: service_pb2.CreateAggregateResponse) -> None:
+            if reply.HasField("table"):
+                self.schemas[wanted.name] = from_table(reply.table)
+            if wanted.progress is not None:
+                wanted.progress(reply.done_rows, reply.total_rows)
+
+        yield Stream("CreateAggregate", new_aggregate(wanted), None, on_message)
+
+    def tables(self) -> Steps[list[str]]:
+        reply = yield from self.call("ListTables", service_pb2.ListTablesRequest())
+        return [table.name for table in reply.tables]
+
+    def describe(self, name: str) -> Steps[dict[str, Any]]:
+        reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
+        schema = self.schemas[name] = from_table(reply.table)
+        statistics = {key: number(value) for key, value in reply.statistics.items()}
+        return {**schema.description(), "statistics": statistics}
+
+    def split_points(self, table: str, rows: int) -> Steps[list[tuple[Any, ...]]]:
+        check_rows(rows)
+        schema = self.schemas.get(table_name(table)) or (yield from self.fetch(table))
+        reply = yield from self.call("SplitTable", service_pb2.SplitTableRequest(name=table, rows=rows))
+        return schema.caller_bounds(tuple(from_values(point.values)) for point in reply.points)
+
+    def tail_points(self, wanted: TailArguments) -> Steps[TailPoints]:
+        request = service_pb2.TailPointsRequest(
+            table=wanted.table, since=wanted.since, rows=wanted.rows, upto=wanted.upto, most=wanted.most
+        )
+        reply = yield from self.call("TailPoints", request)
+        return TailPoints(
+            tuple((point.commit_ts, point.rows) for point in reply.points),
+            reply.last,
+            reply.watermark,
+            reply.kept_since,
+            reply.table_id,
+            reply.created_ts,
+            reply.store,
+        )
+
+    def acknowledge(self, wanted: SubscribeArguments, ts: int, skip: int) -> Steps[None]:
+        request = service_pb2.AcknowledgeSubscriptionRequest(
+            user=wanted.user, name=wanted.name, table=wanted.table, ts=ts, skip=skip
+        )
+        yield from self.call("AcknowledgeSubscription", request)
+
+    def subscriptions(self, user: str) -> Steps[list[dict[str, Any]]]:
+        check_names(user, "-")
+        reply = yield from self.call("ListSubscriptions", service_pb2.ListSubscriptionsRequest(user=user))
+        return [
+            listed(Stored(user, one.name, one.table, 0, "", 0, one.ts, one.skip, one.expires_us))
+            for one in reply.subscriptions
+        ]
+
+    def unsubscribe(self, name: str, user: str) -> Steps[None]:
+        check_names(user, name)
+        yield from self.call("DropSubscription", service_pb2.DropSubscriptionRequest(user=user, name=name))
+
+    def drop(self, name: str) -> Steps[None]:
+        self.schemas.pop(table_name(name), None)
+        yield from self.call("DropTable", service_pb2.DropTableRequest(name=name))
+
+    def watermark(self) -> Steps[int]:
+        reply = yield from self.call("Watermark", service_pb2.WatermarkRequest())
+        return int(reply.watermark)
+
+    def consolidate(self) -> Steps[None]:
+        yield Unary("Consolidate", service_pb2.ConsolidateRequest(), None)
+
+    def stats(self) -> Steps[dict[str, int | float]]:
+        reply = yield from self.call("Stats", service_pb2.StatsRequest())
+        return {name: number(value) for name, value in reply.values.items()}
+
+    def checkpoint(self, path: str) -> Steps[None]:
+        yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)
+
+    def backup(self, repository: Any, keep: int | None) -> Steps[dict[str, Any]]:
+        request = service_pb2.BackupRequest(repository=directory(repository), keep=check_keep(keep) or 0)
+        reply = yield Unary("Backup", request, None)
+        return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}

@@ -1,0 +1,71 @@
+"""The stream of all subscriptions of a client for threads: one thread reads it, one of gRPC's writes it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from kivi.client.calls import FRAME_BYTES
+from kivi.client.subscriptions import Line
+from kivi.errors import KiviError, Unavailable
+from kivi.runtime.threads import Threads
+from kivi.wire.status import from_rpc_error
+
+__all__ = ["Lines"]
+
+_Out = queue.SimpleQueue[bytes | None]
+
+
+class Lines:
+    """The current line; another where that one broke. ``begin`` begins its call, and may raise Closed."""
+
+    def __init__(self, threads: Threads, begin: Callable[[Iterator[bytes]], Any]) -> None:
+        self._threads = threads
+        self._begin = begin
+        self._lock = threading.Lock()
+        self._line: Line | None = None
+
+    def line(self) -> Line:
+        """Raises Closed."""
+        with self._lock:
+            if self._line is None or self._line.broken is not None:
+                out: _Out = queue.SimpleQueue()
+                call = self._begin(self._requests(out))
+                self._line = Line(out.put)
+                self._threads.start("kivi-subscriptions", _read, call, self._line, out)
+            return self._line
+
+    def _requests(self, out: _Out) -> Iterator[bytes]:
+        """What is queued, as few messages."""
+        self._threads.met()
+        held: bytes | None = None
+        while (first := held if held is not None else out.get()) is not None:
+            parts, size, held = [first], len(first), None
+            while not out.empty():  # nobody else takes from it
+                part = out.get()
+                if part is None:
+                    return
+                if size + len(part) > FRAME_BYTES:
+                    held = part
+                    break
+                parts.append(part)
+                size += len(part)
+            yield b"".join(parts)
+
+
+def _read(call: Any, line: Line, out: _Out) -> None:
+    ended: KiviError = Unavailable("the server ended the subscriptions")
+    try:
+        for data in call:
+            line.arrived(data)
+    except grpc.RpcError as error:
+        ended = from_rpc_error(error)
+    except Exception as error:
+        ended = Unavailable(f"the stream of subscriptions failed: {error!r}")
+    line.fail(ended)
+    out.put(None)
+    call.cancel()

@@ -1,0 +1,154 @@
+"""Messages of kivi.v1 made of what a caller wrote, and read: pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi.api.arguments import check_batch
+from kivi.errors import InvalidArgument
+from kivi.model.declarations import TimeSlot, parse_duration_us
+from kivi.model.schema import GroupKey, Measure
+from kivi.wire.codec import fill_values, integers_reader, new_token, row_reader, to_expr, to_groups, to_measures
+from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.api.arguments import AggregateArguments, GetArguments
+    from kivi.client.steps import Answer
+    from kivi.model.changes import Changes
+    from kivi.model.expressions import Scan
+    from kivi.model.schema import TableSchema
+
+__all__ = [
+    "append_parts",
+    "commit",
+    "fill_scan",
+    "get",
+    "got",
+    "new_aggregate",
+    "number",
+    "read_batches",
+    "request_token",
+    "scan_spec",
+]
+
+_APPEND_BYTES: Final = 24 << 20  # a larger append travels in several messages of one transaction
+
+
+def request_token(token: str | None, batch: tuple[str, int] | None) -> str:
+    """The request token of a commit. A batch token is one already: a repeat is answered with its first timestamp."""
+    return token or ("" if batch is not None else new_token())
+
+
+def commit(token: str, batch: tuple[str, int] | None) -> session_pb2.Commit:
+    check_batch(batch)
+    if batch is None:
+        return session_pb2.Commit(token=token)
+    return session_pb2.Commit(token=token, batch=session_pb2.BatchToken(scope=batch[0], sequence=batch[1]))
+
+
+def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
+    """Rows by key. Raises SchemaError, InvalidArgument."""
+    keys, names = wanted.bound(schema)
+    request = session_pb2.Request()
+    get = request.get
+    get.table, get.table_id, get.packed, get.each = schema.name, schema.id, True, True
+    if wanted.columns is not None:
+        get.columns.extend(names)
+    for key in keys:
+        fill_values(get.keys.add().values, key)
+    return request
+
+
+def got(schema: TableSchema, wanted: GetArguments, reply: Answer) -> list[dict[str, Any] | None]:
+    """What answers it."""
+    names = schema.output_columns(wanted.columns)
+    if isinstance(reply, tuple):
+        _, integers = reply
+        assert isinstance(integers, list)
+        return [integers_reader(schema, names)(integers)]
+    read = row_reader(schema, names)
+    return [read(row) if row.found else None for row in reply.get.rows]
+
+
+def number(value: float) -> int | float:
+    return int(value) if abs(value) < 2**63 and value == int(value) else value  # NaN is not below anything
+
+
+def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> list[Any]:
+    """Records as Arrow IPC streams (pa.Buffer), each small enough for a message. ``rows``: of a row table, too."""
+    from kivi.arrow.ipc import encode_ipc
+    from kivi.arrow.records import table_batch
+
+    if schema.kind != "event" and not (rows and schema.kind == "row"):
+        raise InvalidArgument(f"{schema.name!r} is not an event table: write its rows in a transaction")
+    batch = table_batch(schema, records)
+    data = encode_ipc(batch)
+    if len(data) <= _APPEND_BYTES or batch.num_rows <= 1:
+        return [data]
+    rows = max(1, batch.num_rows // (-(-len(data) // _APPEND_BYTES)))
+    return [encode_ipc(batch.slice(i, rows)) for i in range(0, batch.num_rows, rows)]
+
+
+def read_batches(data: bytes) -> list[pa.RecordBatch]:
+    if not data:
+        return []
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(data) as reader:
+        return list(reader)
+
+
+def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
+    """A scan that is bound to the schema."""
+    spec = types_pb2.ScanSpec()
+    fill_scan(spec, schema, wanted)
+    return spec
+
+
+def fill_scan(spec: types_pb2.ScanSpec, schema: TableSchema, wanted: Scan) -> None:
+    """``scan_spec``, in place."""
+    spec.table, spec.table_id, spec.reverse = schema.name, schema.id, wanted.reverse
+    fill_values(spec.prefix.values, wanted.prefix)
+    for name, bound in (("start", wanted.start), ("end", wanted.end)):
+        if bound is not None:
+            key = getattr(spec, name)
+            key.SetInParent()
+            fill_values(key.values, bound)
+    if wanted.where is not None:
+        spec.where.CopyFrom(to_expr(wanted.where))
+    if wanted.columns:
+        spec.columns.extend(wanted.columns)
+    if wanted.measures:
+        spec.measures.extend(to_measures(wanted.measures))
+    if wanted.limit is not None:
+        spec.limit = wanted.limit
+    if wanted.changes is not None:
+        spec.changes.CopyFrom(to_changes(wanted.changes))
+
+
+def to_changes(changes: Changes) -> types_pb2.Changes:
+    return types_pb2.Changes(
+        since=changes.since,
+        commit_ts=changes.commit_ts,
+        skip=changes.skip,
+        take=changes.take,
+        remembered_at=changes.remembered_at,
+        partial=changes.partial,
+    )
+
+
+def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequest:
+    groups = [
+        GroupKey(item.name, item.column, item.width_us) if isinstance(item, TimeSlot) else GroupKey(item, item)
+        for item in wanted.group_by
+    ]
+    return service_pb2.CreateAggregateRequest(
+        name=wanted.name,
+        source=wanted.source,
+        group_by=to_groups(groups),
+        measures=to_measures([Measure(name, call.operator, call.argument) for name, call in wanted.measures.items()]),
+        derived=[types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
+        history_us=None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+    )

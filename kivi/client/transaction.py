@@ -1,0 +1,513 @@
+"""One transaction or snapshot of a client, as steps: see ``client_steps``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi import errors
+from kivi.api.arguments import (
+    GetArguments,
+    ScanArguments,
+    SnapshotArguments,
+    TransactionArguments,
+    drops_late,
+    stage_ids,
+)
+from kivi.api.retry import backoff_s
+from kivi.client.messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
+from kivi.client.messages import commit as commit_message
+from kivi.client.steps import Ask, CommitPlain, ConnectionLost, Maker, Sleep, Steps, Stream, Timeout, timeout_ms
+from kivi.client.writes import encoded_delta, encoded_write
+from kivi.errors import InvalidArgument
+from kivi.wire.codec import row_reader
+from kivi.wire.v1 import service_pb2, session_pb2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.api.writes import Write
+    from kivi.client.core import Core
+    from kivi.client.steps import Answer
+    from kivi.model.schema import TableSchema
+
+__all__ = ["TransactionCore"]
+
+Kind = session_pb2.Operation
+_FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead beyond this many ...
+_FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes ...
+_FLUSH_VALUES: Final = 200_000  # ... or about this many values, which in rows of very many columns is the least
+_PLAIN: Final = frozenset({"put", "delta"})
+_PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
+_PLAIN_BYTES: Final = 1_024
+_PLAIN_TOKEN: Final = 256  # characters; nor are those under longer tokens
+
+
+@dataclass(slots=True)
+class SharedSnapshotArguments(SnapshotArguments):
+    """Of a client's ``snapshot``: ``shared`` makes one that others may open, by its ``lease``."""
+
+    _: KW_ONLY
+    shared: bool = False
+    lease: bytes | None = None
+
+
+class TransactionCore:
+    """One transaction or snapshot: buffers writes, builds requests, remembers its timestamps."""
+
+    # What most transactions leave as it is, is the class's: they begin and end many thousand times a second.
+    start_ts: int | None = None
+    commit_ts: int | None = None
+    token: str | None = None
+    batch: tuple[str, int] | None = None
+    lease = b""
+    ended = False
+    wrote = False
+    sent = False  # operations are at the server, or it has answered with an error: not to be begun again
+    broken: errors.KiviError | None = None  # operations were dropped here, so it must not commit
+    _epoch = -1
+    _given_up = False  # nobody waits for a request any more, which may be on its way to the server still
+    _unsent: Sequence[Maker] = ()  # Begin, until the sender takes it from here
+    _next: session_pb2.Request | None = None  # with the operations that are buffered ...
+    _writes: Sequence[bytes] = ()  # ... or these, encoded, as long as all of them are writes of rows
+    _buffered = 0  # operations
+    _buffered_bytes = 0
+    _is_plain = True  # all that was written are deltas and puts
+    _begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
+
+    def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
+        self.core = core
+        self.number = next(core.numbers)
+        self._min_snapshot = core.seen_ts
+        if wanted.min_snapshot is not None:
+            self._min_snapshot = max(core.seen_ts, wanted.min_snapshot)
+        self.read_only = isinstance(wanted, SnapshotArguments)
+        if isinstance(wanted, TransactionArguments):
+            if wanted.token is not None or wanted.batch is not None:
+                self.token, self.batch = wanted.token, wanted.batch
+        elif wanted.as_of is not None or wanted.ttl_s is not None or wanted.shared or wanted.lease:
+            self._view(wanted)
+
+    def _view(self, wanted: SharedSnapshotArguments) -> None:
+        self.lease = wanted.lease or b""
+        if wanted.as_of is not None or self.lease:  # it is what it is, whatever this client has seen
+            self._min_snapshot = wanted.min_snapshot or 0
+        begin = self._begin = self._beginning()
+        begin.ttl_ms = timeout_ms(wanted.ttl_s)
+        begin.shared = wanted.shared
+        begin.lease = self.lease
+        if (as_of_us := wanted.as_of_us) is not None:
+            begin.as_of_us = as_of_us
+        elif wanted.as_of_ts is not None:
+            begin.as_of_ts = wanted.as_of_ts
+
+    @property
+    def shared(self) -> bool:
+        return self._begin is not None and self._begin.shared
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a snapshot of the newest, kept as long as any: one that others may begin along with theirs."""
+        return self.read_only and self._begin is None and self._min_snapshot <= self.core.seen_ts
+
+    def _beginning(self) -> session_pb2.Begin:
+        begin = self._begin
+        return session_pb2.Begin(min_snapshot=self._min_snapshot) if begin is None else begin
+
+    # -- the life of a transaction --------------------------------------------------------------
+
+    def begun(self, number: int, epoch: int, start_ts: int) -> None:
+        """It was begun with others, under this number of that session."""
+        self.number = number
+        self._epoch = epoch
+        self.start_ts = start_ts
+
+    def begin(self) -> None:
+        """Queued, not awaited: what follows on the session arrives after it.
+
+        A transaction that reads or commits before its Begin has left takes it back, and begins in that request: the
+        server would have begun it no earlier.
+        """
+        self._unsent = [self._request_to_begin]
+        self._epoch = self.core.transport.tell(self._unsent)
+
+    def _request_to_begin(self) -> session_pb2.Request:
+        timeout = timeout_ms(self.core.timeout_s)
+        return session_pb2.Request(txn=self.number, begin=self._beginning(), timeout_ms=timeout)
+
+    def _taken_back(self) -> bool:
+        """True if Begin had not left, and now never will. Atomic: the sender pops it too."""
+        unsent = self._unsent
+        if not unsent:
+            return False
+        try:
+            unsent.pop()  # type: ignore[attr-defined]
+        except IndexError:
+            return False
+        return True
+
+    def _again(self) -> bool:
+        """Begins anew on another session, if nothing that was seen or written depends on the old one."""
+        if self.sent or (self.start_ts is not None and not self.read_only):
+            return False
+        if self.shared:
+            if not self.lease:
+                return False
+            self._begin = session_pb2.Begin(lease=self.lease)  # it outlived the session: use it by its name
+        if self.start_ts is not None and not self.lease:
+            self._begin = self._beginning()
+            self._begin.as_of_ts = self.start_ts
+        self.number = next(self.core.numbers)
+        self.begin()
+        return True
+
+    def _take(self) -> session_pb2.Request:
+        if self.broken is not None:
+            raise self.broken
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        request = self._assembled()
+        request.txn = self.number
+        return request
+
+    def _assembled(self) -> session_pb2.Request:
+        """What is buffered, which is that no more."""
+        request = self._filled()
+        self._next = None
+        self._buffered = self._buffered_bytes = 0
+        return request
+
+    def _filled(self) -> session_pb2.Request:
+        """The request that what is buffered is in from now on."""
+        request = self._next
+        if request is None:
+            request = self._next = session_pb2.Request.FromString(b"".join(self._writes))
+            self._writes = ()
+        return request
+
+    def _ask(self, request: session_pb2.Request) -> Steps[Any]:
+        attempt, deadline = 0, self.core.deadline()
+        try:
+            while True:
+                if self._unsent and self._taken_back():  # one request begins and does what it is for
+                    request.first.CopyFrom(self._beginning())
+                    request.timeout_ms = timeout_ms(self.core.timeout_s)
+                try:
+                    reply = yield Ask(request, self.core.timeout_s, self._epoch)
+                except ConnectionLost:
+                    if time.monotonic() > deadline:
+                        raise
+                    attempt += 1
+                    yield Sleep(backoff_s(attempt + 4))
+                    if not self._again():
+                        raise errors.SnapshotTooOld(
+                            "the connection was lost, and with it this transaction's snapshot: begin again"
+                        ) from None
+                    request.txn = self.number
+                    request.ClearField("first")
+                    continue
+                except errors.KiviError as error:
+                    self._refused(request, error)
+                    raise
+                self._learn(reply)
+                return reply
+        except BaseException:  # a cancelled task's and an interrupt, too
+            self._given_up = True
+            raise
+        finally:  # whatever became of them: this request was all that knew them
+            self.sent = self.sent or len(request.operations) > 0
+
+    def _refused(self, request: session_pb2.Request, error: errors.KiviError) -> None:
+        """The request failed. What travelled in it may be at the server all the same; what never left is lost."""
+        self.sent = self.sent or not self.read_only or self.start_ts is None
+        if isinstance(error, errors.NotFound):
+            self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+        if error.details.get("limit") == "message_bytes_max" and request.operations:
+            self.broken = error
+
+    def _learn(self, reply: Answer) -> None:
+        if self.start_ts is None:
+            start_ts = reply[0] if isinstance(reply, tuple) else reply.start_ts
+            if start_ts:
+                self.start_ts = start_ts
+                self.core.saw(start_ts)
+
+    def started(self) -> Steps[int]:
+        """The snapshot; asks the server if no answer has told it yet."""
+        if self.start_ts is None:
+            request = self._take()
+            request.apply.SetInParent()
+            yield from self._ask(request)
+        return self.start_ts or 0
+
+    def open_shared(self) -> Steps[bytes]:
+        """Begins a shared snapshot and waits for its name."""
+        self._epoch = self.core.transport.epoch()
+        try:
+            reply = yield Ask(self._request_to_begin(), self.core.timeout_s, self._epoch)
+        except BaseException:  # who does not enter does not leave, and this one outlives its session
+            self._given_up = True
+            self.release()
+            raise
+        self._learn(reply)
+        self.lease = bytes(reply.begin.lease)
+        return self.lease
+
+    def release(self) -> None:
+        """Fire and forget."""
+        if not self.ended:
+            self.ended = True
+            if self._taken_back():
+                return
+            if self._given_up:  # what gathers releases may leave before the request that begins this one
+                release = session_pb2.Release(txns=[self.number])
+                self.core.transport.tell(session_pb2.Request(release=release), self._epoch)
+            else:
+                self.core.transport.release(self.number, self._epoch)
+
+    def renew(self, ttl_s: float | None) -> Steps[None]:
+        if self.broken is not None:
+            raise self.broken
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        yield from self._ask(session_pb2.Request(txn=self.number, renew=session_pb2.Renew(ttl_ms=timeout_ms(ttl_s))))
+
+    def commit(self) -> Steps[int]:
+        if self.broken is not None:
+            self.release()
+            raise self.broken
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        if not self.wrote and self.batch is None and self.token is None:
+            try:
+                self.commit_ts = yield from self.started()
+            finally:
+                self.release()
+            return self.commit_ts
+        token = request_token(self.token, self.batch)
+        asked: Ask | CommitPlain
+        if self._commits_plainly(token):
+            asked = CommitPlain(b"".join(self._writes), token, self.core.timeout_s, self._epoch)
+        else:
+            asked = Ask(self._commit_request(token), self.core.timeout_s, self._epoch)
+        self.ended = True
+        restarted = False
+        while True:
+            try:
+                reply = yield asked
+            except (ConnectionLost, Timeout) as lost:
+                if isinstance(lost, ConnectionLost) and not lost.sent:
+                    if not restarted and self._again():
+                        request = asked.request if isinstance(asked, Ask) else asked.alone()
+                        restarted, request.txn = True, self.number
+                        asked = Ask(request, self.core.timeout_s, self._epoch)
+                        continue
+                    raise errors.Disconnected(
+                        "the connection was lost before the commit was sent; "
+                        "nothing was applied: run the transaction again"
+                    ) from None
+                if not token:
+                    raise errors.CommitUnknown(
+                        "the connection was lost during the commit: repeat the batch, which applies it once"
+                    ) from None
+                self.commit_ts = yield from self.core.resolve(token)
+                return self.commit_ts
+            except errors.NotFound:
+                self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+                raise
+            break
+        if type(reply) is tuple:
+            self.commit_ts, self.start_ts = reply
+        else:
+            self._learn(reply)
+            self.commit_ts = int(reply.commit.commit_ts)
+        self.core.saw(self.commit_ts)
+        return self.commit_ts
+
+    def _commits_plainly(self, token: str) -> bool:
+        """Whether it can commit along with others: it is deltas and puts, and has not begun; nor will it any more."""
+        return (
+            self._is_plain
+            and 0 < len(self._writes) <= _PLAIN_OPERATIONS
+            and self._buffered_bytes <= _PLAIN_BYTES
+            and len(token) <= _PLAIN_TOKEN
+            and self.core.commits_each
+            and self.batch is None
+            and self._begins_late()
+        )
+
+    def _begins_late(self) -> bool:
+        """True if it has not begun, and now only will where it commits."""
+        return self.start_ts is None and self._min_snapshot <= self.core.seen_ts and self._taken_back()
+
+    def _commit_request(self, token: str) -> session_pb2.Request:
+        request = self._take()
+        if self.batch is None:
+            request.commit.token = token
+        else:
+            request.commit.CopyFrom(commit_message(token, self.batch))
+        if self._begins_late():
+            request.txn = 0
+        return request
+
+    # -- writes ---------------------------------------------------------------------------------
+
+    def operation(self, kind: session_pb2.Operation.Kind, schema: TableSchema) -> session_pb2.Operation:
+        """One more buffered operation, that is no write of a row."""
+        self._writing()
+        self._buffered += 1
+        operations = self._filled().operations
+        operation: session_pb2.Operation = operations.add(kind=kind, table=schema.name, table_id=schema.id)
+        return operation
+
+    def _writing(self) -> None:
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        if self.read_only:
+            raise InvalidArgument("a snapshot is read only: write in a transaction")
+        self.wrote = True
+
+    def delta(self, schema: TableSchema, key: Sequence[Any], values: Mapping[str, Any]) -> bool:
+        """``write`` of a delta, checked here. Whatever it raises, nothing was done."""
+        data = encoded_delta(schema, key, values)
+        if data is None:
+            stored_key, stored = schema.stored_key(key), schema.stored_delta(values)
+            data = encoded_write(schema, "delta", stored_key, stored, (*stored,))
+        return self._write(data, len(values))
+
+    def write(self, schema: TableSchema, write: Write) -> bool:
+        """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
+        columns = (*write.values,) if write.column is None else (write.column,)
+        flush = self._write(encoded_write(schema, write.kind, write.key, write.values, columns), len(write.values))
+        if write.kind not in _PLAIN:
+            self._is_plain = False
+        return flush or write.kind == "insert"
+
+    def _write(self, data: bytes, values: int) -> bool:
+        """``values``: so many are in it, and most often in those before it."""
+        self._writing()
+        if self._next is not None:
+            self._next.MergeFromString(data)
+        elif self._writes:
+            self._writes.append(data)  # type: ignore[attr-defined]
+        else:
+            self._writes = [data]
+        self._buffered += 1
+        self._buffered_bytes += len(data)
+        return self._is_full(values)
+
+    def _is_full(self, values: int = 0) -> bool:
+        count = self._buffered
+        return count >= _FLUSH_OPERATIONS or count * values >= _FLUSH_VALUES or self._buffered_bytes > _FLUSH_BYTES
+
+    def flush(self) -> Steps[None]:
+        """Sends what is buffered, and waits, so that memory and the server's queue stay bounded."""
+        if self._buffered:
+            request = self._take()
+            request.apply.SetInParent()
+            yield from self._ask(request)
+
+    def append(self, schema: TableSchema, records: Any) -> Steps[None]:
+        parts = append_parts(schema, records)
+        for part in parts:
+            self.append_part(schema, part)
+            if len(parts) > 1 or self._is_full():
+                yield from self.flush()
+
+    def append_part(self, schema: TableSchema, part: Any) -> None:
+        """Events, encoded."""
+        data = self.operation(Kind.KIND_APPEND, schema).arrow = bytes(part)
+        self._buffered_bytes += len(data)
+
+    def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
+        named, drop_late = stage_ids(stages), drops_late(late)
+        operation = self.operation(Kind.KIND_APPEND_STAGES, schema)
+        operation.stages.extend(named)
+        operation.drop_late = drop_late
+
+    def overwrite(self, schema: TableSchema) -> None:
+        schema.check_overwritable()
+        self.operation(Kind.KIND_OVERWRITE, schema)
+
+    # -- reads ----------------------------------------------------------------------------------
+
+    def _read(
+        self, table: str, request: Callable[[TableSchema], session_pb2.Request]
+    ) -> Steps[tuple[TableSchema, Any]]:
+        """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
+        for attempt in (0, 1):
+            schema, asked = self.core.used(table, request) or (
+                yield from self.core.use(table, lambda schema: (schema, request(schema)))
+            )
+            if self._buffered or self.ended or self.broken is not None:
+                sent = self._take()
+                sent.MergeFrom(asked)
+            else:
+                sent = asked
+                sent.txn = self.number
+            try:
+                return schema, (yield from self._ask(sent))
+            except errors.NotFound as error:
+                if not self.core.stale(error, table) or attempt or not self.read_only:
+                    raise
+        raise AssertionError("unreachable")
+
+    def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
+        schema, reply = yield from self._read(wanted.table, lambda schema: get(schema, wanted))
+        return got(schema, wanted, reply)
+
+    def scan_open(
+        self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False
+    ) -> Steps[tuple[TableSchema, session_pb2.ScanPage]]:
+        """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
+
+        def request(schema: TableSchema) -> session_pb2.Request:
+            asked = session_pb2.Request()
+            scan_open = asked.scan_open
+            fill_scan(scan_open.spec, schema, wanted.bound(schema))
+            scan_open.page_rows, scan_open.rows, scan_open.packed = page_rows or 0, rows, rows
+            return asked
+
+        schema, reply = yield from self._read(wanted.table, request)
+        return schema, reply.page
+
+    def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, session_pb2.ScanPage]]:
+        """A scan for its rows: all of them if they are few, and else None and the first page of batches."""
+        schema, page = yield from self.scan_open(wanted, rows=True)
+        if page.arrow or page.scan:
+            return None, page
+        read = row_reader(schema, schema.output_columns(wanted.columns))
+        return [read(row) for row in page.rows], page
+
+    def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
+        # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
+        request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan))
+        try:
+            reply = yield Ask(request, self.core.timeout_s, self._epoch)
+        except ConnectionLost:
+            raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
+        return reply.page.arrow, reply.page.scan
+
+    def scan_close(self, scan: int) -> None:
+        request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan, close=True))
+        self.core.transport.tell(request, self._epoch)
+
+    def to_arrow(self, wanted: ScanArguments) -> Steps[pa.Table]:
+        """A scan as one Arrow table: a page in the session if it fits in one, else a stream of its own."""
+        import pyarrow as pa
+
+        schema, page = yield from self.scan_open(wanted)
+        batches = read_batches(page.arrow)
+        if page.scan:
+            self.scan_close(page.scan)
+            yield from self.started()
+            request = service_pb2.ScanRequest(spec=scan_spec(schema, wanted.bound(schema)))
+            if self.lease:
+                request.lease = self.lease
+            else:
+                request.session, request.txn = self.core.transport.session, self.number
+            batches = []
+            yield Stream("Scan", request, None, lambda reply: batches.extend(read_batches(reply.arrow)))
+        return pa.Table.from_batches(batches, wanted.arrow_schema(schema))

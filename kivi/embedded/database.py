@@ -1,0 +1,349 @@
+"""The embedded database: ``kivi.open``. The public interface over a ``Store`` in this process.
+
+The same methods, arguments and errors as the clients'; one suite runs against all of them. Converts between what a
+caller writes and stored form, and holds no rules.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kivi.api import interface
+from kivi.api.arguments import (
+    AggregateArguments,
+    GetArguments,
+    ScanArguments,
+    SnapshotArguments,
+    SubscribeArguments,
+    TailArguments,
+    TransactionArguments,
+    check_batch,
+    check_keep,
+    check_names,
+    check_rows,
+    check_token,
+    directory,
+    drops_late,
+    plain_text,
+    stage_ids,
+    table_name,
+    takes,
+)
+from kivi.api.subscription import Follower, Subscription, listed, told
+from kivi.arrow.records import event_batch, table_batch
+from kivi.errors import InvalidArgument, KiviError
+from kivi.live.hub import Hub
+from kivi.model.declarations import aggregate_schema
+from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
+from kivi.model.schema import TableSchema
+from kivi.model.subscriptions import Update
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Lease, Store, Txn
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from kivi.api.writes import Bind
+    from kivi.model.changes import TailPoints
+
+__all__ = ["Database", "Snapshot", "Transaction", "open_database"]
+
+
+def open_database(path: Any = None, **settings: Any) -> Database:
+    """``kivi.open("data/", **settings)``: one process owns the directory; None keeps everything in memory.
+
+    Settings are the fields of ``kivi.runtime.settings.Settings``. Raises NotAStore, FormatTooNew, StoreInUse, DataLoss,
+    InvalidArgument for an unknown setting.
+    """
+    return Database(Store.open(None if path is None else directory(path), settings=Settings.of(settings)))
+
+
+class Transaction(interface.Transaction):
+    def __init__(self, db: Database, wanted: TransactionArguments) -> None:
+        self._db = db
+        self._wanted = wanted
+        self._txn: Txn | None = None
+
+    def _started(self) -> Txn:
+        if self._txn is None:
+            store = self._db.store
+            self._txn = store.transaction(store.begin(min_snapshot=self._wanted.min_snapshot))
+        return self._txn
+
+    def _open(self) -> Txn:
+        txn = self._started()
+        if txn.closed:
+            raise InvalidArgument(f"the transaction is over: {txn.closed}; begin another")
+        return txn
+
+    def _begin(self) -> None:
+        self._started()
+
+    @property
+    def _ended(self) -> bool:
+        return bool(self._started().closed)
+
+    def commit(self) -> int:
+        return self._db.store.commit_wait(self._open(), token=self._wanted.token, batch=self._wanted.batch)
+
+    def rollback(self) -> None:
+        if self._txn is not None:
+            self._txn.rollback()
+
+    @property
+    def start_ts(self) -> int:
+        return self._started().start_ts
+
+    @property
+    def commit_ts(self) -> int | None:
+        return self._txn.commit_ts if self._txn is not None else None
+
+    def _write(self, table: str, bind: Bind) -> None:
+        txn = self._open()
+        schema = self._db._schema(table, txn.lease)
+        kind, key, values, column = bind(schema)
+        match kind:
+            case "put":
+                txn.put(schema, key, values)
+            case "delta":
+                txn.delta(schema, key, values)
+            case "insert":
+                txn.insert(schema, key, values)
+            case "delete":
+                txn.delete(schema, key)
+            case "guard":
+                txn.guard(schema, key, column)
+
+    def renew(self, ttl_s: float | None = None) -> None:
+        self._db.store.renew(self._open().lease.id, ttl_s)
+
+    def append(self, table: str, records: Any) -> None:
+        txn = self._open()
+        schema = self._db._schema(table, txn.lease)
+        txn.append(schema, event_batch(schema, records))
+
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
+        txn = self._open()
+        txn.append_stages(self._db._schema(table, txn.lease), stage_ids(stages), drop_late=drops_late(late))
+
+    def overwrite(self, table: str) -> None:
+        txn = self._open()
+        txn.overwrite(self._db._schema(table_name(table), txn.lease))
+
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        txn = self._open()
+        schema = self._db._schema(wanted.table, txn.lease)
+        keys, names = wanted.bound(schema)
+        return _rows(schema, txn.get(schema, keys, names))
+
+    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+        txn = self._open()
+        schema = self._db._schema(wanted.table, txn.lease)
+        return _each(txn.scan(schema, wanted.bound(schema)))
+
+
+class Snapshot(interface.Snapshot):
+    def __init__(self, db: Database, lease: Lease) -> None:
+        self._db = db
+        self._lease = lease
+
+    def close(self) -> None:
+        self._db.store.release(self._lease)
+
+    @property
+    def ts(self) -> int:
+        return self._lease.ts
+
+    def renew(self, ttl_s: float | None = None) -> None:
+        self._db.store.renew(self._lease.id, ttl_s)
+
+    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
+        schema = self._db._schema(wanted.table, self._lease)
+        keys, names = wanted.bound(schema)
+        return _rows(schema, self._db.store.get(self._lease, schema, keys, names))
+
+    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+        schema = self._db._schema(wanted.table, self._lease)
+        return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
+
+    def _to_arrow(self, wanted: ScanArguments) -> pa.Table:
+        import pyarrow as pa
+
+        batches = list(self._batches(wanted, None))
+        return pa.Table.from_batches(batches, wanted.arrow_schema(self._db._schema(wanted.table)))
+
+
+def _rows(schema: TableSchema, stored: Iterable[dict[str, Any] | None]) -> list[dict[str, Any] | None]:
+    return [None if row is None else schema.row_from_stored(row) for row in stored]
+
+
+def _each(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
+    """The store's own batches, which are small enough."""
+    yield from batches
+
+
+class _Live(Subscription):
+    """A subscription of this process: one question to the hub at a time."""
+
+    def __init__(self, hub: Hub, wanted: SubscribeArguments, schema: TableSchema) -> None:
+        self._hub = hub
+        self._schema = schema
+        self._follower = Follower(wanted, schema)
+        self._wanted = wanted
+        self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(schema))
+        self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
+        self._asked = False
+
+    def _next(self, timeout_s: float | None) -> Update | None:
+        if not self._asked:
+            self._asked = True
+            self._hub.ask(self._live, self._said.put)
+        try:
+            said = self._said.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+        self._asked = False
+        if isinstance(said, KiviError):
+            self.close()
+            raise said
+        try:
+            return None if said is None else told(self._schema, said)
+        except KiviError:  # a value that callers cannot be shown
+            self.close()
+            raise
+
+    def _acknowledge(self, ts: int, skip: int) -> None:
+        assert self._wanted.name is not None
+        self._hub.durable.acknowledge(self._wanted.user, self._wanted.name, ts, skip)
+
+    def __del__(self) -> None:
+        """Who forgets it without closing leaves nothing behind."""
+        if hasattr(self, "_asked") and not self._follower.ended:
+            self.close()
+
+    def close(self) -> None:
+        self._hub.close(self._live)
+        self._follower.ended = True
+        self._said.put(None)  # for a thread that waits
+
+
+class Database(interface.Database[Transaction, Snapshot]):
+    """A store in this process."""
+
+    _timeout_s = 10.0
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.hub = Hub(store)
+
+    def close(self) -> None:
+        """Finishes commits in progress and makes everything durable in base. Harmless twice."""
+        if not self.store.is_parents:
+            self.hub.stop()
+            self.store.close()
+
+    def _schema(self, table: str, lease: Lease | None = None) -> TableSchema:
+        return self.store.table(table_name(table), lease)
+
+    @property
+    def _value_bytes_max(self) -> int:
+        return self.store.settings.max_value_bytes
+
+    def _create(self, schema: TableSchema) -> None:
+        self.store.create(schema)
+
+    def _create_aggregate(self, wanted: AggregateArguments) -> None:
+        source = self.store.table(wanted.source)
+        schema = aggregate_schema(wanted.name, source, wanted.group_by, wanted.measures, wanted.derived, wanted.history)
+        self.store.create(schema, progress=wanted.progress)
+
+    def tables(self) -> list[str]:
+        return [schema.name for schema in self.store.tables()]
+
+    def describe(self, name: str) -> dict[str, Any]:
+        schema = self.store.table(table_name(name))
+        return {**schema.description(), "statistics": self.store.statistics(schema)}
+
+    def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
+        schema = self.store.table(table_name(table))
+        return schema.caller_bounds(self.store.split_points(schema, check_rows(rows)))
+
+    @takes(TailArguments)
+    def tail_points(self, wanted: TailArguments) -> TailPoints:
+        schema = self.store.table(wanted.table)
+        return self.store.tail_points(schema, wanted.since, wanted.rows, wanted.upto, wanted.most)
+
+    def drop(self, name: str) -> None:
+        self.store.drop(table_name(name))
+
+    def _transaction(self, wanted: TransactionArguments) -> Transaction:
+        return Transaction(self, wanted)
+
+    @takes(SnapshotArguments)
+    def snapshot(self, wanted: SnapshotArguments) -> Snapshot:
+        lease = self.store.begin(
+            as_of_ts=wanted.as_of_ts,
+            as_of_us=wanted.as_of_us,
+            min_snapshot=wanted.min_snapshot,
+            ttl_s=wanted.ttl_s,
+        )
+        return Snapshot(self, lease)
+
+    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
+        check_batch(batch)
+        token = None if token is None else check_token(token)
+        txn = self.store.blind_transaction()
+        try:
+            schema = self._schema(table, txn.lease)
+            txn.append(schema, event_batch(schema, records))
+            return self.store.commit_wait(txn, token=token, batch=batch)
+        finally:
+            txn.rollback()
+
+    def outcome(self, token: str) -> Outcome:
+        state, commit_ts = self.store.outcome(check_token(token))
+        if commit_ts is not None:
+            return commit_ts
+        return ABORTED if state == "aborted" else UNKNOWN
+
+    def stage(self, table: str, records: Any, owner: str = "") -> bytes:
+        schema = self._schema(table)
+        return self.store.stage_wait(schema, table_batch(schema, records), owner=plain_text(owner, "owner"))
+
+    def discard_stages(self, ids: Iterable[bytes]) -> None:
+        self.store.discard_stages(stage_ids(ids))
+
+    def batch_scopes(self, prefix: str = "") -> list[str]:
+        return self.store.batch_scopes(plain_text(prefix, "prefix"))
+
+    @takes(SubscribeArguments)
+    def subscribe(self, wanted: SubscribeArguments) -> Subscription:
+        return _Live(self.hub, wanted, self.store.table(wanted.table))
+
+    def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
+        self.store.check_open()
+        check_names(user, "-")
+        return [listed(stored) for stored in self.hub.durable.listed(user)]
+
+    def unsubscribe(self, name: str, user: str = "") -> None:
+        check_names(user, name)
+        self.hub.durable.drop(user, name)
+
+    def watermark(self) -> int:
+        self.store.check_open()
+        return self.store.watermark()
+
+    def consolidate(self) -> None:
+        self.store.consolidate()
+
+    def stats(self) -> dict[str, int | float]:
+        self.store.check_open()
+        return self.store.stats()
+
+    def checkpoint(self, path: Any) -> None:
+        self.store.checkpoint(directory(path))
+
+    def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
+        return self.store.backup(directory(repository), check_keep(keep))

@@ -1,0 +1,239 @@
+"""Projections: stored rows as the columns that a read asked for, one by one or thousands at a time.
+
+Keys are decoded, derived columns computed, predicates applied and sums narrowed to their column's type. An exact sum
+that does not fit its column's type is OUT_OF_RANGE only if that column was asked for (R10).
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime as dt
+import functools
+import itertools
+import struct
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+
+from kivi.arrow.columns import arrow_type, rows_batch, stored_array
+from kivi.arrow.predicates import filter_batch
+from kivi.encoding.arrow_rows import Values, array_of, evaluate_columns, operand, values_of
+from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.keys import decode_key, decode_key_columns
+from kivi.errors import OutOfRange
+from kivi.model.derived_columns import evaluator, parse_expression
+from kivi.model.expressions import Expr, matches, names
+from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
+
+__all__ = ["Projection"]
+
+_FLOAT: Final = ColumnType("float64")
+_FIRST: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
+_LAST: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
+
+
+class Projection:
+    """Makes rows of one schema: the columns asked for, and what predicates and derived columns need."""
+
+    def __init__(self, schema: TableSchema, columns: Sequence[str] | None, where: Expr | None) -> None:
+        self.schema = schema
+        self.outputs = schema.output_columns(columns)
+        self.where = where
+        derived = dict(schema.derived)
+        wanted = {*self.outputs, *(names(where) if where is not None else ())}
+        self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
+        self._evaluators = [(name, evaluator(expression)) for name, expression in self.derived.items()]
+        inputs = {node.id for e in self.derived.values() for node in ast.walk(e) if isinstance(node, ast.Name)}
+        needed = (wanted - derived.keys()) | inputs
+        self._key_types = [c.type for c in schema.key]
+        self._keys = [(i, c.name) for i, c in enumerate(schema.key) if c.name in needed]
+        self._cells = [(i, c.name) for i, c in enumerate(schema.columns) if c.name in needed]
+        self._inputs = [schema.column(name) for name in inputs]
+        self._layout = RowLayout.of(schema)
+        self._sums = [(name, c.type) for name in self.outputs if (c := schema.by_name.get(name)) and c.operator]
+        self._types = {name: c.type for name, c in schema.by_name.items()} | dict.fromkeys(derived, _FLOAT)
+
+    @staticmethod
+    def of(schema: TableSchema, columns: Sequence[str] | None) -> Projection:
+        """The one without a predicate, which is kept: making one takes longer than using it for a row."""
+        wanted = None if columns is None else tuple(columns)
+        return schema.remembered((Projection, wanted), lambda: Projection(schema, wanted, None))
+
+    def row(self, key: bytes, version: Version) -> dict[str, Any] | None:
+        """The row in stored form, or None if the predicate does not select it."""
+        row: dict[str, Any] = {}
+        if self._keys:
+            values = decode_key(self._key_types, key)
+            for i, name in self._keys:
+                row[name] = values[i]
+        for i, name in self._cells:
+            row[name] = version.cells[i]
+        if self.derived:
+            operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
+            for name, evaluate in self._evaluators:
+                try:
+                    row[name] = evaluate(operands)
+                except OverflowError:
+                    raise OutOfRange(f"{name} is too large for a float64", column=name) from None
+        if self.where is not None and not matches(self.where, row):
+            return None
+        return row
+
+    def selected(self, rows: Iterable[tuple[bytes, Version]]) -> Iterator[dict[str, Any]]:
+        """``row`` of each that the predicate selects."""
+        return (row for key, version in rows if (row := self.row(key, version)) is not None)
+
+    def narrowed(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The columns asked for, each checked against its type. Raises OutOfRange."""
+        for name, type_ in self._sums:
+            type_.from_stored(row[name], name)
+        return {name: row[name] for name in self.outputs}
+
+    def values(self, key: bytes, version: Version) -> tuple[Any, ...]:
+        """The columns asked for of a row without a predicate, in their order. Raises OutOfRange."""
+        row = self.row(key, version)
+        assert row is not None
+        for name, type_ in self._sums:
+            type_.from_stored(row[name], name)
+        return tuple(map(row.__getitem__, self.outputs))
+
+    @cached_property
+    def quick(self) -> Callable[[bytes, bytes, int], tuple[Any, ...] | None]:
+        """``quick(key, stored, upto)`` is ``values`` of a row as it is stored, in a quarter of the time, if that is as
+        most rows are; None: decode it, and ask ``values``."""
+        types = [c.type for c in self._inputs]
+        if not self._layout.fixed or self.where is not None or any(t.name not in ("int64", "float64") for t in types):
+            return lambda key, stored, upto: None
+        plain, keys, names = self._layout.plain, len(self._key_types), [*self.schema.by_name]
+        limits = [
+            (keys + self.schema.index_of[name], *_limits(type_))
+            for name, type_ in self._sums
+            if type_.name not in ("bool", "int64")  # whose sums ``plain`` has looked at
+        ]
+        decode = _key_decoder(self._key_types) if self._keys else lambda key: [None] * keys
+        place = {name: i for i, name in enumerate([*names, *self.derived])}
+        inputs = [(c.name, place[c.name]) for c in self._inputs]
+        evaluators = [evaluate for _, evaluate in self._evaluators]
+        pick = [place[name] for name in self.outputs]
+        every = pick == list(range(len(place)))
+
+        def quick(key: bytes, stored: bytes, upto: int) -> tuple[Any, ...] | None:
+            cells = plain(stored, upto)
+            if cells is None:
+                return None
+            row = [*decode(key), *cells]
+            for i, low, high in limits:
+                if not low <= row[i] <= high:
+                    return None
+            if evaluators:
+                operands = {name: row[i] for name, i in inputs}
+                try:
+                    row += [evaluate(operands) for evaluate in evaluators]
+                except OverflowError:
+                    return None
+            return tuple(row) if every else tuple([row[i] for i in pick])
+
+        return quick
+
+    # -- in columns -----------------------------------------------------------------------------
+
+    @property
+    def in_columns(self) -> bool:
+        """Whether ``batches`` can make these rows."""
+        return self._layout.fixed and bool(self.outputs)
+
+    def batches(
+        self, portions: Iterable[tuple[Any, Any] | list[tuple[bytes, Version]]], limit: int | None
+    ) -> Iterator[Any]:
+        """Portions of live rows as record batches of the rows that are selected; none is empty.
+
+        A portion is (keys, rows of the layout's dtype), or a list of (key, version).
+
+        What ``row`` and ``rows_batch`` give, errors included: a portion with something that a column cannot hold is
+        read by them, as it may be in a row that is not selected, or in a column that nobody asked for.
+        """
+        if limit == 0:
+            return
+        for portion in portions:
+            if isinstance(portion, list):
+                batch = self._one_by_one(portion, limit)
+            else:
+                keys, rows = portion
+                try:
+                    batch = self._batch(keys, rows)
+                except OverflowError:
+                    versions = map(self._layout.decode, _listed(rows))
+                    batch = self._one_by_one(zip(keys.to_pylist(), versions, strict=True), limit)
+            if limit is not None:
+                batch = batch.slice(0, limit)
+                limit -= batch.num_rows
+            if batch.num_rows:
+                yield batch
+            if limit == 0:
+                return
+
+    def _one_by_one(self, rows: Iterable[tuple[bytes, Version]], limit: int | None) -> Any:
+        return rows_batch(self.schema, self.outputs, list(itertools.islice(self.selected(rows), limit)))
+
+    def _batch(self, keys: Any, rows: Any) -> Any:
+        arrays: dict[str, Any] = {}
+        operands: dict[str, Values] = {}
+        if self._keys:
+            decoded = decode_key_columns(self._key_types, keys)
+            arrays = {name: decoded[i] for i, name in self._keys}
+        inputs = {column.name for column in self._inputs}
+        for i, name in self._cells:
+            column = self.schema.columns[i]
+            values = values_of(column, i, rows)
+            arrays[name] = array_of(column.type, values)
+            if name in inputs:
+                operands[name] = operand(column.type, values)
+        if self.derived:
+            for column in self._inputs:
+                if column.name not in operands:  # a key column
+                    values = Values(stored_array(column.type, arrays[column.name]), None)
+                    operands[column.name] = operand(column.type, values)
+            for name, expression in self.derived.items():
+                arrays[name] = array_of(_FLOAT, evaluate_columns(expression, operands, len(rows)))
+        if self.where is None:
+            arrays = {name: arrays[name] for name in self.outputs}
+        fields = [pa.field(name, arrow_type(self._types[name])) for name in arrays]
+        batch = pa.RecordBatch.from_arrays(list(arrays.values()), schema=pa.schema(fields))
+        if self.where is not None:
+            batch = filter_batch(batch, self.where, self._types).select(list(self.outputs))
+        return batch
+
+
+def _limits(type_: ColumnType) -> tuple[Any, Any]:
+    """Of what ``from_stored`` takes."""
+    if type_.name == "float64":
+        return -sys.float_info.max, sys.float_info.max
+    if type_.name == "timestamp":
+        return type_.to_stored(_FIRST), type_.to_stored(_LAST)
+    return type_.stored_min, type_.stored_max
+
+
+def _key_decoder(types: Sequence[ColumnType]) -> Callable[[bytes], Sequence[Any]]:
+    """``decode_key``, which for keys of integers is one step."""
+    if not all(type_.name in ("int64", "decimal", "timestamp") for type_ in types):
+        return functools.partial(decode_key, types)
+    width, unpack, sign = 8 * len(types), struct.Struct(f">{len(types)}Q").unpack, 1 << 63
+    return lambda key: [part - sign for part in unpack(key)] if len(key) == width else decode_key(types, key)
+
+
+def _listed(rows: Any) -> list[bytes]:
+    listed: list[bytes] = rows.view(f"V{rows.dtype.itemsize}").tolist()
+    return listed
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str, known: frozenset[str]) -> ast.expr:
+    return parse_expression(text, set(known))
+
+
+def _expression(schema: TableSchema, text: str) -> ast.expr:
+    return _parsed(text, frozenset(schema.by_name))

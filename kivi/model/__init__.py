@@ -1,0 +1,16 @@
+"""What a user declares and asks for, as plain data.
+
+    types             column types, and single values between the caller's form and stored form
+    schema            what a table is: columns, operators, the three kinds of table
+    declarations      what a caller declares, made into schemas: every rule of what may be declared
+    derived_columns   arithmetic over an aggregate's columns
+    expressions       predicates over columns, and what a scan asks for
+    predicate_text    predicates and values as people type them
+    changes           what was committed to a table after a timestamp
+    subscriptions     what a subscriber asks for, and what it is told
+    outcomes          what ``outcome(token)`` answers when there is no commit timestamp to give
+    surface           the short names of the public surface
+
+Comes in: what a caller wrote. Goes out: values that are checked, immutable and comparable. May not touch: bytes,
+files, threads, clocks, Arrow. Begin reading at ``schema``.
+"""

@@ -1,0 +1,235 @@
+"""What a caller declares, made into schemas: every rule of what may be declared is here.
+
+A definition is checked in full before anything is stored: names, types, that an operator fits its column, that an
+aggregate's groups and measures are columns of its source, and that its derived columns are arithmetic over them. So
+whoever reads a schema later checks nothing again.
+
+Durations (a slot's width, ``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.derived_columns import parse_expression
+from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
+from kivi.model.types import ColumnType, shown
+
+__all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+_DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
+_UNITS_US: Final = {
+    "us": 1,
+    "ms": 1_000,
+    "s": 1_000_000,
+    "m": 60_000_000,
+    "h": 3_600_000_000,
+    "d": 86_400_000_000,
+}
+
+_DURATION_MAX_US: Final = 2**62
+"""146,000 years. A moment and a duration, both in microseconds, then add up within 64 bits."""
+
+
+def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
+    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
+    if isinstance(value, dt.timedelta):
+        micros = value // dt.timedelta(microseconds=1)
+    elif isinstance(value, int) and not isinstance(value, bool):
+        micros = value
+    elif isinstance(value, str) and (match := _DURATION.match(value.strip())):
+        micros = int(match[1]) * _UNITS_US[match[2]]
+    else:
+        raise InvalidArgument(f"{what} {shown(value)} is not a duration: write it like '5m', '1h' or '30d'")
+    if micros <= 0:
+        raise InvalidArgument(f"{what} {shown(value)} must be greater than zero")
+    if micros > _DURATION_MAX_US:
+        raise InvalidArgument(f"{what} {shown(value)} is too long: at most 2**62 microseconds, 53,375,995 days")
+    return micros
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlot:
+    """A group key: the start of the fixed-width slot, aligned to the epoch, that a timestamp column falls in."""
+
+    column: str
+    width_us: int
+    name: str
+
+
+def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot") -> TimeSlot:
+    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``."""
+    return TimeSlot(column, parse_duration_us(width, "slot width"), name)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+def check_name(name: object, what: str) -> str:
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise SchemaError(
+            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
+        )
+    return name
+
+
+def _value_column(name: object, declared: object, what: str) -> Column:
+    if isinstance(declared, OperatorCall):
+        raise SchemaError(f"{what} {name!r} is declared as {declared}: an operator is not allowed here")
+    return Column(check_name(name, what), ColumnType.parse(declared))
+
+
+def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
+    if call.operator in ("sum", "count"):
+        if type_.name not in ("int64", "float64", "decimal"):
+            raise SchemaError(f"column {name!r}: {call.operator} needs int64, float64 or decimal, not {type_}")
+        return Column(name, type_, "sum")
+    if type_.name not in ("int64", "float64", "decimal", "timestamp"):
+        raise SchemaError(f"column {name!r}: {call.operator} needs a number or a timestamp, not {type_}")
+    return Column(name, type_, "min" if call.operator == "min" else "max")
+
+
+def row_table_schema(
+    name: str, key: Mapping[str, object], columns: Mapping[str, object], history: str | int | dt.timedelta | None = None
+) -> TableSchema:
+    """The schema of a row table. Raises SchemaError, InvalidArgument."""
+    for part, given in (("key", key), ("columns", columns)):
+        if not isinstance(given, Mapping):
+            raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
+    if not key:
+        raise SchemaError(f"table {name!r} needs at least one key column")
+    built = []
+    for column_name, declared in columns.items():
+        check_name(column_name, "column")
+        if isinstance(declared, OperatorCall):
+            argument = "int64" if declared.operator == "count" else declared.argument
+            built.append(_delta_column(column_name, declared, ColumnType.parse(argument)))
+        else:
+            built.append(_value_column(column_name, declared, "column"))
+    _check_disjoint(name, [*key, *columns])
+    return TableSchema(
+        name=check_name(name, "table"),
+        kind="row",
+        key=tuple(_value_column(n, t, "key column") for n, t in key.items()),
+        columns=tuple(built),
+        history_us=None if history is None else parse_duration_us(history, "history"),
+    )
+
+
+def event_table_schema(
+    name: str,
+    event_time: str,
+    columns: Mapping[str, object],
+    retention: str | int | dt.timedelta | None = None,
+) -> TableSchema:
+    """The schema of an append-only event table; ``event_time`` names one of its timestamp columns."""
+    built = tuple(_value_column(n, t, "column") for n, t in columns.items())
+    by_name = {c.name: c for c in built}
+    if event_time not in by_name or by_name[event_time].type.name != "timestamp":
+        raise SchemaError(
+            f"event table {name!r}: event_time must name one of its timestamp columns, not {event_time!r}"
+        )
+    return TableSchema(
+        name=check_name(name, "table"),
+        kind="event",
+        key=(),
+        columns=built,
+        event_time=event_time,
+        retention_us=None if retention is None else parse_duration_us(retention, "retention"),
+    )
+
+
+def aggregate_schema(
+    name: str,
+    source: TableSchema,
+    group_by: Sequence[str | TimeSlot],
+    measures: Mapping[str, OperatorCall],
+    derived: Mapping[str, str] | None = None,
+    history: str | int | dt.timedelta | None = None,
+) -> TableSchema:
+    """The schema of an aggregate table over the event table ``source``. Raises SchemaError, InvalidArgument."""
+    if source.kind != "event":
+        raise SchemaError(
+            f"aggregate {name!r}: its source {source.name!r} is a {source.kind} table, not an event table"
+        )
+    if not group_by or not measures:
+        raise SchemaError(f"aggregate {name!r} needs at least one group key and one measure")
+    groups, keys = [], []
+    for item in group_by:
+        if isinstance(item, TimeSlot):
+            column = source.column(item.column)
+            if column.type.name != "timestamp":
+                raise SchemaError(f"aggregate {name!r}: time_slot needs a timestamp, {item.column!r} is {column.type}")
+            groups.append(GroupKey(check_name(item.name, "group key"), item.column, item.width_us))
+        else:
+            column = source.column(item)
+            groups.append(GroupKey(item, item))
+        keys.append(Column(groups[-1].name, column.type))
+    columns, built = _measured(source, measures)
+    _check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
+    expressions = []
+    for derived_name, text in (derived or {}).items():
+        check_name(derived_name, "derived column")
+        parse_expression(text, {c.name for c in (*keys, *columns) if c.type.name in ("int64", "float64", "decimal")})
+        expressions.append((derived_name, text))
+    return TableSchema(
+        name=check_name(name, "table"),
+        kind="aggregate",
+        key=tuple(keys),
+        columns=tuple(columns),
+        history_us=None if history is None else parse_duration_us(history, "history"),
+        source=source.name,
+        source_id=source.id,
+        group_by=tuple(groups),
+        measures=tuple(built),
+        derived=tuple(expressions),
+    )
+
+
+def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) -> TableSchema:
+    """The one row of a summary of an event table: a column for each measure. Raises SchemaError, InvalidArgument."""
+    if source.kind != "event":
+        raise InvalidArgument(f"{source.name!r} is no event table, and only events are summed up: read its rows")
+    if not measures:
+        raise SchemaError(f"a summary of {source.name!r} needs at least one measure, like n=kivi.count()")
+    columns, built = _measured(source, measures, names=False)
+    return TableSchema(source.name, "row", (), tuple(columns), measures=tuple(built))
+
+
+def _measured(
+    source: TableSchema, measures: Mapping[str, OperatorCall], names: bool = True
+) -> tuple[list[Column], list[Measure]]:
+    """The columns of measures, and what they measure; ``names``: theirs become names of columns for good."""
+    columns, built = [], []
+    for measure_name, call in measures.items():
+        if names:
+            check_name(measure_name, "measure")
+        if not isinstance(call, OperatorCall):
+            raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
+        if call.operator == "count":
+            if call.argument is not None:
+                source.column(call.argument)
+            type_ = ColumnType("int64")
+        else:
+            if call.argument is None:
+                raise SchemaError(f"measure {measure_name!r}: {call.operator} needs a column of {source.name!r}")
+            type_ = source.column(call.argument).type
+        if type_.name == "decimal" and call.operator == "sum":
+            type_ = ColumnType("decimal", 18, type_.scale)
+        columns.append(_delta_column(measure_name, call, type_))
+        built.append(Measure(measure_name, call.operator, call.argument))
+    return columns, built
+
+
+def _check_disjoint(table: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SchemaError(f"table {table!r} names the column {name!r} twice")
+        seen.add(name)

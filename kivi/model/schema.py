@@ -1,0 +1,371 @@
+"""What a table is: its columns, their operators, and the three kinds of table.
+
+A schema is plain immutable data: what the catalog stores and every room is handed. Row tables have keys and are
+written by put, insert, delete and delta; event tables have neither keys nor rows to change, only appends; an
+aggregate table is written by the appends to its source, so its schema also says how to group and what to measure.
+
+A *value column* holds what was put. A *delta column* has one operator (SUM, MIN, MAX), fixed in the
+schema for the life of the table; ``count()`` is SUM of 1 and exists only as a way to write it.
+
+A schema checks what a caller hands in for it (keys, values, deltas, guards, names) and gives it in stored form
+(``kivi.model.types``). How one is made from what a caller declares is in ``kivi.model.declarations``.
+
+Nothing here does I/O or knows where a table lives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
+from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
+
+__all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
+
+_FEW: Final = 16  # names are looked up faster in a tuple
+COLUMNS_MAX: Final = 32_767
+"""Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
+
+Operator = Literal["sum", "min", "max"]
+T = TypeVar("T")
+_MEMO_MAX: Final = 256
+_COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them, and given as that too
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column)."""
+
+    operator: Literal["sum", "count", "min", "max"]
+    argument: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.operator}({self.argument or ''})"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column. ``operator`` is None for a value column."""
+
+    name: str
+    type: ColumnType
+    operator: Operator | None = None
+
+    def describe(self) -> str:
+        return f"{self.operator}({self.type})" if self.operator else str(self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """One key column of an aggregate: a source column as it is, or (slot_us > 0) the slot it falls in."""
+
+    name: str
+    source: str
+    slot_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One delta column of an aggregate: ``operator`` over ``source``; count() has no source."""
+
+    name: str
+    operator: Literal["sum", "count", "min", "max"]
+    source: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """The definition of one table. ``id`` is its generation: never reused, so what was dropped is never read.
+
+    An overwritten table goes on as a new generation of the same definition. ``origin_id`` is then the first one's id:
+    by it callers and stages name the table, whichever generation it has (``origin``).
+    """
+
+    name: str
+    kind: Literal["row", "event", "aggregate"]
+    key: tuple[Column, ...]
+    columns: tuple[Column, ...]
+    id: int = 0
+    state: Literal["ready", "building"] = "ready"
+    created_ts: int = 0
+    origin_id: int = 0
+    history_us: int | None = None
+    event_time: str | None = None
+    retention_us: int | None = None
+    source: str | None = None
+    source_id: int = 0
+    complete_since_us: int | None = None
+    group_by: tuple[GroupKey, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    derived: tuple[tuple[str, str], ...] = ()
+    by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Key columns and columns."""
+    index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """Where a column is among ``columns``; key columns are nowhere."""
+    counted: bool = field(default=False, init=False, compare=False, repr=False)
+    """Whether all of the key's columns are kept as integers that callers may give as such."""
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+    """What follows from this definition and takes long to work out, by whoever works it out (``remembered``)."""
+
+    def __post_init__(self) -> None:
+        if len(self.columns) > COLUMNS_MAX:
+            raise ResourceExhausted(
+                f"table {self.name!r} would have {len(self.columns):,} columns besides its key, beyond the limit "
+                f"columns_max = {COLUMNS_MAX:,}: use several tables",
+                limit="columns_max",
+                maximum=COLUMNS_MAX,
+            )
+        for column in (*self.key, *self.columns):
+            if column.name in self.by_name:
+                raise SchemaError(f"table {self.name!r} names the column {column.name!r} twice")
+            self.by_name[column.name] = column
+        self.index_of.update((column.name, i) for i, column in enumerate(self.columns))
+        object.__setattr__(self, "counted", all(column.type.name in _COUNTED for column in self.key))
+
+    # -- lookups --------------------------------------------------------------------------------
+
+    @property
+    def origin(self) -> int:
+        """The id of the table's first generation: the same for as long as it is not dropped."""
+        return self.origin_id or self.id
+
+    @property
+    def key_names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.key)
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """Every name a read returns, in order: key columns, columns, derived expressions."""
+        known: tuple[str, ...] | None = self.memo.get("output names")
+        return known or self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
+
+    def remembered(self, what: Any, work_out: Callable[[], T]) -> T:
+        """``work_out()``, once: it must depend on nothing but this definition and ``what``."""
+        try:
+            known: T = self.memo[what]
+        except KeyError:
+            if len(self.memo) >= _MEMO_MAX:  # every choice of columns that callers read is one
+                self.memo.clear()
+            known = self.memo[what] = work_out()
+        return known
+
+    def column(self, name: str) -> Column:
+        try:
+            return self.by_name[name]
+        except (KeyError, TypeError):
+            known = ", ".join(self.by_name)
+            raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {known}") from None
+
+    # -- what callers hand in and get back --------------------------------------------------------
+
+    def stored_key(self, key: object, *, partial: bool = False) -> tuple[Any, ...]:
+        """A caller's row key (a tuple in column order) in stored form; ``partial`` allows a prefix.
+
+        Raises SchemaError for a wrong shape or type, InvalidArgument for null.
+        """
+        if not self.key:
+            raise SchemaError(f"event table {self.name!r} has no row keys: scan it, or read its aggregates")
+        if not isinstance(key, (tuple, list)):
+            raise SchemaError(f"a key of {self.name!r} is a tuple of {', '.join(self.key_names)}, not {shown(key)}")
+        if len(key) != len(self.key) and not (partial and len(key) <= len(self.key)):
+            raise SchemaError(
+                f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {shown(key)}"
+            )
+        if self.counted:
+            for value in key:
+                if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
+                    break
+            else:
+                return tuple(key)
+        out = []
+        for column, value in zip(self.key, key, strict=False):
+            if type(value) is int and column.type.name in _COUNTED and INT64_MIN <= value <= INT64_MAX:
+                out.append(value)  # most are: worth a short way
+                continue
+            if value is None:
+                raise InvalidArgument(f"key column {column.name!r} of {self.name!r} must not be null")
+            out.append(column.type.to_stored(value, f"key column {column.name!r}"))
+        return tuple(out)
+
+    def stored_bound(self, key: object) -> tuple[Any, ...]:
+        """A bound of a scan in stored form: a key or its first columns; for events, (event time,)."""
+        if self.kind != "event":
+            return self.stored_key(key, partial=True)
+        values = key if isinstance(key, (tuple, list)) else (key,)
+        if len(values) != 1 or values[0] is None:
+            raise InvalidArgument(
+                f"a bound of event table {self.name!r} is its event time, (moment,), not {shown(key)}"
+            )
+        return (self.column(self.event_time or "").type.to_stored(values[0], f"bound of {self.event_time!r}"),)
+
+    def caller_bounds(self, bounds: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+        """Bounds of scans as the caller writes them: ``stored_bound`` backwards.
+
+        Without those that cannot be told, as a moment that no datetime holds: they are where to cut, which is anywhere.
+        """
+        columns = self.key if self.kind != "event" else (self.column(self.event_time or ""),)
+        types, told = [column.type for column in columns], list[tuple[Any, ...]]()
+        for bound in bounds:
+            with contextlib.suppress(OutOfRange):
+                told.append(tuple(type_.from_stored(value) for type_, value in zip(types, bound, strict=False)))
+        return told
+
+    def _settable(self, name: str) -> Column:
+        column = self.column(name)
+        if name not in self.index_of:
+            raise SchemaError(f"{name!r} is a key column of {self.name!r}: give it in the key tuple")
+        return column
+
+    def _writable(self) -> None:
+        if self.kind == "aggregate":
+            raise InvalidArgument(f"{self.name!r} is an aggregate of {self.source!r}: append events there instead")
+        if self.kind == "event":
+            raise InvalidArgument(f"{self.name!r} is an event table: use append()")
+
+    def stored_put(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Named column values for put and insert, in stored form; None is null."""
+        self._writable()
+        return {name: self._settable(name).type.to_stored(value, f"column {name!r}") for name, value in values.items()}
+
+    def stored_delta(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Named deltas, in stored form. Nulls are left out, since every operator skips them."""
+        self._writable()
+        if not values:
+            raise InvalidArgument(f"a delta on {self.name!r} names no column: give at least one, like balance=+21")
+        out = {}
+        for name, value in values.items():
+            column = self._settable(name)
+            if column.operator is None:
+                raise SchemaError(f"{name!r} of {self.name!r} is a value column without an operator: use put()")
+            if type(value) is int and column.type.name == "int64" and INT64_MIN <= value <= INT64_MAX:
+                out[name] = value
+            elif value is not None:
+                out[name] = column.type.to_stored(value, f"delta of {name!r}")
+        return out
+
+    def check_overwritable(self) -> None:
+        """Raises InvalidArgument for an aggregate, whose content follows from its source."""
+        if self.kind == "aggregate":
+            raise InvalidArgument(
+                f"{self.name!r} is an aggregate of {self.source!r} and is not overwritten by itself: overwrite "
+                f"{self.source!r}, and its aggregates hold the sums of the new events in the same commit"
+            )
+
+    def check_guardable(self, column: str | None) -> None:
+        """A guard names a non-key column, or None for the row's existence."""
+        if self.kind == "event":
+            raise InvalidArgument(f"{self.name!r} is an event table: it has no rows to guard")
+        if column is not None:
+            self._settable(column)
+
+    def output_columns(self, columns: Iterable[str] | None) -> tuple[str, ...]:
+        """The names a read returns, checked; None is all of them."""
+        if columns is None:
+            return self.output_names
+        if isinstance(columns, str):
+            raise InvalidArgument(f"columns is a list of names, not the string {columns!r}")
+        known = self.output_names
+        try:
+            out = tuple(dict.fromkeys(columns))
+        except TypeError:
+            raise InvalidArgument(f"columns is a list of names, not {shown(columns)}") from None
+        names = known if len(out) <= _FEW else frozenset(known)
+        for name in out:
+            if name not in names:
+                raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")
+        return out
+
+    def row_from_stored(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """One row as a caller sees it. Raises OutOfRange for a sum that has outgrown its column."""
+        by_name = self.by_name
+        return {
+            name: by_name[name].type.from_stored(value, name) if name in by_name else value
+            for name, value in row.items()
+        }
+
+    def description(self) -> dict[str, Any]:
+        """What describe() returns: plain data, for people and programs."""
+        out: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "state": self.state,
+            "key": {column.name: str(column.type) for column in self.key},
+            "columns": {column.name: column.describe() for column in self.columns},
+            "history_us": self.history_us,
+            "created_ts": self.created_ts,
+            "id": self.origin,
+        }
+        if self.kind == "event":
+            out |= {"event_time": self.event_time, "retention_us": self.retention_us}
+        if self.kind == "aggregate":
+            out["source"] = self.source
+            out["complete_since_us"] = self.complete_since_us
+            out["group_by"] = [
+                {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
+                for g in self.group_by
+            ]
+            out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.measures}
+            out["derived"] = dict(self.derived)
+        return out
+
+    # -- JSON: the form in the catalog, on the wire and in describe() ---------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        out: dict[str, Any] = {
+            "name": self.name,
+            "kind": self.kind,
+            "id": self.id,
+            "state": self.state,
+            "created_ts": self.created_ts,
+            "key": [[c.name, str(c.type)] for c in self.key],
+            "columns": [[c.name, str(c.type), c.operator] for c in self.columns],
+        }
+        if self.origin_id:
+            out["origin_id"] = self.origin_id
+        if self.history_us is not None:
+            out["history_us"] = self.history_us
+        if self.kind == "event":
+            out["event_time"] = self.event_time
+            if self.retention_us is not None:
+                out["retention_us"] = self.retention_us
+        if self.kind == "aggregate":
+            out["source"] = self.source
+            out["source_id"] = self.source_id
+            out["complete_since_us"] = self.complete_since_us
+            out["group_by"] = [[g.name, g.source, g.slot_us] for g in self.group_by]
+            out["measures"] = [[m.name, m.operator, m.source] for m in self.measures]
+            out["derived"] = [list(pair) for pair in self.derived]
+        return out
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> TableSchema:
+        return TableSchema(
+            name=data["name"],
+            kind=data["kind"],
+            id=int(data["id"]),
+            state=data["state"],
+            created_ts=int(data["created_ts"]),
+            origin_id=int(data.get("origin_id", 0)),
+            key=tuple(Column(n, ColumnType.parse(t)) for n, t in data["key"]),
+            columns=tuple(Column(n, ColumnType.parse(t), op) for n, t, op in data["columns"]),
+            history_us=data.get("history_us"),
+            event_time=data.get("event_time"),
+            retention_us=data.get("retention_us"),
+            source=data.get("source"),
+            source_id=int(data.get("source_id", 0)),
+            complete_since_us=data.get("complete_since_us"),
+            group_by=tuple(GroupKey(n, s, int(w)) for n, s, w in data.get("group_by", ())),
+            measures=tuple(Measure(n, o, s) for n, o, s in data.get("measures", ())),
+            derived=tuple((n, e) for n, e in data.get("derived", ())),
+        )
+
+    def to_json(self) -> bytes:
+        return json.dumps(self.to_dict(), separators=(",", ":")).encode()
+
+    @staticmethod
+    def from_json(data: bytes) -> TableSchema:
+        return TableSchema.from_dict(json.loads(data))

@@ -1,0 +1,253 @@
+"""Subscriptions: what is asked for, and what a subscriber is told. Data only; ``kivi.live`` keeps them up.
+
+A subscriber of rows gets its *state* at a snapshot, and then, whenever another one is delivered, how it differs from
+the one before. Every state is exactly what the query gives at the snapshot that it names; between two of them commits
+may have been passed over, never reordered. ``Change`` has four kinds::
+
+    add     a row that was not there           old None   new: its position now
+    remove  a row that is there no more        old: where it was   new None
+    move    to another place, changed or not   old, new
+    change  other values, in its place         old, new
+
+Old positions count in the state before, new ones in the state now, so the order of application is: take all of
+``remove`` and ``move`` out by old position, put ``add`` and ``move`` in by ascending new position, then set ``change``
+at new positions: ``applied``. Rows that only shift because others came or went are in place: those that moved are the
+fewest that explain the new order (the complement of a longest increasing subsequence, Schensted 1961).
+
+A subscriber of events gets each of them once, in commit order, as ``add`` without positions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple
+
+from kivi.errors import InvalidArgument
+from kivi.model.expressions import Expr, Scan
+from kivi.model.schema import TableSchema
+
+__all__ = ["Change", "Durable", "Kind", "Query", "Stored", "Terms", "Update", "applied", "differences"]
+
+Kind = Literal["add", "remove", "move", "change"]
+Row = dict[str, Any]
+Keyed = tuple[bytes, Row]
+"""A row under what tells it from others."""
+
+
+class Change(NamedTuple):
+    """One row's part of an update. ``row`` is None for "remove"."""
+
+    kind: Kind
+    old: int | None
+    new: int | None
+    row: Row | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a subscriber is told at once. ``ts`` is the snapshot whose state it has then.
+
+    ``reset``: the changes begin from nothing, whatever the subscriber had before. Of events ``skip`` counts those
+    after ``ts`` that have been delivered, this update's included: the next one begins behind them. ``ended``: it is
+    the last.
+    """
+
+    ts: int
+    changes: Sequence[Change] = ()
+    reset: bool = False
+    skip: int = 0
+    ended: bool = False
+
+
+class Durable(NamedTuple):
+    """Of a subscription that is remembered: whose it is, its name, for how long after it was last heard of, and
+    whether it leaves out what others of its user were handed."""
+
+    user: str
+    name: str
+    ttl_us: int
+    unseen: bool = False
+
+
+class Stored(NamedTuple):
+    """A durable subscription as it is kept: events after ``since`` are its, those up to ``ts`` and ``skip`` after it
+    have been delivered. ``query`` is for those who read the store."""
+
+    user: str
+    name: str
+    table: str
+    table_id: int
+    query: str
+    since: int
+    ts: int
+    skip: int
+    expires_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a subscriber wants to be told. ``of_events``: events as they come, instead of a state.
+
+    ``since``: the snapshot whose state it has; of events, up to which it has them, and ``skip`` of those after it.
+    ``until_us``: the moment at which a subscription to events ends.
+    """
+
+    of_events: bool
+    interval_s: float
+    heartbeat_s: float
+    since: int | None = None
+    skip: int = 0
+    until_us: int | None = None
+    durable: Durable | None = None
+
+
+class _Backwards:
+    """Orders text and bytes from the last to the first."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Backwards) -> bool:
+        return bool(other.value < self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Backwards) and bool(self.value == other.value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_LAST: Final = (1,)
+"""Where nulls are, in either direction."""
+
+
+def _up(value: Any) -> tuple[Any, ...]:
+    return _LAST if value is None or value != value else (0, value)
+
+
+def _down(value: Any) -> tuple[Any, ...]:
+    if value is None or value != value:
+        return _LAST
+    return (0, _Backwards(value) if isinstance(value, (str, bytes)) else -value)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is subscribed to, bound to a schema: a scan's range, predicate and columns, an order, and a part of it.
+
+    ``order``: (column, whether from the largest down). Rows that are equal by it are in key order (events: in commit
+    order), nulls last. ``limit`` rows are shown from the ``offset``-th on.
+    """
+
+    scan: Scan
+    columns: tuple[str, ...]
+    order: tuple[tuple[str, bool], ...] = ()
+    limit: int | None = None
+    offset: int = 0
+    whole: bool = False
+    """Whether ``columns`` are all that the table has, in its order."""
+
+    @staticmethod
+    def of(
+        schema: TableSchema,
+        scan: Scan,
+        order_by: Iterable[str],
+        limit: int | None,
+        offset: int,
+    ) -> Query:
+        """Raises SchemaError, InvalidArgument."""
+        order = []
+        for term in order_by:
+            name = term.removeprefix("-")
+            schema.output_columns([name])
+            order.append((name, term.startswith("-")))
+        if len({name for name, _ in order}) != len(order):
+            raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")
+        columns = schema.output_columns(scan.columns)
+        return Query(scan, columns, tuple(order), limit, offset, columns == schema.output_names)
+
+    @property
+    def where(self) -> Expr | None:
+        return self.scan.where
+
+    @property
+    def shown(self) -> int | None:
+        """How many rows from the first on decide what is shown; None: all."""
+        return None if self.limit is None else self.offset + self.limit
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns that are shown and ordered by. Of those asked about a sum may have outgrown its column."""
+        return tuple(dict.fromkeys((*self.columns, *(name for name, _ in self.order))))
+
+    def sort_key(self) -> Callable[[Row, bytes], tuple[Any, ...]]:
+        """(row, key) -> what orders it among the others; no two are equal."""
+        terms = [(name, _down if down else _up) for name, down in self.order]
+        if not terms:
+            return lambda _, key: (key,)
+        return lambda row, key: (*(rank(row[name]) for name, rank in terms), key)
+
+
+# -- from one state to the next -------------------------------------------------------------------------
+
+
+def differences(before: Sequence[Keyed], after: Sequence[Keyed]) -> list[Change]:
+    """The changes from one state to the next. O(n log n), and O(n) where nothing moved."""
+    was = {key: i for i, (key, _) in enumerate(before)}
+    changes: list[Change] = []
+    stayed: list[int] = []  # positions before, in the order of now
+    here = set()
+    for key, _ in after:
+        at = was.get(key)
+        if at is not None:
+            stayed.append(at)
+            here.add(at)
+    changes += [Change("remove", i, None, None) for i in range(len(before)) if i not in here]
+    in_place = _increasing(stayed)
+    for new, (key, row) in enumerate(after):
+        old = was.get(key)
+        if old is None:
+            changes.append(Change("add", None, new, row))
+        elif old not in in_place:
+            changes.append(Change("move", old, new, row))
+        elif row is not (previous := before[old][1]) and row != previous:
+            changes.append(Change("change", old, new, row))
+    return changes
+
+
+def _increasing(positions: Sequence[int]) -> set[int]:
+    """The members of a longest increasing subsequence of distinct numbers."""
+    if all(a < b for a, b in itertools.pairwise(positions)):
+        return set(positions)
+    ends: list[int] = []  # the least last number of a subsequence of each length
+    lengths: list[int] = []
+    for position in positions:
+        at = bisect_left(ends, position)
+        ends[at : at + 1] = [position]
+        lengths.append(at)
+    found: set[int] = set()
+    wanted, below = len(ends) - 1, math.inf
+    for position, length in zip(reversed(positions), reversed(lengths), strict=True):
+        if length == wanted and position < below:
+            found.add(position)
+            wanted, below = wanted - 1, position
+    return found
+
+
+def applied(rows: Sequence[Any], changes: Iterable[Change], *, value: Callable[[Change], Any]) -> list[Any]:
+    """The state after ``changes``; ``value`` makes what is kept of a change's row. Moved rows are what they bring."""
+    listed = list(changes)
+    gone = {c.old for c in listed if c.kind in ("remove", "move")}
+    out = [row for i, row in enumerate(rows) if i not in gone]
+    for c in listed:
+        if c.new is not None and c.kind in ("add", "move"):
+            out.insert(c.new, value(c))
+    for c in listed:
+        if c.new is not None and c.kind == "change":
+            out[c.new] = value(c)
+    return out

@@ -1,0 +1,209 @@
+"""Backups of a store that is open and goes on: complete stores, each of which opens by itself, that share files.
+
+::
+
+    repository/
+      KIVI-BACKUPS                       this is one
+      20261121T211502.113Z-1234/         a store as of its watermark 1234, and BACKUP: what is in it, with digests
+      20261121T221500.907Z-1789/
+
+RocksDB never writes to a finished table or blob file again and never gives its name to another, so a file that the
+backup before has under the same name, from the same store, is the same file: it is linked, not copied. Nothing is
+shared with the live store, though: damage to one of its files must not reach a backup.
+
+    the store      folds up to its watermark and stands still while RocksDB links its files aside: milliseconds
+    copying        from these links, while the store goes on
+    the end        everything synced, then one rename: a backup is whole, or it is not there
+
+A repository that was interrupted at any point has whole backups only; what is left of others the next one removes. One
+backup at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
+from kivi.log.files import is_no_space
+from kivi.store.recovery import begin_copy, sync_directory
+
+if TYPE_CHECKING:
+    from kivi.store.facade import Store
+
+__all__ = ["check", "make", "newest", "of_repository"]
+
+_MARKER: Final = "KIVI-BACKUPS"
+_MANIFEST: Final = "BACKUP"
+_PARTIAL: Final = ".partial-"
+_ASIDE: Final = "backup-"
+_FINISHED: Final = (".sst", ".blob")
+_PIECE: Final = 4 << 20
+
+
+def make(store: Store, repository: str, keep: int | None = None) -> dict[str, Any]:
+    """A backup of what is visible now, into the directory ``repository``, which is made if it is missing.
+
+    ``keep``: how many stay, this one included; the oldest go. Gives ``name``, ``path``, ``watermark``, ``files``,
+    ``copied_bytes`` and ``shared_bytes``. Raises NotAStore for a directory of something else, StoreInUse while another
+    backup runs, InvalidArgument, DiskFull without space: then nothing is left of it.
+    """
+    if keep is not None and keep < 1:
+        raise InvalidArgument(f"keep is a number of backups from 1 on, not {keep}")
+    if store.parts.path is None:
+        raise InvalidArgument("a store in memory has no files to back up")
+    repository = os.path.abspath(repository)
+    with _claimed(repository):
+        for name in os.listdir(repository):
+            if _PARTIAL in name:
+                shutil.rmtree(os.path.join(repository, name), ignore_errors=True)
+        for name in os.listdir(store.parts.path):
+            if name.startswith(_ASIDE):
+                shutil.rmtree(os.path.join(store.parts.path, name), ignore_errors=True)
+        aside = os.path.join(store.parts.path, _ASIDE + secrets.token_hex(4))
+        partial = os.path.join(repository, _PARTIAL + secrets.token_hex(4))
+        try:
+            return _made(store, repository, aside, partial, keep)
+        except OSError as error:
+            kind = DiskFull if is_no_space(error) else Unavailable
+            raise kind(
+                f"the backup in {repository} could not be written ({error.strerror}): nothing is left"
+            ) from error
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _made(store: Store, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
+    with store.consolidator.paused() as watermark:
+        store.engine.checkpoint(aside)
+    os.makedirs(os.path.join(partial, "engine"))
+    source = store.parts.store_id.hex()
+    before = newest(repository)
+    known: dict[str, Any] = {}
+    if before is not None:
+        manifest = _manifest(before)
+        known = manifest["files"] if manifest["source"] == source else {}
+    files: dict[str, tuple[int, str]] = {}
+    copied = shared = 0
+    for name in sorted(os.listdir(aside)):
+        path, size = os.path.join(aside, name), os.path.getsize(os.path.join(aside, name))
+        target = os.path.join(partial, "engine", name)
+        if name.endswith(_FINISHED) and name in known and known[name][0] == size and before is not None:
+            with contextlib.suppress(OSError):  # a file system without links, or too many of them: copied then
+                os.link(os.path.join(before, "engine", name), target)
+                files[name] = (size, known[name][1])
+                shared += size
+                continue
+        files[name] = (size, _copied(path, target))
+        copied += size
+    begin_copy(store, partial, watermark)
+    about = {"source": source, "watermark": watermark, "files": files}
+    with open(os.path.join(partial, _MANIFEST), "w", encoding="utf-8") as file:
+        json.dump(about, file)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_directory(os.path.join(partial, "engine"))
+    sync_directory(partial)
+    moment = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+    name = f"{moment.replace('-', '').replace(':', '').replace('+0000', 'Z')}-{watermark}"
+    path = os.path.join(repository, name)
+    os.rename(partial, path)
+    sync_directory(repository)
+    for old in of_repository(repository)[: -keep or None] if keep else []:
+        shutil.rmtree(old, ignore_errors=True)
+    return {
+        "name": name,
+        "path": path,
+        "watermark": watermark,
+        "files": len(files),
+        "copied_bytes": copied,
+        "shared_bytes": shared,
+    }
+
+
+def _copied(source: str, target: str) -> str:
+    """Copies a file durably; its digest."""
+    digest = hashlib.blake2b(digest_size=16)
+    with open(source, "rb") as given, open(target, "wb") as made:
+        while piece := given.read(_PIECE):
+            digest.update(piece)
+            made.write(piece)
+        made.flush()
+        os.fsync(made.fileno())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _claimed(repository: str) -> Iterator[None]:
+    """A repository, made if it is missing, and nobody else's meanwhile."""
+    marker = os.path.join(repository, _MARKER)
+    try:
+        if not os.path.isdir(repository):
+            os.mkdir(repository)
+        if not os.path.exists(marker):
+            if os.listdir(repository):
+                raise NotAStore(f"{repository} holds something else than backups of kivi: name a directory of its own")
+            with open(marker, "x"):
+                sync_directory(repository)
+        handle = os.open(marker, os.O_RDWR)
+    except OSError as error:
+        if is_no_space(error):
+            raise DiskFull(f"no disk space in {repository}: make room, then try again", path=repository) from None
+        raise InvalidArgument(
+            f"backups cannot be made in {repository} ({error.strerror}): its parent must be there, and writable"
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUse(f"another backup is being made in {repository}: wait for it") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def of_repository(repository: str) -> list[str]:
+    """The paths of its backups, the oldest first. Raises NotAStore if it is none."""
+    if not os.path.exists(os.path.join(repository, _MARKER)):
+        raise NotAStore(f"{repository} is no directory of backups: there is no file {_MARKER} in it")
+    names = sorted(name for name in os.listdir(repository) if _PARTIAL not in name and name != _MARKER)
+    return [os.path.join(repository, name) for name in names]
+
+
+def newest(repository: str) -> str | None:
+    """The path of its newest backup, if there is one."""
+    return next(reversed(of_repository(repository)), None)
+
+
+def _manifest(backup: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(backup, _MANIFEST), encoding="utf-8") as file:
+            found: dict[str, Any] = json.load(file)
+            return found
+    except (OSError, ValueError):
+        return {"source": "", "files": {}}  # then nothing is shared with it
+
+
+def check(backup: str) -> None:
+    """Raises DataLoss if a file of the backup is not what was written."""
+    for name, (size, digest) in _manifest(backup)["files"].items():
+        path = os.path.join(backup, "engine", name)
+        found = hashlib.blake2b(digest_size=16)
+        try:
+            with open(path, "rb") as file:
+                while piece := file.read(_PIECE):
+                    found.update(piece)
+                length = file.tell()
+        except OSError as error:
+            raise DataLoss(f"{path} of the backup cannot be read ({error.strerror}): use another backup") from None
+        if length != size or found.hexdigest() != digest:
+            raise DataLoss(f"{path} of the backup is damaged: use another backup")

@@ -1,0 +1,235 @@
+"""The catalog: which tables there are. It is kept in rows of the store itself, in system tables.
+
+    1 tables     (id)    -> name, definition (JSON)     the definitions; a drop deletes the row
+    2 names      (name)  -> id                          two creators of one name conflict here
+    3 counters   (name)  -> value                       the last table id; ids are never reused (generations)
+    4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.store.retention)
+    5 subscriptions (user, name) -> query, position ... durable subscriptions (kivi.live.durable)
+
+A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
+Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
+the log after it must have derived with it (``version`` is compared under the entry lock).
+
+Two views: *entered* (what the next commit must be derived with) changes when a catalog commit enters the log;
+*visible* (what readers see) when it has been applied. A definition's ``created_ts`` is the CTS of its newest catalog
+commit: a snapshot below it does not see the table.
+
+An overwrite (``kivi.store.overwrite``) deletes definitions and puts those of the next generations in one commit. The
+old ones are *replaced*: a snapshot from before that commit finds them (``Catalog.table``), and they are folded and read
+like any other, until no snapshot that sees them is open (``release``). Then their rows are erased, as those of a
+dropped table.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from kivi.delta.ops import Barrier, RowOp
+from kivi.encoding.keys import decode_key, encode_key
+from kivi.errors import NotFound, SnapshotTooOld
+from kivi.model.schema import Column, TableSchema
+from kivi.model.types import ColumnType
+from kivi.mvcc.verdict import Guard
+
+__all__ = [
+    "COUNTERS",
+    "LATE",
+    "NAMES",
+    "SUBSCRIPTIONS",
+    "SYSTEM",
+    "TABLES",
+    "Catalog",
+    "Replaced",
+    "View",
+    "definition_row",
+    "schema_guard",
+]
+
+_INT: Final = ColumnType("int64")
+_TEXT: Final = ColumnType("string")
+TABLES: Final = TableSchema(
+    "kivi.tables", "row", (Column("id", _INT),), (Column("name", _TEXT), Column("definition", _TEXT)), id=1
+)
+NAMES: Final = TableSchema("kivi.names", "row", (Column("name", _TEXT),), (Column("id", _INT),), id=2)
+COUNTERS: Final = TableSchema("kivi.counters", "row", (Column("name", _TEXT),), (Column("value", _INT),), id=3)
+LATE: Final = TableSchema("kivi.late", "row", (Column("table", _INT),), (Column("dropped", _INT, "sum"),), id=4)
+SUBSCRIPTIONS: Final = TableSchema(
+    "kivi.subscriptions",
+    "row",
+    (Column("user", _TEXT), Column("name", _TEXT)),
+    (
+        Column("table", _INT),
+        Column("name_of_table", _TEXT),
+        Column("query", _TEXT),
+        Column("since", _INT),
+        Column("ts", _INT),
+        Column("skip", _INT),
+        Column("ttl_us", _INT),
+        Column("expires_us", _INT),
+    ),
+    id=5,
+)
+SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS)}
+FIRST_ID: Final = 16
+_DEFINITION: Final = 1
+
+
+def table_key(table_id: int) -> bytes:
+    return encode_key((_INT,), (table_id,))
+
+
+def late_row(origin: int, dropped: int) -> tuple[int, bytes, RowOp]:
+    """The operation that counts events that were left out."""
+    return LATE.id, table_key(origin), RowOp(Barrier.PATCH, {}, {0: dropped})
+
+
+def schema_guard(table_id: int) -> Guard:
+    """The guard that every commit naming the table implies."""
+    return Guard(TABLES.id, table_key(table_id), _DEFINITION)
+
+
+def definition_row(schema: TableSchema) -> tuple[int, bytes, RowOp]:
+    """The operation that defines ``schema``."""
+    return TABLES.id, table_key(schema.id), RowOp(Barrier.PATCH, {0: schema.name, 1: schema.to_json().decode()}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A generation of a table that the commit at ``cts`` overwrote."""
+
+    schema: TableSchema
+    cts: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One immutable state of the catalog. ``last_id``: the largest table id ever given."""
+
+    version: int = 0
+    by_id: dict[int, TableSchema] = field(default_factory=dict)
+    by_name: dict[str, TableSchema] = field(default_factory=dict)
+    aggregates: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
+    replaced: dict[int, Replaced] = field(default_factory=dict)
+    last_id: int = FIRST_ID - 1
+
+    def table(self, name: str) -> TableSchema:
+        try:
+            return self.by_name[name]
+        except (KeyError, TypeError):
+            known = ", ".join(sorted(self.by_name)) or "none yet"
+            raise NotFound(f"there is no table {name!r}; tables are: {known}", table=str(name)) from None
+
+    def with_rows(self, rows: Iterable[tuple[int, RowOp]], cts: int) -> View:
+        """After operations on the tables table: (table id, operation)."""
+        by_id = dict(self.by_id)
+        gone: list[TableSchema] = []
+        origins: set[int] = set()
+        last_id = self.last_id
+        for table_id, op in rows:
+            last_id = max(last_id, table_id)
+            if op.barrier is Barrier.DELETE:
+                if (old := by_id.pop(table_id, None)) is not None:
+                    gone.append(old)
+            elif _DEFINITION in op.puts:
+                new = by_id[table_id] = replace(TableSchema.from_json(op.puts[_DEFINITION].encode()), created_ts=cts)
+                origins.add(new.origin)
+        replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
+        sources: dict[int, tuple[TableSchema, ...]] = {}
+        for schema in by_id.values():
+            if schema.kind == "aggregate":
+                sources[schema.source_id] = (*sources.get(schema.source_id, ()), schema)
+        by_name = {schema.name: schema for schema in by_id.values()}
+        return View(self.version + 1, by_id, by_name, sources, replaced, last_id)
+
+    def successor(self, schema: TableSchema) -> TableSchema | None:
+        """The generation that overwrote an old one of this table; None if it was not overwritten, or dropped since."""
+        current = self.by_name.get(schema.name)
+        return current if current is not None and current.id != schema.id and current.origin == schema.origin else None
+
+
+class Catalog:
+    """Both views. ``enter`` is called under the entry lock, ``apply`` before the watermark passes the commit."""
+
+    def __init__(self) -> None:
+        self.entered = View()
+        self.visible = View()
+        self._mutex = threading.Lock()  # of ``visible``, which commits and housekeeping replace
+
+    def enter(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
+        self.entered = replace(self.entered.with_rows(rows, cts), replaced={})
+
+    def apply(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
+        with self._mutex:
+            self.visible = self.visible.with_rows(rows, cts)
+
+    def load(self, rows: list[tuple[int, RowOp]], cts: int) -> None:
+        """One definition found in base at open, or in a replayed record: no snapshot of before is open."""
+        self.enter(rows, cts)
+        self.apply(rows, cts)
+        self.release(list(self.visible.replaced))
+
+    def given(self, last_id: int) -> None:
+        """At open: ids up to this one were given, to tables that may be gone."""
+        self.entered = replace(self.entered, last_id=max(last_id, self.entered.last_id))
+        self.visible = replace(self.visible, last_id=max(last_id, self.visible.last_id))
+
+    def release(self, table_ids: Iterable[int]) -> None:
+        """No open snapshot sees these replaced generations: from now on they cannot be read."""
+        gone = set(table_ids)
+        with self._mutex:
+            kept = {table: old for table, old in self.visible.replaced.items() if table not in gone}
+            self.visible = replace(self.visible, replaced=kept)
+
+    def table(self, name: str, ts: int) -> TableSchema:
+        """The table as a snapshot at ``ts`` sees it; its newest generation if it sees none. Raises NotFound."""
+        view = self.visible
+        current = view.by_name.get(name)
+        if current is None or ts < current.created_ts:
+            for old in view.replaced.values():
+                if old.schema.name == name and old.schema.created_ts <= ts < old.cts:
+                    return old.schema
+        return view.table(name)
+
+    def check_seen(self, schema: TableSchema, ts: int) -> None:
+        """Raises unless a snapshot at ``ts`` sees this generation: NotFound, SnapshotTooOld."""
+        if ts < schema.created_ts:
+            if schema.origin_id:
+                raise SnapshotTooOld(
+                    f"table {schema.name!r} was overwritten at {schema.created_ts}, and what the snapshot at {ts} saw "
+                    "is not kept any more: begin again"
+                )
+            raise NotFound(
+                f"table {schema.name!r} was created at {schema.created_ts}, after the snapshot {ts}", table=schema.name
+            )
+        old = self.visible.replaced.get(schema.id)
+        if old is not None and ts >= old.cts:  # it was looked up before the overwrite
+            raise self.missing(schema)
+
+    def missing(self, schema: TableSchema) -> NotFound | SnapshotTooOld:
+        """Why a generation cannot be read any more."""
+        if (now := self.visible.successor(schema)) is not None:
+            return SnapshotTooOld(f"table {schema.name!r} was overwritten at {now.created_ts}: begin again")
+        return NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+
+    def is_visible(self, table_id: int) -> bool:
+        """Whether readers still see the table: its rows are erased only after this has become False."""
+        view = self.visible
+        return table_id in SYSTEM or table_id in view.by_id or table_id in view.replaced
+
+    def schema_of(self, table_id: int) -> TableSchema | None:
+        """System tables included. The entered view, since what is in flight must be foldable as soon as it is applied;
+        and the visible one, since a table whose drop is not durable yet is still there: its rows must be kept."""
+        found = SYSTEM.get(table_id) or self.entered.by_id.get(table_id)
+        if found is None:
+            view = self.visible
+            old = view.replaced.get(table_id)
+            found = view.by_id.get(table_id) or (old.schema if old is not None else None)
+        return found
+
+
+def changes(rows: Iterable[tuple[int, bytes, RowOp]]) -> list[tuple[int, RowOp]]:
+    """The operations of a commit on the tables table, as (table id, operation)."""
+    return [(decode_key((_INT,), key)[0], op) for table, key, op in rows if table == TABLES.id]

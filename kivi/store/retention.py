@@ -1,0 +1,183 @@
+"""Retention: how an event table forgets, exactly and in the log (design, section 6).
+
+A *floor* (CTS, event time) is a record in the commit log. Events before the time are invisible to every snapshot at or
+past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
+its ``InvalidArgument`` says where the floor is and how many events lie below it; or, if its transaction asked for that
+(``append_stages(..., late="drop")``), the commit leaves them out and counts them, in the same record. The stages that
+it names still hold them, in the log and then in blocks, where the floor hides them from every snapshot that sees the
+commit; what is derived from the commit, for aggregates, leaves them out. Should the floor move between the two, the
+commit is derived again. Nothing is decided by a clock at read
+time, so the same snapshot gives the same answer for ever, on every copy of the log.
+
+The floor follows the newest event time, not the wall clock, so that replaying an old trace keeps what the table's
+``retention`` promises about *it*; an event from the future moves it no further than now. Aggregates never change by
+it: one created after events had been forgotten says since when it is complete (``complete_since_us``).
+
+A floor lives here from its record until consolidation has written it beside the blocks; then blocks that lie wholly
+below it are dropped, once no snapshot from before it is open.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.engine import WriteBatch
+from kivi.errors import DataLoss, InvalidArgument
+from kivi.log import Kind
+
+if TYPE_CHECKING:
+    from kivi.model.schema import TableSchema
+    from kivi.store.facade import Store
+
+__all__ = ["Retention", "earliest_times", "remembered"]
+
+_BODY: Final = struct.Struct("<BIq")
+_VERSION: Final = 1
+_STEP_PARTS: Final = 100
+"""The floor moves in steps of a hundredth of the retention, so floors stay few."""
+
+
+class Retention:
+    """The floors of all event tables. ``enter`` and ``check`` run under the committer's entry lock."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._unsaved: list[tuple[int, int, int]] = []
+        self._entered: dict[int, int | None] = {}
+
+    # -- floors -----------------------------------------------------------------------------------
+
+    def enter(self, table: int, cts: int, time_us: int) -> None:
+        """A floor record entered the log, or was replayed."""
+        self._unsaved = [*self._unsaved, (cts, table, time_us)]
+        self._entered[table] = max(time_us, self._entered.get(table) or time_us)
+
+    def replay(self, cts: int, body: bytes | memoryview) -> None:
+        version, table, time_us = _BODY.unpack(body)
+        if version != _VERSION:
+            raise DataLoss(f"a floor record has version {version}; this program knows {_VERSION}")
+        self.enter(table, cts, time_us)
+
+    def floor_at(self, table: int, upto: int, in_base: int | None) -> int | None:
+        """The floor that a snapshot at ``upto`` sees; ``in_base`` is what the block view knows of it."""
+        times = [time_us for cts, of, time_us in self._unsaved if of == table and cts <= upto]
+        return max([*times, *(() if in_base is None else (in_base,))], default=None)
+
+    def newest(self, table: int) -> int | None:
+        """The floor that the next commit meets."""
+        if table not in self._entered:
+            events = self._store.event_store(table)
+            if events is None:
+                return None
+            in_base = events.complete_since(2**63)
+            self._entered.setdefault(table, in_base)
+        return self._entered[table]
+
+    def check(self, earliest: dict[int, tuple[int, list[pa.RecordBatch]]]) -> None:
+        """Refuses a commit whose events lie below the floor. ``earliest``: table -> (least event time, its batches)."""
+        for table, (time_us, batches) in earliest.items():
+            floor = self.newest(table)
+            if floor is not None and time_us < floor:
+                schema = self._store.catalog.schema_of(table)
+                late = sum(_below(batch, schema, floor) for batch in batches) if schema is not None else 0
+                name = schema.name if schema is not None else str(table)
+                raise InvalidArgument(
+                    f"{late} events lie before the retention floor of {name!r}, which is at {floor} us; "
+                    "nothing was applied: leave them out",
+                    table=name,
+                    floor_us=floor,
+                    late=late,
+                )
+
+    # -- in the background --------------------------------------------------------------------------
+
+    def set_floor(self, schema: TableSchema, time_us: int) -> int:
+        """Logs a floor. Returns its CTS; it is durable and in force when this returns."""
+        import threading
+
+        settled = threading.Event()
+        failure: list[BaseException] = []
+
+        def done(error: BaseException | None) -> None:
+            if error is not None:
+                failure.append(error)
+            settled.set()
+
+        cts = self._store.committer.log_other(
+            Kind.FLOOR,
+            [_BODY.pack(_VERSION, schema.id, time_us)],
+            done,
+            lambda sequence: self.enter(schema.id, sequence, time_us),
+        )
+        settled.wait()
+        if failure:
+            raise failure[0]
+        return cts
+
+    def step(self) -> None:
+        """Moves the floors that are due, and drops what lies wholly below old ones."""
+        store = self._store
+        for schema in list(store.catalog.visible.by_id.values()):
+            if schema.kind != "event" or schema.retention_us is None:
+                continue
+            events = store.event_store(schema.id)
+            if events is None:
+                continue
+            held = events.time_range_us()
+            if held is not None:
+                target = min(held[1], int(store.clock() * 1_000_000)) - schema.retention_us
+                floor = self.newest(schema.id)
+                due = floor is None or target >= floor + schema.retention_us // _STEP_PARTS
+                if due and held[0] < target:
+                    self.set_floor(schema, target)
+            oldest = store.leases.oldest()
+            store.consolidator.with_mutex(
+                lambda events=events, oldest=oldest: events.drop_below_floor(  # type: ignore[misc]
+                    min(store.consolidator.position, oldest if oldest is not None else 2**63)
+                )
+            )
+
+    def save(self, upto: int) -> None:
+        """Writes floors at or below ``upto`` beside their blocks, before the position passes them."""
+        due = [floor for floor in self._unsaved if floor[0] <= upto]
+        for cts, table, time_us in due:
+            events = self._store.event_store(table)
+            if events is not None:
+                batch = WriteBatch()
+                events.set_floor(batch, cts, time_us)
+                if len(batch):
+                    self._store.engine.write(batch)
+        if due:
+            with self._store.committer.entry_lock:
+                self._unsaved = [floor for floor in self._unsaved if floor[0] > upto]
+
+
+def earliest_times(
+    events: Iterable[tuple[TableSchema, list[pa.RecordBatch]]],
+) -> dict[int, tuple[int, list[pa.RecordBatch]]]:
+    """For the tables with a retention: the least event time that a commit brings."""
+    out = {}
+    for schema, batches in events:
+        if schema.retention_us is not None and schema.event_time is not None:
+            held = [batch for batch in batches if batch.num_rows]
+            times = [pc.min(batch.column(schema.event_time).cast(pa.int64())).as_py() for batch in held]
+            if times:
+                out[schema.id] = (min(times), held)
+    return out
+
+
+def remembered(batch: pa.RecordBatch, schema: TableSchema, floor_us: int | None) -> pa.RecordBatch:
+    """The events of a batch at or above a floor."""
+    if floor_us is None:
+        return batch
+    return batch.filter(pc.greater_equal(batch.column(schema.event_time or "").cast(pa.int64()), floor_us))
+
+
+def _below(batch: pa.RecordBatch, schema: TableSchema, floor: int) -> int:
+    times = batch.column(schema.event_time or "").cast(pa.int64())
+    return int(pc.sum(pc.less(times, floor)).as_py() or 0)

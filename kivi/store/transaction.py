@@ -1,0 +1,454 @@
+"""A transaction before it commits: its snapshot, its own writes, and how they become one commit record.
+
+Own writes compose per row in program order (R7) and are read back at once (R1). Deltas that the transaction's own
+appends derive for aggregates are part of that: they are derived again when a read asks, and once more, for the record,
+at commit, with the catalog as it is then.
+
+``prepare`` is step 1 of committing (``kivi.mvcc.commit``): it derives, validates sizes and encodes; nothing is locked.
+Events go to the log as Arrow bytes and to pending as the same Arrow columns; no statement runs once per event, except
+for commits of a few events, where plain Python is faster than starting column kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.arrow.columns import stored_rows
+from kivi.arrow.dictionaries import coded, compact, is_coded, plain, together
+from kivi.arrow.ipc import encode_ipc
+from kivi.delta.derive import derive, derive_all, derive_small
+from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
+from kivi.delta.runs import DeltaRun
+from kivi.encoding.base_rows import Version
+from kivi.encoding.keys import decode_key, encode_key
+from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
+from kivi.model.expressions import Scan
+from kivi.model.schema import TableSchema
+from kivi.mvcc.commit import Prepared
+from kivi.mvcc.leases import Lease
+from kivi.mvcc.pending import Applied
+from kivi.mvcc.record import Bulk, Commit
+from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
+from kivi.runtime.checksum import crc32
+from kivi.runtime.settings import Settings
+from kivi.store.catalog import TABLES, View, changes, late_row, schema_guard
+from kivi.store.overwrite import Generations
+from kivi.store.retention import remembered
+
+__all__ = ["SMALL_EVENTS", "Staged", "Txn", "prepare"]
+
+SMALL_EVENTS: Final = 32
+"""Up to this many events a commit's deltas are derived row by row and pend as row operations."""
+
+OWN_CTS: Final = 2**63 - 1
+"""The timestamp that own writes fold at: after everything committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    sequence: int
+    batch: pa.RecordBatch
+
+
+class Host(Protocol):
+    """What a transaction needs of the store it belongs to."""
+
+    def get_in(
+        self, txn: Txn, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None
+    ) -> list[dict[str, Any] | None]: ...
+
+    def scan_in(self, txn: Txn, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]: ...
+
+    def row_in(self, txn: Txn, schema: TableSchema, key: bytes) -> bool: ...
+
+    def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]: ...
+
+    def floor(self, schema: TableSchema) -> int | None: ...
+
+    def rollback(self, txn: Txn) -> None: ...
+
+
+@dataclass(slots=True)
+class Txn:
+    """One open transaction. Not thread safe. Keys are tuples, values named, both in stored form."""
+
+    lease: Lease
+    settings: Settings
+    host: Host
+    rows: dict[tuple[int, bytes], RowOp] = field(default_factory=dict)
+    guards: set[Guard] = field(default_factory=set)
+    appends: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    staged: dict[int, list[Staged]] = field(default_factory=dict)
+    staged_rows: dict[int, list[int]] = field(default_factory=dict)  # of row tables: whose rows are in ``rows``
+    overwritten: set[int] = field(default_factory=set)
+    late: dict[int, int] = field(default_factory=dict)  # of tables of which late events are left out: how many so far
+    schemas: dict[int, TableSchema] = field(default_factory=dict)
+    operations: int = 0
+    nbytes: int = 0
+    run_stages: dict[int, list[int]] = field(default_factory=dict)
+    closed: str = ""
+    commit_ts: int | None = None
+
+    @property
+    def start_ts(self) -> int:
+        return self.lease.ts
+
+    @property
+    def wrote(self) -> bool:
+        return bool(self.rows or self.guards or self.appends or self.staged or self.staged_rows or self.overwritten)
+
+    @property
+    def blind(self) -> bool:
+        """Whether all that it does is to overwrite tables, with what owes nothing to its snapshot."""
+        written = {table for table, _ in self.rows} | {*self.appends, *self.staged, *self.staged_rows}
+        return bool(self.overwritten) and written <= self.overwritten and not self.guards and not self.lease.used
+
+    @property
+    def in_columns(self) -> bool:
+        """Whether deltas are derived in columns from what was appended."""
+        return any(
+            sum(batch.num_rows for batch in self.events_of(table)) > SMALL_EVENTS
+            for table in (*self.appends, *self.staged)
+        )
+
+    # -- own writes -------------------------------------------------------------------------------
+
+    def put(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        """Upsert of the named columns."""
+        raw = encoded_key(schema, key)
+        self._set(schema, raw, then_put(self.rows.get((schema.id, raw)), _indexed(schema, values)), values)
+
+    def delta(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        """Deltas of the named columns, by their operators."""
+        raw = encoded_key(schema, key)
+        op = then_delta(schema, self.rows.get((schema.id, raw)), _indexed(schema, values))
+        self._set(schema, raw, op, values)
+
+    def insert(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
+        """Strict: RowExists if this transaction sees the row, own writes included."""
+        raw = encoded_key(schema, key)
+        if self.host.row_in(self, schema, raw):
+            raise RowExists(table=schema.name, key=caller_key(schema, raw))
+        self._set(schema, raw, then_insert(_indexed(schema, values)), values)
+
+    def delete(self, schema: TableSchema, key: tuple[Any, ...]) -> None:
+        """The row is gone; harmless if it was not there."""
+        self._set(schema, encoded_key(schema, key), then_delete(), {})
+
+    def guard(self, schema: TableSchema, key: tuple[Any, ...], column: str | None) -> None:
+        """The commit conflicts with a concurrent write of the cell; ``column`` None: of the row."""
+        index = EXISTENCE if column is None else schema.index_of[column]
+        raw = encoded_key(schema, key)
+        self._count(1, len(raw))
+        self._use(schema)
+        self.guards.add(Guard(schema.id, raw, index))
+
+    def overwrite(self, schema: TableSchema) -> None:
+        """The table is empty from here on; what the transaction writes to it then is its new content."""
+        schema.check_overwritable()
+        self._count(1, 0)
+        self._use(schema)
+        self.overwritten.add(schema.id)
+        self.rows = {row: op for row, op in self.rows.items() if row[0] != schema.id}
+        for mine in (self.appends, self.staged, self.staged_rows, self.late):
+            mine.pop(schema.id, None)
+
+    def sees_none(self, schema: TableSchema) -> bool:
+        """Whether it has overwritten the table, or the source of the aggregate: of it, own writes are all there is."""
+        return (schema.source_id if schema.kind == "aggregate" else schema.id) in self.overwritten
+
+    def get(
+        self, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
+    ) -> list[dict[str, Any] | None]:
+        """Rows at the snapshot with own writes, in stored form."""
+        return self.host.get_in(self, schema, keys, columns)
+
+    def scan(self, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
+        """A scan at the snapshot with own writes."""
+        return self.host.scan_in(self, schema, wanted)
+
+    def append_stages(self, schema: TableSchema, stage_ids: Sequence[bytes], *, drop_late: bool = False) -> None:
+        """Makes staged events or rows part of the transaction. NotFound for a stage that is gone or of another table.
+
+        Rows are written like any others, in their order: value columns are put, delta columns are added to.
+        ``drop_late``: events below the table's retention floor are left out and counted, where else they are refused.
+        """
+        staged = self.host.load_stages(schema, stage_ids)
+        self._use(schema)
+        if schema.kind == "row":
+            self.staged_rows.setdefault(schema.id, []).extend(dict.fromkeys(stage.sequence for stage in staged))
+            for stage in staged:
+                self._write_rows(schema, stage.batch)
+        else:
+            self.staged.setdefault(schema.id, []).extend(staged)
+            if drop_late:
+                self.late.setdefault(schema.id, 0)
+                self.leave_out(schema, self.host.floor(schema))
+
+    def leave_out(self, schema: TableSchema, floor_us: int | None) -> None:
+        """Takes late events out of what was staged. The stages in the log keep them: see ``kivi.store.retention``."""
+        if floor_us is None or schema.id in self.overwritten:
+            return
+        kept = [Staged(one.sequence, remembered(one.batch, schema, floor_us)) for one in self.staged[schema.id]]
+        before = sum(one.batch.num_rows for one in self.staged[schema.id])
+        self.late[schema.id] += before - sum(one.batch.num_rows for one in kept)
+        self.staged[schema.id] = kept
+
+    def _write_rows(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
+        """The rows of ``kivi.arrow.records.row_batch``. A delta that is null is none."""
+        given = set(batch.schema.names)
+        named = [column for column in schema.columns if column.name in given]
+        puts = [column.name for column in named if column.operator is None]
+        deltas = [column.name for column in named if column.operator is not None]
+        for row in stored_rows(plain(batch)):
+            key = tuple(row[name] for name in schema.key_names)
+            if puts or not deltas:
+                self.put(schema, key, {name: row[name] for name in puts})
+            added = {name: row[name] for name in deltas if row[name] is not None}
+            if added:
+                self.delta(schema, key, added)
+
+    def rollback(self) -> None:
+        """Gives the transaction up; harmless after a commit."""
+        self.host.rollback(self)
+
+    def append(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
+        if batch.num_rows == 0:
+            return
+        check_events(batch, self.settings)
+        self._count(1, int(batch.nbytes))
+        self._use(schema)
+        batches = self.appends.setdefault(schema.id, [])
+        batches.append(batch)
+        compact(batches)
+
+    def _set(self, schema: TableSchema, key: bytes, op: RowOp, values: Mapping[str, Any]) -> None:
+        size = len(key)
+        for name, value in values.items():
+            length = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
+            if length > self.settings.max_value_bytes:
+                raise _too_long(name, length, self.settings)
+            size += length
+        self._count(1, size)
+        self._use(schema)
+        self.rows[schema.id, key] = op
+
+    def _count(self, operations: int, nbytes: int) -> None:
+        limits = self.settings
+        if self.operations + operations > limits.max_transaction_operations:
+            raise ResourceExhausted(f"a transaction has at most {limits.max_transaction_operations} operations")
+        if self.nbytes + nbytes > limits.max_transaction_bytes:
+            raise ResourceExhausted(
+                f"a transaction has at most {limits.max_transaction_bytes} bytes; this one would have "
+                f"{self.nbytes + nbytes}: split it, or stage the data first"
+            )
+        self.operations += operations
+        self.nbytes += nbytes
+
+    def _use(self, schema: TableSchema) -> None:
+        self.schemas[schema.id] = schema
+
+    # -- reading own writes -------------------------------------------------------------------------
+
+    def events_of(self, table: int) -> list[pa.RecordBatch]:
+        return [*self.appends.get(table, ()), *(staged.batch for staged in self.staged.get(table, ()))]
+
+    def own_ops(self, schema: TableSchema) -> dict[bytes, RowOp]:
+        """This transaction's net operation per row of ``schema``, deltas derived from its appends included."""
+        if schema.kind == "aggregate":
+            batches = self.events_of(schema.source_id)
+            return {key: RowOp(Barrier.PATCH, {}, deltas) for key, deltas in _derived(schema, batches)}
+        return {key: op for (table, key), op in self.rows.items() if table == schema.id}
+
+    def overlay(self, schema: TableSchema, version: Version | None, op: RowOp | None) -> Version | None:
+        if op is not None:
+            version = apply_op(schema, version, OWN_CTS, op)
+        return version if version is not None and version.alive else None
+
+
+def caller_key(schema: TableSchema, key: bytes) -> tuple[Any, ...]:
+    """An encoded row key as the caller wrote it."""
+    values = decode_key([c.type for c in schema.key], key)
+    return tuple(c.type.from_stored(v, c.name) for c, v in zip(schema.key, values, strict=True))
+
+
+def encoded_key(schema: TableSchema, key: tuple[Any, ...]) -> bytes:
+    return encode_key([c.type for c in schema.key[: len(key)]], key)
+
+
+def _indexed(schema: TableSchema, values: Mapping[str, Any]) -> dict[int, Any]:
+    return {schema.index_of[name]: value for name, value in values.items()}
+
+
+def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[tuple[bytes, dict[int, Any]]]:
+    if not batches:
+        return []
+    if sum(batch.num_rows for batch in batches) <= SMALL_EVENTS:
+        return derive_small(aggregate, _rows_of(batches))
+    run = derive(aggregate, together(batches))
+    return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
+
+
+def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+    return [row for batch in batches for row in stored_rows(plain(batch))]
+
+
+def prepare(
+    txn: Txn,
+    view: View,
+    new: Generations,
+    *,
+    request: str | None,
+    batch: tuple[str, int] | None,
+    newest: Callable[[int, bytes], int | None],
+    name_of: Callable[[int], TableSchema | None],
+) -> Prepared:
+    """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
+
+    ``new``: the generations that the tables it overwrites will have.
+    """
+    commit = Commit(txn.start_ts, batch=batch)
+    own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
+    commit.rows = sorted((*own_rows, *new.rows), key=lambda row: row[:2])
+    commit.guards = sorted(txn.guards)
+    events: list[tuple[int, pa.RecordBatch]] = []
+    runs: list[tuple[int, DeltaRun]] = []
+    for old in sorted({*txn.appends, *txn.staged}):
+        table = new.id(old)
+        direct = txn.appends.get(old, [])
+        if direct:
+            joined = coded(together(direct))
+            commit.appends.append(Bulk(table, 0, [encode_ipc(joined)]))
+            events.append((table, joined))
+        for staged in txn.staged.get(old, ()):
+            commit.appends.append(Bulk(table, staged.sequence, []))
+            events.append((table, staged.batch))
+        batches = [batch for of, batch in events if of == table]
+        small = sum(item.num_rows for item in batches) <= SMALL_EVENTS
+        aggregates = new.aggregates_of(old, view)
+        rows = _rows_of(batches) if small and aggregates else []
+        if small:
+            for aggregate in aggregates:
+                commit.derived += [
+                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas))
+                    for key, deltas in derive_small(aggregate, rows)
+                ]
+        elif aggregates:
+            derived = derive_all(aggregates, together(batches))
+            for aggregate, run in zip(aggregates, derived, strict=True):
+                runs.append((aggregate.id, run))
+                commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
+    commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items() if dropped]
+    for table, sequences in sorted(txn.staged_rows.items()):
+        commit.appends += [Bulk(new.id(table), sequence, []) for sequence in sequences]
+    digest = _digest(*_as_sent(txn, commit, new)) if request is not None else bytes(16)
+    if request is not None:
+        commit.request = (request, digest)
+    body = commit.encode()
+    guards = [
+        schema_guard(table)
+        for table, schema in txn.schemas.items()
+        if schema.kind != "aggregate" and table not in txn.overwritten
+    ]
+    applied = Applied([*commit.rows, *commit.derived], events, runs)
+
+    def describe(collision: Collision) -> tuple[str, tuple[Any, ...], str | None]:
+        if collision.table == TABLES.id:
+            table = decode_key([c.type for c in TABLES.key], collision.key)[0]
+            dropped = txn.schemas.get(table) or view.by_id.get(table)
+            return (dropped.name if dropped else TABLES.name), (), None
+        schema = name_of(collision.table) or txn.schemas.get(collision.table)
+        if schema is None:
+            return f"table {collision.table}", (), None
+        column = None if collision.column is None or collision.column < 0 else schema.columns[collision.column].name
+        return schema.name, caller_key(schema, collision.key), column
+
+    prepared = Prepared(commit, body, applied, view.version, guards, describe, newest)
+    prepared.digest = digest
+    prepared.nbytes = sum(memoryview(part).nbytes for part in body)
+    if changes(commit.rows) and not txn.overwritten:
+        prepared.schema_guards = []
+    prepared.begins_late = txn.blind
+    return prepared
+
+
+def _as_sent(txn: Txn, commit: Commit, new: Generations) -> tuple[Commit, list[int]]:
+    """What the caller sent, and the tables that it overwrites. Tables go by their origin: a retry may find that they
+    were overwritten since, by its own first attempt too."""
+    origin = {table: schema.origin for table, schema in txn.schemas.items()}
+    origin |= {schema.id: schema.origin for schema in new.of.values()}
+    sent = Commit(0)
+    sent.rows = sorted(((origin[table], key, op) for (table, key), op in txn.rows.items()), key=lambda row: row[:2])
+    sent.guards = sorted(guard._replace(table=origin[guard.table]) for guard in txn.guards)
+    sent.appends = [Bulk(origin[bulk.table], bulk.stage, bulk.parts) for bulk in commit.appends]
+    return sent, sorted(origin[table] for table in txn.overwritten)
+
+
+def _digest(sent: Commit, overwritten: Sequence[int] = ()) -> bytes:
+    """16 bytes over what the caller sent: not over what was derived, nor the snapshot it was sent on."""
+    plain = Commit(0, rows=sent.rows, guards=sent.guards)
+    hasher = hashlib.blake2b(b"".join(bytes(part) for part in plain.encode()), digest_size=16)
+    for bulk in sent.appends:
+        checks = [crc32(part) for part in bulk.parts]
+        hasher.update(repr((bulk.table, bulk.stage, bulk.nbytes, checks)).encode())
+    if overwritten:
+        hasher.update(repr(("overwrite", overwritten)).encode())
+    return hasher.digest()
+
+
+def merged(
+    rows: Iterator[tuple[bytes, Version]], own: dict[bytes, RowOp], schema: TableSchema, txn: Txn, *, reverse: bool
+) -> Iterator[tuple[bytes, Version]]:
+    """A snapshot's rows with the transaction's own operations folded over them, in key order."""
+    waiting = sorted(own, reverse=not reverse)  # popped from the end
+    for key, version in rows:
+        while waiting and waiting[-1] != key and (waiting[-1] < key) != reverse:
+            mine = waiting.pop()
+            if (created := txn.overlay(schema, None, own[mine])) is not None:
+                yield mine, created
+        if waiting and waiting[-1] == key:
+            waiting.pop()
+            if (changed := txn.overlay(schema, version, own[key])) is not None:
+                yield key, changed
+        else:
+            yield key, version
+    while waiting:
+        mine = waiting.pop()
+        if (created := txn.overlay(schema, None, own[mine])) is not None:
+            yield mine, created
+
+
+def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
+    """Raises ResourceExhausted for more rows than one append may bring, or a value over max_value_bytes."""
+    if batch.num_rows > settings.max_append_rows:
+        raise ResourceExhausted(
+            f"{batch.num_rows} events in one append pass the limit of {settings.max_append_rows}: send less"
+        )
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if is_coded(column):
+            column = column.dictionary
+        if column.type in (pa.string(), pa.binary()) and column.nbytes > settings.max_value_bytes:
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
+            if longest > settings.max_value_bytes:
+                raise _too_long(name, longest, settings)
+
+
+def _too_long(column: str, length: int, settings: Settings) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a value of column {column!r} has {length} bytes, over the limit of {settings.max_value_bytes}", column=column
+    )
+
+
+def check_batch_token(batch: tuple[str, int] | None) -> None:
+    if batch is not None:
+        scope, sequence = batch
+        if not isinstance(scope, str) or not 0 < len(scope.encode()) <= 1024:
+            raise InvalidArgument("a batch token's scope is a text of 1 to 1024 bytes")
+        if not isinstance(sequence, int) or not 0 <= sequence < 2**63:
+            raise InvalidArgument(f"a batch token's sequence is a number from 0 on, not {sequence!r}")

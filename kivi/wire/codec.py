@@ -1,0 +1,320 @@
+"""Between stored-form Python values and the messages of kivi.v1: pure, used by the clients and by the server.
+
+Values, keys, rows, predicates and table definitions each have one ``to_`` and one ``from_`` function.
+Decoding here trusts the *shape* of a message, which protobuf guarantees, and nothing about its
+contents: what a stranger sent is checked against the schema by the server.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.expressions import Expr
+from kivi.model.schema import Column, GroupKey, Measure, TableSchema
+from kivi.model.types import ColumnType
+from kivi.wire.v1 import types_pb2 as pb
+
+__all__ = [
+    "delimited",
+    "fill_row",
+    "fill_values",
+    "from_expr",
+    "from_table",
+    "from_values",
+    "integers_of",
+    "integers_reader",
+    "new_token",
+    "prefix",
+    "row_reader",
+    "tag",
+    "to_expr",
+    "to_table",
+]
+
+
+def new_token() -> str:
+    """A request token: who asks, and when it was issued, so that "too old to be remembered" can be told (R16)."""
+    try:
+        random = _RANDOM.pop()
+    except IndexError:
+        drawn = secrets.token_hex(12 * 256)
+        _RANDOM.extend([drawn[i : i + 24] for i in range(0, len(drawn), 24)])
+        random = _RANDOM.pop()
+    return f"k1-{time.time_ns() // 1000}-{random}"
+
+
+_RANDOM: Final[list[str]] = []
+"""Drawn ahead, since most commits need one and a call of the system costs as much as the rest of a token."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_RANDOM.clear)  # a fork must not hand out what its parent will
+
+
+# -- values -----------------------------------------------------------------------------------------
+
+_BYTE: Final = tuple(bytes((i,)) for i in range(256))
+_FIELD_OF: Final[dict[type, str]] = {
+    int: "int_value",
+    str: "string_value",
+    float: "float_value",
+    bytes: "bytes_value",
+    bool: "bool_value",
+}
+
+
+def fill_values(target: Any, values: Iterable[Any]) -> None:
+    """Appends stored-form values to a repeated Value field."""
+    for value in values:
+        if value is None:
+            target.add()
+        else:
+            kind = type(value)
+            if kind is int:
+                target.add(int_value=value)
+            elif kind is str:
+                target.add(string_value=value)
+            else:
+                target.add(**{_FIELD_OF[kind]: value})
+
+
+def delimited(tag: bytes, body: bytes) -> bytes:
+    """A message as a field of another: what is made in parts need not be copied into one."""
+    return prefix(tag, len(body)) + body
+
+
+def prefix(tag: bytes, size: int) -> bytes:
+    """What stands before a field of so many bytes: a message, text or bytes."""
+    head = tag
+    while size > 0x7F:  # as a varint
+        head += _BYTE[size & 0x7F | 0x80]
+        size >>= 7
+    return head + _BYTE[size]
+
+
+def tag(message: Any, name: str) -> bytes:
+    """The tag of such a field (wire type 2)."""
+    number: int = message.DESCRIPTOR.fields_by_name[name].number
+    return prefix(b"", number << 3 | 2)
+
+
+def fill_row(target: pb.Row, values: Sequence[Any], packed: bool) -> None:
+    """Fills a row. ``packed``: the columns are of integers, and the reader takes those as such."""
+    if packed and None not in values:
+        target.integers.extend(values)
+    else:
+        fill_values(target.values, values)
+
+
+def from_values(values: Iterable[pb.Value]) -> list[Any]:
+    out = []
+    for value in values:
+        kind = value.WhichOneof("kind")
+        out.append(None if kind is None else getattr(value, kind))
+    return out
+
+
+def integers_of(values: Iterable[pb.Value]) -> list[int] | None:
+    """``from_values`` of values that are all integers and none of them 0, in a third of the time; None: ask that."""
+    found = [value.int_value for value in values]
+    return None if 0 in found else found
+
+
+def integers_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Any]]:
+    """``row_reader`` of rows that come as integers, without a message."""
+    return schema.remembered((integers_reader, names), lambda: _integers_reader(schema, names))
+
+
+def _integers_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Any]]:
+    types = [(name, schema.by_name[name].type) for name in names if name in schema.by_name]
+    converted = [(name, type_.quick_from_stored) for name, type_ in types if type_.name in ("decimal", "timestamp")]
+
+    def read(integers: Sequence[int]) -> dict[str, Any]:
+        row: dict[str, Any] = dict(zip(names, integers, strict=True))
+        for name, as_seen in converted:
+            row[name] = as_seen(row[name], name)
+        return row
+
+    return read
+
+
+def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
+    """Reads a row of these columns in the form that callers see; made once for each choice of columns."""
+    return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
+
+
+def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
+    plan: list[tuple[str, str, Callable[[Any, str], Any] | None]] = []
+    for name in names:
+        column = schema.by_name.get(name)
+        type_ = column.type if column is not None else _FLOAT  # a derived column
+        convert = type_.quick_from_stored if type_.name in ("decimal", "timestamp") else None
+        plan.append((name, _MEMBER_OF[type_.name], convert))
+    of_integers = _integers_reader(schema, names)
+
+    def read(found: pb.Row) -> dict[str, Any]:
+        values = found.values
+        if not values:
+            return of_integers(found.integers)
+        row: dict[str, Any] = {}
+        for (name, member, convert), value in zip(plan, values, strict=True):
+            cell = getattr(value, member)
+            if not cell and value.WhichOneof("kind") is None:
+                row[name] = None
+            else:
+                row[name] = cell if convert is None else convert(cell, name)
+        return row
+
+    return read
+
+
+_FLOAT: Final = ColumnType("float64")
+_MEMBER_OF: Final[dict[str, str]] = {
+    "bool": "bool_value",
+    "int64": "int_value",
+    "decimal": "int_value",
+    "timestamp": "int_value",
+    "float64": "float_value",
+    "string": "string_value",
+    "bytes": "bytes_value",
+}
+
+
+# -- predicates -------------------------------------------------------------------------------------
+
+_OPS: Final[dict[str, pb.Expr.Op]] = {
+    "==": pb.Expr.OP_EQ,
+    "!=": pb.Expr.OP_NE,
+    "<": pb.Expr.OP_LT,
+    "<=": pb.Expr.OP_LE,
+    ">": pb.Expr.OP_GT,
+    ">=": pb.Expr.OP_GE,
+    "isin": pb.Expr.OP_IS_IN,
+    "is_null": pb.Expr.OP_IS_NULL,
+    "and": pb.Expr.OP_AND,
+    "or": pb.Expr.OP_OR,
+    "not": pb.Expr.OP_NOT,
+}
+_NAMES: Final = {number: name for name, number in _OPS.items()}
+
+
+def to_expr(expr: Expr) -> pb.Expr:
+    """A bound predicate as a message."""
+    out = pb.Expr(op=_OPS[expr.op], column=expr.column)
+    if expr.op in ("and", "or"):
+        out.args.extend(to_expr(arg) for arg in expr.args)
+    elif expr.op == "not":
+        out.args.append(to_expr(expr.args[0]))
+    elif expr.op == "isin":
+        fill_values(out.values, expr.value)
+    elif expr.op != "is_null":
+        fill_values(out.values, (expr.value,))
+    return out
+
+
+def from_expr(message: pb.Expr) -> Expr:
+    """A message as a predicate. Literals are what was sent: check them against the schema."""
+    op = _NAMES.get(message.op)
+    if op is None:
+        raise InvalidArgument(f"{message.op} is not an operator of a predicate")
+    if op in ("and", "or", "not"):
+        args = [from_expr(arg) for arg in message.args]
+        if not args or (op == "not" and len(args) != 1):
+            raise InvalidArgument(f"{op!r} with {len(args)} operands")
+        return Expr(op, args=tuple(args))
+    values = from_values(message.values)
+    if op == "is_null":
+        return Expr(op, message.column)
+    if op == "isin":
+        return Expr(op, message.column, tuple(values))
+    if len(values) != 1:
+        raise InvalidArgument(f"{op!r} compares with one value, not {len(values)}")
+    return Expr(op, message.column, values[0])
+
+
+# -- table definitions ------------------------------------------------------------------------------
+
+_KINDS: Final[dict[str, pb.Table.Kind]] = {
+    "row": pb.Table.KIND_ROW,
+    "event": pb.Table.KIND_EVENT,
+    "aggregate": pb.Table.KIND_AGGREGATE,
+}
+_KIND_NAMES: Final[dict[int, Any]] = {number: name for name, number in _KINDS.items()}
+_OPERATORS: Final[dict[str | None, pb.Column.Operator]] = {
+    None: pb.Column.OPERATOR_UNSPECIFIED,
+    "sum": pb.Column.OPERATOR_SUM,
+    "min": pb.Column.OPERATOR_MIN,
+    "max": pb.Column.OPERATOR_MAX,
+}
+_OPERATOR_NAMES: Final[dict[int, Any]] = {number: name for name, number in _OPERATORS.items()}
+_MEASURES: Final[dict[str, pb.Measure.Kind]] = {
+    "sum": pb.Measure.KIND_SUM,
+    "count": pb.Measure.KIND_COUNT,
+    "min": pb.Measure.KIND_MIN,
+    "max": pb.Measure.KIND_MAX,
+}
+_MEASURE_NAMES: Final[dict[int, Any]] = {number: name for name, number in _MEASURES.items()}
+
+
+def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
+    return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us) for g in groups]
+
+
+def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:
+    return [pb.Measure(name=m.name, kind=_MEASURES[m.operator], source=m.source or "") for m in measures]
+
+
+def from_measures(measures: Iterable[pb.Measure]) -> tuple[Measure, ...]:
+    out = []
+    for m in measures:
+        if m.kind not in _MEASURE_NAMES:
+            raise SchemaError(f"measure {m.name!r} does not say what it measures")
+        out.append(Measure(m.name, _MEASURE_NAMES[m.kind], m.source or None))
+    return tuple(out)
+
+
+def to_table(schema: TableSchema) -> pb.Table:
+    return pb.Table(
+        name=schema.name,
+        kind=_KINDS[schema.kind],
+        id=schema.origin,
+        state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
+        created_ts=schema.created_ts,
+        key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
+        columns=[pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS[c.operator]) for c in schema.columns],
+        history_us=schema.history_us,
+        event_time=schema.event_time or "",
+        retention_us=schema.retention_us,
+        source=schema.source or "",
+        source_id=schema.source_id,
+        group_by=to_groups(schema.group_by),
+        measures=to_measures(schema.measures),
+        derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
+        complete_since_us=schema.complete_since_us,
+    )
+
+
+def from_table(table: pb.Table) -> TableSchema:
+    if table.kind not in _KIND_NAMES:
+        raise SchemaError(f"table {table.name!r} does not say what kind of table it is")
+    return TableSchema(
+        name=table.name,
+        kind=_KIND_NAMES[table.kind],
+        key=tuple(Column(c.name, ColumnType.parse(c.type)) for c in table.key),
+        columns=tuple(Column(c.name, ColumnType.parse(c.type), _OPERATOR_NAMES.get(c.operator)) for c in table.columns),
+        id=table.id,
+        state="building" if table.state == pb.Table.STATE_BUILDING else "ready",
+        created_ts=table.created_ts,
+        history_us=table.history_us if table.HasField("history_us") else None,
+        event_time=table.event_time or None,
+        retention_us=table.retention_us if table.HasField("retention_us") else None,
+        source=table.source or None,
+        source_id=table.source_id,
+        group_by=tuple(GroupKey(g.name, g.source, g.slot_us) for g in table.group_by),
+        measures=from_measures(table.measures),
+        derived=tuple((d.name, d.expression) for d in table.derived),
+        complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,
+    )

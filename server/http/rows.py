@@ -1,0 +1,370 @@
+"""Rows over HTTP, for whoever speaks no gRPC: Grafana's Infinity data source, a spreadsheet, curl.
+
+::
+
+    GET /rows?table=endpoint_5m&prefix=251&from=1767225600000&to=2026-01-02T00:00:00Z&step=1h&limit=1000
+    Authorization: Bearer TOKEN
+
+====================== =============================================================================================
+table                  the table (required)
+prefix                 the first key columns, one parameter each, in order
+from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601
+step                   aggregates: slots of so long (``5m``, ``1h``) instead of the table's own, a multiple of these
+columns                names with commas; default all
+where                  a predicate: ``resp_time_us > 1000 & customer == 'acme'``
+limit                  rows at most, default 10,000, up to 100,000; ``X-Kivi-More: true`` says that there are more
+as_of                  a commit timestamp, or a moment in ISO 8601
+format                 json (default): a list of flat objects; csv: the same with a header line
+====================== =============================================================================================
+
+The time column is the event time, or the last timestamp in the key. Times are ISO 8601 in UTC, decimals are numbers,
+bytes hexadecimal. All of an answer is one snapshot, whose timestamp ``X-Kivi-Snapshot`` tells. Errors are
+``{"error": ..., "reason": ...}`` with the status that fits. Only GET, only reading, behind the same tokens and limits
+as everything else, and with TLS where the server has it.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime as dt
+import io
+import itertools
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from decimal import Decimal
+from http import HTTPStatus
+from socketserver import ThreadingMixIn
+from typing import Any, Final
+from urllib.parse import parse_qsl
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
+
+import grpc
+from kivi_server.auth import Access, Tokens
+from kivi_server.sessions import Sessions
+
+from kivi.api.arguments import type_of
+from kivi.arrow.columns import rows_from_batch
+from kivi.errors import InvalidArgument, KiviError
+from kivi.model.declarations import parse_duration_us
+from kivi.model.derived_columns import evaluator, parse_expression
+from kivi.model.expressions import Expr, bind
+from kivi.model.predicate_text import parse_moment, parse_value, where
+from kivi.model.schema import TableSchema
+from kivi.store.facade import Lease, Scan, Store
+from kivi.wire.status import status_code
+
+__all__ = ["serve"]
+
+_LIMIT: Final = 10_000
+_LIMIT_MAX: Final = 100_000
+_PARAMETERS: Final = frozenset(
+    {"table", "prefix", "from", "to", "step", "columns", "where", "limit", "as_of", "format"}
+)
+_CONNECTIONS_MAX: Final = 32
+_TIMEOUT_S: Final = 30.0  # for a client that takes no byte
+_HTTP: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    grpc.StatusCode.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    grpc.StatusCode.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    grpc.StatusCode.FAILED_PRECONDITION: HTTPStatus.CONFLICT,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    grpc.StatusCode.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+Row = dict[str, Any]
+
+
+def serve(
+    endpoint: str, sessions: Sessions, tokens: Tokens, secure: ssl.SSLContext | None
+) -> tuple[str, Callable[[], None]]:
+    """Serves /rows on "host:port"; its address (port 0 picks a free one), and what stops it."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise InvalidArgument(f"--http {endpoint!r} is not host:port")
+    try:
+        server = make_server(host.strip("[]"), int(port), _Application(sessions, tokens), _Server, _Handler)
+    except OSError as error:
+        raise InvalidArgument(f"cannot serve rows on {endpoint}: {error}") from None
+    if secure is not None:
+        server.socket = secure.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever, name="kivi-http", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+    return f"{'https' if secure else 'http'}://{host}:{server.server_port}/rows", stop
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """A thread for each connection, and at most so many: those beyond are closed, as a server that is down would."""
+
+    daemon_threads = True
+
+    def __init__(self, *arguments: Any) -> None:
+        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = _TIMEOUT_S
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: calls are counted, and a query may hold what is nobody's business."""
+
+
+class _Application:
+    """WSGI."""
+
+    def __init__(self, sessions: Sessions, tokens: Tokens) -> None:
+        self._sessions, self._store, self._tokens = sessions, sessions.store, tokens
+
+    def __call__(self, environment: Mapping[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
+        began, error = time.monotonic(), None
+        try:
+            if environment["PATH_INFO"] != "/rows" or environment["REQUEST_METHOD"] != "GET":
+                return _told(respond, HTTPStatus.NOT_FOUND, "there is GET /rows, and nothing else", "NotFound")
+            return self._answered(environment, respond)
+        except KiviError as failure:
+            error = failure
+            status = _HTTP.get(status_code(error), HTTPStatus.INTERNAL_SERVER_ERROR)
+            return _told(respond, status, error.message, type(error).__name__)
+        finally:
+            self._sessions.calls.ended("HTTP/rows", time.monotonic() - began, error)
+
+    def _answered(self, environment: Mapping[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
+        grant = self._tokens.of_header(environment.get("HTTP_AUTHORIZATION", ""))
+        self._sessions.clients.of(grant, environment.get("REMOTE_ADDR", "")).take(1)
+        asked = _Asked(environment.get("QUERY_STRING", ""))
+        grant.require(Access.READ, "reading", asked.table)
+        rows, snapshot, more = _read(self._store, asked)
+        body, kind = (_csv(rows, asked) if asked.csv else _json(rows)), "text/csv" if asked.csv else "application/json"
+        headers = [
+            ("Content-Type", f"{kind}; charset=utf-8"),
+            ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"),
+            ("X-Kivi-Snapshot", str(snapshot)),
+            ("X-Kivi-More", str(more).lower()),
+        ]
+        respond("200 OK", headers)
+        return [body]
+
+
+class _Asked:
+    """The parameters. Raises InvalidArgument for one that is not known."""
+
+    def __init__(self, query: str) -> None:
+        try:
+            pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query), max_num_fields=64)
+        except ValueError:
+            raise InvalidArgument("the query is not name=value&name=value") from None
+        self.given: dict[str, str] = {}
+        self.prefix: list[str] = []
+        for name, text in pairs:
+            if name not in _PARAMETERS:
+                raise InvalidArgument(f"there is no parameter {name!r}; there are {', '.join(sorted(_PARAMETERS))}")
+            if name == "prefix":
+                self.prefix.append(text)
+            elif name in self.given:
+                raise InvalidArgument(f"parameter {name!r} is given twice")
+            elif text:
+                self.given[name] = text
+        if "table" not in self.given:
+            raise InvalidArgument("parameter table is required")
+        self.table = self.given["table"]
+        limit = self.given.get("limit", str(_LIMIT))
+        if not limit.isdecimal() or not 0 < int(limit) <= _LIMIT_MAX:
+            raise InvalidArgument(f"parameter limit is a number of rows from 1 to {_LIMIT_MAX:,}, not {limit!r}")
+        self.limit = int(limit)
+        if self.given.get("format", "json") not in ("json", "csv"):
+            raise InvalidArgument(f"parameter format is json or csv, not {self.given['format']!r}")
+        self.csv = self.given.get("format") == "csv"
+        self.names: tuple[str, ...] = ()
+
+    def moment_us(self, name: str) -> int | None:
+        text = self.given.get(name)
+        if text is None:
+            return None
+        if text.lstrip("-").isdecimal():
+            return int(text) * 1000
+        return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
+
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
+    """(rows, the snapshot's timestamp, whether there are more)"""
+    lease = _begun(store, asked)
+    try:
+        schema = store.table(asked.table, lease)
+        columns = (
+            tuple(name.strip() for name in asked.given["columns"].split(",")) if "columns" in asked.given else None
+        )
+        asked.names = schema.output_columns(columns)
+        step_us = _step_us(schema, asked)
+        wanted = _wanted(schema, asked, None if step_us else asked.names, None if step_us else asked.limit + 1)
+        rows: Iterator[Row] = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
+        if step_us:
+            rows = itertools.islice(_stepped(schema, rows, step_us, asked), asked.limit + 1)
+        found = list(rows)
+        return found[: asked.limit], lease.ts, len(found) > asked.limit
+    finally:
+        store.release(lease)
+
+
+def _begun(store: Store, asked: _Asked) -> Lease:
+    text = asked.given.get("as_of")
+    if text is None:
+        return store.begin()
+    if text.isdecimal():
+        return store.begin(as_of_ts=int(text))
+    return store.begin(as_of_us=asked.moment_us("as_of"), timeout_s=_TIMEOUT_S)
+
+
+def _wanted(schema: TableSchema, asked: _Asked, columns: tuple[str, ...] | None, limit: int | None) -> Scan:
+    time_column = _time_column(schema)
+    low, high = asked.moment_us("from"), asked.moment_us("to")
+    if time_column is None:
+        if low is not None or high is not None:
+            raise InvalidArgument(f"table {schema.name!r} has no time in its key: leave out from and to")
+        time_column = ""
+    terms = [where(asked.given["where"], _types(schema), "parameter where")] if "where" in asked.given else []
+    predicate: Expr | None = None
+    bounds = [(">=", low), ("<", high)] if schema.kind != "event" else []
+    terms += [Expr(op, time_column, bound) for op, bound in bounds if bound is not None]
+    for term in terms:
+        predicate = term if predicate is None else predicate & term
+    if predicate is not None:
+        predicate = bind(predicate, lambda name: type_of(schema, name))
+    if schema.kind == "event":
+        if asked.prefix:
+            raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or from and to")
+        start, end = ((bound,) if bound is not None else None for bound in (low, high))
+        return Scan(where=predicate, columns=columns, limit=limit, start=start, end=end)
+    return Scan(prefix=_prefix(schema, asked), where=predicate, columns=columns, limit=limit)
+
+
+def _prefix(schema: TableSchema, asked: _Asked) -> tuple[Any, ...]:
+    if len(asked.prefix) > len(schema.key):
+        raise InvalidArgument(
+            f"the key of {schema.name!r} has {len(schema.key)} columns: give at most as many prefixes"
+        )
+    values = []
+    for column, text in zip(schema.key, asked.prefix, strict=False):
+        value = parse_value(str(column.type), text, f"prefix {column.name}")
+        values.append(column.type.to_stored(value, column.name))
+    return tuple(values)
+
+
+def _types(schema: TableSchema) -> dict[str, str]:
+    return {name: str(column.type) for name, column in schema.by_name.items()} | {
+        n: "float64" for n, _ in schema.derived
+    }
+
+
+def _time_column(schema: TableSchema) -> str | None:
+    if schema.kind == "event":
+        return schema.event_time
+    return next((column.name for column in reversed(schema.key) if column.type.name == "timestamp"), None)
+
+
+# -- coarser slots ------------------------------------------------------------------------------------------
+
+
+def _step_us(schema: TableSchema, asked: _Asked) -> int:
+    """The slots asked for, 0 for the table's own."""
+    if "step" not in asked.given:
+        return 0
+    step_us = parse_duration_us(asked.given["step"], "parameter step")
+    slot = next((group for group in schema.group_by if group.slot_us), None)
+    if slot is None or slot.name != schema.key[-1].name:
+        raise InvalidArgument(f"step is for aggregates whose key ends in a time slot, and {schema.name!r} is none")
+    if step_us % slot.slot_us:
+        raise InvalidArgument(f"step must be a multiple of the slots of {schema.name!r}, {slot.slot_us / 1e6:g} s")
+    return 0 if step_us == slot.slot_us else step_us
+
+
+def _stepped(schema: TableSchema, rows: Iterator[Row], step_us: int, asked: _Asked) -> Iterator[Row]:
+    """Neighbouring rows of one longer slot as one: measures by their operators, derived columns computed anew."""
+    step = dt.timedelta(microseconds=step_us)
+    *others, slot = schema.key_names
+    numeric = {c.name for c in schema.columns}
+    expressions = [(name, evaluator(parse_expression(text, numeric))) for name, text in schema.derived]
+    held: Row | None = None
+    for row in rows:
+        row[slot] = _EPOCH + (row[slot] - _EPOCH) // step * step
+        if held is not None and held[slot] == row[slot] and all(held[name] == row[name] for name in others):
+            for column in schema.columns:
+                held[column.name] = _combined(column.operator, held[column.name], row[column.name])
+            continue
+        if held is not None:
+            yield _finished(held, expressions, asked)
+        held = row
+    if held is not None:
+        yield _finished(held, expressions, asked)
+
+
+def _combined(operator: str | None, a: Any, b: Any) -> Any:
+    if a is None or b is None:
+        return a if b is None else b
+    return a + b if operator == "sum" else min(a, b) if operator == "min" else max(a, b)
+
+
+def _finished(row: Row, expressions: list[tuple[str, Any]], asked: _Asked) -> Row:
+    for name, expression in expressions:
+        row[name] = expression(row)
+    return {name: row[name] for name in asked.names}
+
+
+# -- as text ------------------------------------------------------------------------------------------------
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dt.datetime):
+        return value.isoformat(timespec="microseconds" if value.microsecond else "seconds").replace("+00:00", "Z")
+    if isinstance(value, bytes):
+        return "0x" + value.hex()
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _json(rows: Iterable[Row]) -> bytes:
+    flat = [{name: _plain(value) for name, value in row.items()} for row in rows]
+    return json.dumps(flat, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def _csv(rows: Iterable[Row], asked: _Asked) -> bytes:
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(asked.names)
+    for row in rows:
+        values = [_plain(row[name]) for name in asked.names]
+        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
+    return out.getvalue().encode()
+
+
+def _told(respond: Callable[..., Any], status: HTTPStatus, message: str, reason: str) -> Iterable[bytes]:
+    body = json.dumps({"error": message, "reason": reason}, ensure_ascii=False).encode()
+    headers = [("Content-Type", "application/json; charset=utf-8"), ("Content-Length", str(len(body)))]
+    if status is HTTPStatus.UNAUTHORIZED:
+        headers.append(("WWW-Authenticate", "Bearer"))
+    respond(f"{status.value} {status.phrase}", headers)
+    return [body]

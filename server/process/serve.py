@@ -1,0 +1,330 @@
+"""The server's process: ``kivi serve``.
+
+A graceful stop (SIGTERM or SIGINT) goes in this order: health says NOT_SERVING and nothing new begins;
+commits that are in flight are answered; streams end; the store is closed. A second signal ends the
+process at once, which loses nothing either: that is what the log is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import importlib
+import importlib.abc
+import ipaddress
+import logging
+import os
+import signal
+import ssl
+import sys
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Final
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1.health import aio as health
+from kivi_server import logs
+from kivi_server import metrics as metrics_http
+from kivi_server.auth import Allowance, Tokens
+from kivi_server.http import rows as rows_http
+from kivi_server.metrics import NO_SPANS
+from kivi_server.options import Options
+from kivi_server.service import Service, handlers
+from kivi_server.sessions import Sessions
+
+from kivi.errors import InvalidArgument, KiviError, StoreInUse, Unavailable
+from kivi.store.facade import Store
+from kivi.wire import methods
+
+if TYPE_CHECKING:
+    from kivi_server.otlp.listener import Listener
+
+__all__ = ["listener", "run"]
+
+_log = logging.getLogger("kivi.server")
+_GARBAGE: Final = 20_000  # objects made and not freed yet, before the collector looks at the young ones
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return False
+
+
+def _split(endpoint: str, flag: str = "--listen") -> tuple[str, int]:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise InvalidArgument(f"{flag} {endpoint!r} is not host:port")
+    return host, int(port)
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
+
+
+def credentials(options: Options) -> grpc.ServerCredentials | None:
+    """TLS, or None for plaintext, which is for loopback unless --insecure says that the network is trusted."""
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
+    if options.tls_cert and options.tls_key:
+        ca = _read(options.tls_client_ca) if options.tls_client_ca else None
+        pair = (_read(options.tls_key), _read(options.tls_cert))
+        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+    if options.tls_client_ca:
+        raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
+    _check_plaintext("--listen", options.listen, options)
+    if options.otlp:
+        _check_plaintext("--otlp", options.otlp, options)
+    return None
+
+
+def _check_plaintext(flag: str, endpoint: str, options: Options) -> None:
+    host, _ = _split(endpoint, flag)
+    if not is_loopback(host) and not options.insecure:
+        raise InvalidArgument(
+            f"{flag} {endpoint} would serve plaintext beyond this machine: "
+            "give --tls-cert and --tls-key, or --insecure if the network is trusted"
+        )
+
+
+def _check_metrics(options: Options) -> None:
+    """The page is never encrypted and asks for no token."""
+    host, _, _ = (options.metrics or "localhost:").rpartition(":")
+    if not is_loopback(host) and not (options.insecure or options.metrics_insecure):
+        raise InvalidArgument(
+            f"--metrics {options.metrics} would serve plaintext beyond this machine, to whoever asks: "
+            "give --metrics-insecure if the network is trusted with it"
+        )
+
+
+def _https(options: Options) -> ssl.SSLContext | None:
+    """TLS for rows over HTTP as for everything else; None for plaintext, which is for loopback without --insecure."""
+    if not options.http:
+        return None
+    if not options.tls_cert or not options.tls_key:
+        _check_plaintext("--http", options.http, options)
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.tls_cert, options.tls_key)
+        if options.tls_client_ca:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(options.tls_client_ca)
+    except ssl.SSLError as error:
+        raise InvalidArgument(f"the certificate, its key or the client's authority cannot be used: {error}") from None
+    return context
+
+
+def _version() -> str:
+    try:
+        return version("kivi")
+    except PackageNotFoundError:
+        return "0"
+
+
+def _disk(path: str) -> dict[str, int]:
+    found = os.statvfs(path)
+    return {"disk_free_bytes": found.f_bavail * found.f_frsize, "disk_size_bytes": found.f_blocks * found.f_frsize}
+
+
+def _bind(server: grpc.aio.Server, endpoint: str, flag: str, secure: grpc.ServerCredentials | None) -> str:
+    host, _ = _split(endpoint, flag)
+    try:
+        if secure is None:
+            port = server.add_insecure_port(endpoint)
+        else:
+            port = server.add_secure_port(endpoint, secure)
+    except RuntimeError:
+        port = 0
+    if port == 0:
+        raise StoreInUse(f"cannot listen on {endpoint}: the address is in use or not this machine's")
+    return f"{host}:{port}"
+
+
+Stats = Callable[[], dict[str, int | float]]
+
+
+def listener(
+    sessions: Sessions, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens, stats: Stats
+) -> tuple[grpc.aio.Server, health.HealthServicer, str]:
+    """The gRPC server of these sessions, bound and not started, its health, and its endpoint: host and real port."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_send_message_length", methods.MESSAGE_BYTES_MAX),
+            ("grpc.max_receive_message_length", methods.MESSAGE_BYTES_MAX),
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_time_ms", 20_000),
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+    )
+    server.add_generic_rpc_handlers((handlers(Service(sessions, tokens, stats)),))
+    healthy = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
+    return server, healthy, _bind(server, options.listen, "--listen", secure)
+
+
+def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | None:
+    """What it takes is loaded only where it is asked for: it is an extra."""
+    if options.otlp is None:
+        return None
+    from kivi_server.otlp.intake import Intake
+    from kivi_server.otlp.listener import Listener
+
+    return Listener(
+        Intake(
+            sessions, options.otlp_table, options.otlp_retention_s, options.otlp_window_s, options.otlp_window_spans
+        ),
+        tokens,
+    )
+
+
+def _check_otlp(options: Options) -> None:
+    """Before anything is opened. Raises InvalidArgument."""
+    if options.otlp is None:
+        return
+    _split(options.otlp, "--otlp")
+    try:
+        importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    except ImportError:
+        raise InvalidArgument(
+            "--otlp needs the package opentelemetry-proto, which is not installed here: pip install 'kivi[otlp]'"
+        ) from None
+
+
+async def _serve(
+    store: Store,
+    options: Options,
+    secure: grpc.ServerCredentials | None,
+    https: ssl.SSLContext | None,
+    tokens: Tokens,
+) -> None:
+    allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
+    sessions = Sessions(store, _version(), allowance, slow_call_s=options.slow_call_s)
+
+    def stats() -> dict[str, int | float]:
+        spans = otlp.intake.stats() if otlp is not None else NO_SPANS
+        return {**store.stats(), **sessions.stats(), **spans, **_disk(options.data)}
+
+    otlp = _otlp(options, sessions, tokens)
+    server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
+    stop_metrics = None
+    if options.metrics:
+        address, stop_metrics = metrics_http.serve(options.metrics, stats, store.histograms, sessions.calls)
+        print(f"metrics on http://{address}/metrics", flush=True)
+    stop_http = None
+    if options.http:
+        address, stop_http = rows_http.serve(options.http, sessions, tokens, https)
+        print(f"rows on {address}", flush=True)
+    if otlp is not None:
+        await otlp.intake.open()
+        address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
+        await otlp.start()
+        print(f"otlp on {address}", flush=True)
+    await server.start()
+    for name in ("", methods.SERVICE):
+        await healthy.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(1)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    # What a server is made of stays. Left to the collector it would be looked through again and again, for tens of
+    # milliseconds that every reader would feel; and what a request leaves behind is hardly ever a cycle.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GARBAGE, 20, 20)
+    print(f"listening on {endpoint}", flush=True)
+    failures: list[str] = []
+    watching = asyncio.create_task(_watch(sessions, tokens, stop, failures))
+    await stop.wait()
+
+    print("stopping", flush=True)
+    await healthy.enter_graceful_shutdown()
+    sessions.stopping = True
+    if not await sessions.drained(options.grace_s):
+        _log.warning("%d commits were not answered in time", sessions.commits_in_flight)
+    await loop.run_in_executor(None, sessions.hub.stop)  # whose subscribers learn why
+    if otlp is not None:
+        await otlp.stop()
+    await server.stop(grace=0.2)
+    watching.cancel()
+    for stop_other in (stop_metrics, stop_http):
+        if stop_other is not None:
+            stop_other()
+    await loop.run_in_executor(None, sessions.close)
+    if failures:
+        raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")
+
+
+async def _watch(sessions: Sessions, tokens: Tokens, stop: asyncio.Event, failures: list[str]) -> None:
+    """Ends sessions whose client has stopped reading or lost its token, and the process if the store has stopped.
+
+    A store whose log could not be synced does not know what is on disk: only opening it again tells.
+    """
+    generation = tokens.generation
+    while True:
+        await asyncio.sleep(1.0)
+        tokens.refresh()
+        if generation != tokens.generation:
+            generation = tokens.generation
+            sessions.regrant(tokens)
+        try:
+            sessions.store.check_open()
+            if sessions.store.stats().get("log_failed"):
+                raise Unavailable("the commit log failed")
+        except KiviError as error:
+            failures.append(error.message)
+            _log.error("the store has stopped, and so does the server: %s", error.message)
+            stop.set()
+            return
+        for session in list(sessions.live.values()):
+            if session.stalled():
+                sessions.dropped += 1
+                session.drop(Unavailable("this client accepted no answer for too long"))
+
+
+class _WithoutPandas(importlib.abc.MetaPathFinder):
+    """pyarrow imports pandas with its first array, where that is installed, and does without where it is not.
+
+    The server has no use for it; the import held all of its threads up for 0.4 s in the midst of the first commits.
+    """
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("the server does without pandas", name=fullname)
+
+
+def run(options: Options) -> int:
+    """Serves until it is told to stop; 0 after a graceful stop."""
+    sys.meta_path.insert(0, _WithoutPandas())
+    logs.begin(options.log_format)
+    # Threads hand the interpreter to each other many times per request; the default of 5 ms is what a read would
+    # wait for busy bytecode to let go.
+    sys.setswitchinterval(0.0005)
+    secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
+    _split(options.listen)
+    _check_metrics(options)
+    _check_otlp(options)
+    store = Store.open(options.data, settings=options.settings)
+    try:
+        asyncio.run(_serve(store, options, secure, https, tokens))
+    finally:
+        store.close()
+    print("stopped", flush=True)
+    return 0
