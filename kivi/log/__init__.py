@@ -1,13 +1,13 @@
 """The commit log: one sequence of records that says what happened, and in which order.
 
-A record gets the next *sequence number* when it enters the log, and the sequence number of a commit
-record **is** its commit timestamp. Nothing above may assume that the log is a local file: this page
-speaks of records, never of paths, offsets or segments, so that a replicated log can stand here later
-(a stream whose own sequence numbers become the timestamps).
+A record gets the next *sequence number* when it enters the log, or as many consecutive ones as it asks for: the
+sequence numbers of a commit record **are** the commit timestamps of the transactions that it holds. Nothing above may
+assume that the log is a local file: this page speaks of records, never of paths, offsets or segments, so that a
+replicated log can stand here later (a stream whose own sequence numbers become the timestamps).
 
 Invariants, for every log:
 
-* **Numbers only grow.** Every record's number is greater than that of every record before it, across
+* **Numbers only grow.** Every record's numbers are greater than those of every record before it, across
   restarts, crashes and truncation, and no number is used twice: also not the number of a record that
   was lost in a crash before anybody was told about it. Inside one `CommitLog.append` they are
   consecutive; otherwise *they may skip* (they do after a crash), so nothing may rely on density.
@@ -34,16 +34,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.histogram import Histogram
 
 __all__ = [
     "MAX_RECORD_BYTES",
+    "MAX_RECORD_NUMBERS",
     "Buffers",
     "CommitLog",
     "Done",
+    "Entry",
     "Kind",
     "LogFailed",
     "Record",
@@ -52,6 +54,9 @@ __all__ = [
 
 MAX_RECORD_BYTES = 256 << 20
 """Default limit of one record's body."""
+
+MAX_RECORD_NUMBERS = 1 << 20
+"""How many numbers one record may take."""
 
 
 class Kind(IntEnum):
@@ -65,17 +70,26 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One durable record. ``time_us``: microseconds since 1970, UTC; never less than the record before's."""
+    """One durable record, with the numbers ``sequence`` to ``last``.
+
+    ``time_us``: microseconds since 1970, UTC; never less than the record before's.
+    """
 
     sequence: int
     time_us: int
     kind: Kind
     body: bytes | memoryview
+    count: int = 1
+
+    @property
+    def last(self) -> int:
+        """The last of its numbers."""
+        return self.sequence + self.count - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """The consecutive numbers (both inclusive) and the time that one group of records was given."""
+    """The consecutive numbers (both inclusive) and the time that the records of one call were given."""
 
     first: int
     last: int
@@ -84,6 +98,15 @@ class Ticket:
 
 Buffers: TypeAlias = Sequence[bytes | memoryview]
 """A body in parts (anything with the buffer protocol); written one after the other, never joined."""
+
+
+class Entry(NamedTuple):
+    """A record to be: its kind, its body, and how many numbers it takes."""
+
+    kind: Kind
+    body: Buffers
+    numbers: int = 1
+
 
 Done: TypeAlias = Callable[[BaseException | None], None]
 
@@ -105,7 +128,7 @@ class CommitLog(ABC):
     """Called, by a thread of the log, with why there is no room for more, and with None when there is (again)."""
 
     @abstractmethod
-    def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
+    def append(self, records: Sequence[Entry], done: Done) -> Ticket:
         """Enter the records, in order and with no other record between them.
 
         Does no I/O, and may be called under a mutex that makes the order of the calls meaningful. It
@@ -119,10 +142,6 @@ class CommitLog(ABC):
         written (the log goes on by itself when there is room), `InvalidArgument` for an empty group or
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
-
-    def append_many(self, kind: Kind, bodies: Sequence[bytes], done: Done) -> Ticket:
-        """``append`` of small records of one kind."""
-        return self.append([(kind, (body,)) for body in bodies], done)
 
     def together(self) -> AbstractContextManager[object]:
         """A hint, for as long as it is entered: more will be appended at once, and one sync for all is better."""
@@ -149,18 +168,19 @@ class CommitLog(ABC):
 
     @abstractmethod
     def replay(self, after: int) -> Iterator[Record]:
-        """Every record with ``sequence > after`` that is durable at the call, in order.
+        """Every record with a number above ``after`` that is durable at the call, in order.
 
         Raises `DataLoss` if some of them are not kept any more, or if the log ends before ``after``.
         """
 
     @abstractmethod
     def read(self, sequence: int) -> Record:
-        """One durable record. Raises `NotFound` if there is none of that number, or no longer."""
+        """The durable record that has this number. Raises `NotFound` if there is none, or no longer."""
 
     @abstractmethod
     def tail(self, after: int, timeout: float | None) -> list[Record]:
-        """Durable records past ``after``, waiting up to ``timeout`` seconds (None: for ever) for the first.
+        """Durable records with a number above ``after``, waiting up to ``timeout`` seconds (None: for ever) for the
+        first.
 
         Some megabytes a call at most, but always a whole record. Empty when the time is up. Raises
         `DataLoss` if the record after ``after`` is not kept any more, `Unavailable` once closed or failed.
@@ -168,7 +188,7 @@ class CommitLog(ABC):
 
     @abstractmethod
     def truncate(self, below: int) -> None:
-        """Allow records with ``sequence < below`` to be forgotten; more of them may be kept.
+        """Allow records whose numbers are all below ``below`` to be forgotten; more of them may be kept.
 
         The highest number and time are remembered for ever, so neither can regress.
         """
@@ -177,6 +197,11 @@ class CommitLog(ABC):
     @abstractmethod
     def last(self) -> int:
         """The highest number that a record in the log or on its way into it has; 0 for a new log."""
+
+    @property
+    @abstractmethod
+    def next(self) -> int:
+        """The number that the next record gets, if nobody appends before."""
 
     @property
     @abstractmethod

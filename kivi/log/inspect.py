@@ -112,7 +112,7 @@ def _segment(files: Files, path: str, header: SegmentHeader, limit: int | None) 
                 yield item.offset, item
                 return
             yield item.offset, item.record()
-            if item.sequence == limit:
+            if item.last == limit:
                 yield item.end, End(item.end, limit, item.time_us, item.checksum, None)
                 return
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
-from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
+from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
 from kivi.runtime.histogram import Histogram
 
 __all__ = ["MemoryLog"]
@@ -60,20 +60,24 @@ class MemoryLog(CommitLog):
         self._thread = threading.Thread(target=self._complete, name="kivi-log-memory", daemon=True)
         self._thread.start()
 
-    def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
-        bodies = [(kind, b"".join(bytes(part) for part in parts)) for kind, parts in records]
+    def append(self, records: Sequence[Entry], done: Done) -> Ticket:
+        bodies = [(kind, b"".join(bytes(part) for part in parts), count) for kind, parts, count in records]
         if not bodies:
             raise InvalidArgument("a group needs at least one record")
-        for _, body in bodies:
+        for _, body, count in bodies:
+            if not 0 < count <= MAX_RECORD_NUMBERS:
+                raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers, not {count}")
             if len(body) > self._max_record_bytes:
                 raise InvalidArgument(f"a record of {len(body)} bytes is over {self._max_record_bytes}")
         with self._lock:
             self._check()
             first = self._next
             self._time_us = max(self._time_us, self._clock() // 1000)
-            made = [Record(first + i, self._time_us, kind, body) for i, (kind, body) in enumerate(bodies)]
-            self._last = made[-1].sequence
-            self._next = self._last + 1
+            made = list[Record]()
+            for kind, body, count in bodies:
+                made.append(Record(self._next, self._time_us, kind, body, count))
+                self._next += count
+            self._last = self._next - 1
             self._inflight.append(_Group(made, done))
             if not self.hold:
                 self._released = len(self._inflight)
@@ -104,7 +108,7 @@ class MemoryLog(CommitLog):
             if len(inflight) > keep:
                 self._next = self._last + _CRASH_GAP
             if self._records:
-                self._last = self._durable = max(self._durable, self._records[-1].sequence)
+                self._last = self._durable = max(self._durable, self._records[-1].last)
                 self._time_us = self._records[-1].time_us
             self._closed = True
             self._changed.notify_all()
@@ -128,7 +132,7 @@ class MemoryLog(CommitLog):
                 error = self._failed
                 if error is None:
                     self._records += group.records
-                    self._durable = group.records[-1].sequence
+                    self._durable = group.records[-1].last
                 self._calling = True
             try:
                 group.done(error)
@@ -147,7 +151,7 @@ class MemoryLog(CommitLog):
     def read(self, sequence: int) -> Record:
         with self._lock:
             position = self._position(sequence - 1)
-            if position < len(self._records) and self._records[position].sequence == sequence:
+            if position < len(self._records) and self._records[position].sequence <= sequence:
                 return self._records[position]
             raise NotFound(f"the log has no record {sequence}")
 
@@ -169,11 +173,11 @@ class MemoryLog(CommitLog):
         with self._lock:
             count = self._position(min(below - 1, self._durable))
             if count:
-                self._forgotten = self._records[count - 1].sequence
+                self._forgotten = self._records[count - 1].last
                 del self._records[:count]
 
     def _position(self, after: int) -> int:
-        return bisect_right(self._records, after, key=lambda record: record.sequence)
+        return bisect_right(self._records, after, key=lambda record: record.last)
 
     def _check(self) -> None:
         if self._failed is not None:
@@ -188,6 +192,10 @@ class MemoryLog(CommitLog):
     @property
     def last(self) -> int:
         return self._last
+
+    @property
+    def next(self) -> int:
+        return self._next
 
     @property
     def durable(self) -> int:

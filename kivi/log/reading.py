@@ -8,6 +8,7 @@ log.
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ __all__ = ["Piece", "pieces", "read_pieces"]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of records of one segment: ``first`` to ``last``, at ``offset`` to ``end``.
+    """A run of records of one segment, with the numbers ``first`` to ``last``, at ``offset`` to ``end``.
 
     The checksum before them is at ``chain_offset`` in the file, or is the segment's own ``chain`` if that is
     None.
@@ -38,18 +39,18 @@ class Piece:
 
 
 def pieces(segments: list[Segment], after: int, upto: int) -> list[Piece]:
-    """The runs that hold the records with ``after < sequence <= upto``. Call it under the log's lock."""
+    """The runs of the records that have a number in (after, upto]. Call it under the log's lock."""
     found = []
     for segment in segments:
-        base, count = segment.header.first, len(segment.offsets)
-        low = max(after + 1, base)
-        high = min(upto, base + count - 1)
+        base, numbers = segment.header.first, segment.numbers
+        low, high = max(after + 1, base), min(upto, segment.last)
         if low > high:
             continue
-        i, j = low - base, high - base
-        end = segment.offsets[j + 1] if j + 1 < count else segment.end
+        i, j = bisect_right(numbers, low - base) - 1, bisect_right(numbers, high - base)
+        end, last = (segment.offsets[j], base + numbers[j] - 1) if j < len(numbers) else (segment.end, segment.last)
         before = segment.offsets[i - 1] if i else None
-        found.append(Piece(segment.path, low, high, segment.offsets[i], end, segment.header.chain, before))
+        first = base + numbers[i]
+        found.append(Piece(segment.path, first, last, segment.offsets[i], end, segment.header.chain, before))
     return found
 
 

@@ -8,11 +8,11 @@ All integers are little-endian. A segment is named after its first sequence numb
      8    4   format version                          4    2   magic 0x6b52
     12    4   crc32 of bytes 0-11 and 16-63           6    1   kind
     16   16   store id                                7    1   zero
-    32    8   first sequence number                   8    8   length of the body in bytes
-    40    8   last sequence number before it         16    8   sequence number
-    48    8   time_us of the last record before it   24    8   time_us
-    56    4   checksum of the last record before it  32        body
-    60    4   zero
+    32    8   first sequence number                   8    5   length of the body in bytes
+    40    8   last sequence number before it         13    3   how many sequence numbers it has, less one
+    48    8   time_us of the last record before it   16    8   its first sequence number
+    56    4   checksum of the last record before it  24    8   time_us
+    60    4   zero                                   32        body
     64        zeros
 
 Each record's checksum is ``crc32`` of the rest of its header and its body, *started from the checksum of the
@@ -28,7 +28,7 @@ that covers it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,7 +46,6 @@ __all__ = [
     "is_segment_name",
     "pack_checksum",
     "pack_header",
-    "pack_records",
     "segment_name",
     "walk",
 ]
@@ -63,7 +62,8 @@ _RECORD_REST = struct.Struct("<HBBQQQ")
 _CHECKSUM = struct.Struct("<I")
 _RECORD_MAGIC = 0x6B52
 _WINDOW_BYTES = 4 << 20
-_BODY_BYTES_MAX = 1 << 40
+_LENGTH_BITS = 40
+_LENGTH = (1 << _LENGTH_BITS) - 1
 _NO_RECORD = bytes(HEADER_BYTES)
 _KINDS = {kind.value: kind for kind in Kind}
 
@@ -112,9 +112,9 @@ class SegmentHeader:
         return SegmentHeader(store_id, first, previous, time_us, chain, version)
 
 
-def pack_header(kind: int, length: int, sequence: int, time_us: int) -> bytes:
+def pack_header(kind: int, length: int, count: int, sequence: int, time_us: int) -> bytes:
     """A record's header without its checksum: bytes 4 to 31, which the checksum covers."""
-    return _RECORD_REST.pack(_RECORD_MAGIC, kind, 0, length, sequence, time_us)
+    return _RECORD_REST.pack(_RECORD_MAGIC, kind, 0, length | (count - 1) << _LENGTH_BITS, sequence, time_us)
 
 
 def pack_checksum(checksum: int) -> bytes:
@@ -122,36 +122,26 @@ def pack_checksum(checksum: int) -> bytes:
     return _CHECKSUM.pack(checksum)
 
 
-def pack_records(kind: int, bodies: Iterable[bytes], first: int, time_us: int, chain: int) -> tuple[bytes, int]:
-    """Consecutive records as they lie in the file, and the chain behind them. For small ones, which are copied."""
-    parts: list[bytes] = []
-    rest, checksum = _RECORD_REST.pack, _CHECKSUM.pack
-    for sequence, body in enumerate(bodies, first):
-        data = rest(_RECORD_MAGIC, kind, 0, len(body), sequence, time_us) + body
-        chain = crc32(data, chain)
-        parts += checksum(chain), data
-    return b"".join(parts), chain
-
-
 class Found(NamedTuple):
-    """One valid record and where it was: ``end`` is the offset behind it."""
+    """One valid record and where it was: ``end`` is the offset behind it, ``last`` the last of its numbers."""
 
     offset: int
     end: int
     checksum: int
     sequence: int
+    last: int
     time_us: int
     kind: int
     body: bytes | memoryview
 
     def record(self) -> Record:
         """The record, as everybody above knows it."""
-        return Record(self.sequence, self.time_us, _KINDS[self.kind], self.body)
+        return Record(self.sequence, self.time_us, _KINDS[self.kind], self.body, self.last - self.sequence + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the valid records of a segment end, and the state of the chain there.
+    """Where the valid records of a segment end, the last number there, and the state of the chain.
 
     ``damage`` is None if nothing but zeros follows at this place, otherwise what is wrong with what does.
     """
@@ -182,7 +172,8 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
                 damage = f"a record header is cut off after {len(window)} bytes" if any(window) else None
                 yield End(offset, sequence, time_us, chain, damage)
                 return
-        checksum, magic, kind, zero, length, number, when = unpack(window, at)
+        checksum, magic, kind, zero, packed, number, when = unpack(window, at)
+        length, more = packed & _LENGTH, packed >> _LENGTH_BITS
         damage = None
         if magic != _RECORD_MAGIC or zero or kind not in _KINDS:
             if window[at : at + HEADER_BYTES] != _NO_RECORD:
@@ -194,7 +185,7 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
             damage = f"the record says it is number {number}, where {sequence + 1} belongs"
         elif when < time_us:
             damage = "the record's time is before that of the one before it"
-        elif length > _BODY_BYTES_MAX or offset + HEADER_BYTES + length > size:
+        elif offset + HEADER_BYTES + length > size:
             damage = f"the record's length, {length} bytes, reaches past the end of the file"
         if damage is None and end > len(window):
             base, at, end = offset, 0, HEADER_BYTES + length
@@ -212,6 +203,7 @@ def walk(files: Files, fd: int, size: int, start: End, *, bodies: bool = True) -
             part = window[at + HEADER_BYTES : end]
             body = part if len(window) == end - at else bytes(part)
         following = offset + end - at
-        yield new(Found, (offset, following, checksum, number, when, kind, body))
+        sequence = number + more
+        yield new(Found, (offset, following, checksum, number, sequence, when, kind, body))
         offset = following
-        sequence, time_us, chain = number, when, checksum
+        time_us, chain = when, checksum

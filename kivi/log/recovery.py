@@ -74,8 +74,9 @@ class Recovery:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A segment file in memory: ``offsets[i]`` is where record ``header.first + i`` begins.
+    """A segment file in memory: record ``i`` begins at ``offsets[i]``, its numbers at ``header.first + numbers[i]``.
 
+    ``last`` is the last number in it, or the one before it if it is empty.
     ``end`` is behind the last record.
     ``fds`` are open while the segment is written (one for each writer), and ``direct`` for all of them, where direct
     writes are possible. ``capacity`` is what is preallocated; up to ``written`` something was put there.
@@ -87,13 +88,19 @@ class Segment:
     capacity: int = 0
     written: int = BLOCK_BYTES
     offsets: array[int] = field(default_factory=lambda: array("I"))
+    numbers: array[int] = field(default_factory=lambda: array("I"))
+    last: int = 0
     fds: list[int] = field(default_factory=list)
     direct: int | None = None
 
-    @property
-    def last(self) -> int:
-        """The last number in it, or the one before it if it is empty."""
-        return self.header.first + len(self.offsets) - 1 if self.offsets else self.header.previous
+    def __post_init__(self) -> None:
+        self.last = self.header.previous
+
+    def enter(self, offset: int, first: int, last: int) -> None:
+        """A record begins at ``offset``, and has these numbers."""
+        self.offsets.append(offset)
+        self.numbers.append(first - self.header.first)
+        self.last = last
 
     def start(self) -> End:
         """The state of the chain at its first record."""
@@ -204,17 +211,17 @@ def _verify(
     if limit != end.sequence:
         newest: Found | None = None
         damage: str | None = None
-        enter, marked = segment.offsets.append, mark.sequence
+        marked = mark.sequence
         for item in walk(files, fd, size, segment.start(), bodies=False):
             if isinstance(item, End):
                 damage = item.damage
                 break
             newest = item
-            enter(item.offset)
-            if item.sequence == marked:
+            segment.enter(item.offset, item.sequence, item.last)
+            if item.last == marked:
                 known = _after(item)
                 _check_mark(segment.path, known, mark)
-            if item.sequence == limit:
+            if item.last == limit:
                 break
         end = replace(end if newest is None else _after(newest), damage=damage)
         if end.sequence < marked:
@@ -240,7 +247,7 @@ def _verify(
 
 
 def _after(found: Found) -> End:
-    return End(found.end, found.sequence, found.time_us, found.checksum, None)
+    return End(found.end, found.last, found.time_us, found.checksum, None)
 
 
 def _check_mark(path: str, end: End, mark: Mark) -> None:
@@ -292,11 +299,14 @@ def _rewrite(
     files.fsync_directory(directory)
     kept = sum(1 for offset in segment.offsets if offset < known.offset)
     fresh.offsets = array("I", (offset - known.offset + BLOCK_BYTES for offset in segment.offsets[kept:]))
+    fresh.numbers = array("I", (number + segment.header.first - first for number in segment.numbers[kept:]))
+    fresh.last = end.sequence
     fresh.end = end.offset - known.offset + BLOCK_BYTES
     if fresh.path == segment.path:
         return [fresh]
     _truncate(files, fd, known.offset)
-    del segment.offsets[kept:]
+    del segment.offsets[kept:], segment.numbers[kept:]
+    segment.last = known.sequence
     segment.end = known.offset
     return [segment, fresh]
 

@@ -60,7 +60,7 @@ from kivi.errors import (
     StoreInUse,
     Unavailable,
 )
-from kivi.log import MAX_RECORD_BYTES, Buffers, CommitLog, Done, Kind, LogFailed, Record, Ticket
+from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
 from kivi.log.direct import Direct, is_large, split
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, MARK_NAME, Mark, MarkFile, parse_mark
@@ -72,7 +72,6 @@ from kivi.log.records import (
     is_segment_name,
     pack_checksum,
     pack_header,
-    pack_records,
 )
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import Segment, recover
@@ -88,6 +87,7 @@ QUEUED_BYTES_MAX = 2 << 30
 _SEGMENT_BYTES_MAX = 2 << 30
 _TAIL_BYTES = 4 << 20
 _IOV_MAX = 1024
+_COPIED_BYTES = 4 << 10
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
 _LEADER = _WRITERS  # its place among those who write
@@ -102,39 +102,12 @@ _GATHER_S = 0.001  # how long a writer waits for those who said that they have m
 _Parts = list[bytes | memoryview]
 
 
-class _Any(list[tuple[Kind, _Parts, int]]):
-    """Kind, parts and length of each record."""
-
-    def pack(self, first: int, time_us: int, chain: int) -> tuple[_Parts, int]:
-        """What is written, and the chain behind it."""
-        buffers: _Parts = []
-        for sequence, (kind, parts, length) in enumerate(self, first):
-            rest = pack_header(kind, length, sequence, time_us)
-            chain = crc32(rest, chain)
-            for part in parts:
-                chain = crc32(part, chain)
-            buffers.append(pack_checksum(chain) + rest)
-            buffers += parts
-        return buffers, chain
-
-
-@dataclass(slots=True, eq=False)
-class _Small:
-    """Records of one kind whose bodies are copied sooner than each is written by itself."""
-
-    kind: Kind
-    bodies: Sequence[bytes]
-
-    def pack(self, first: int, time_us: int, chain: int) -> tuple[_Parts, int]:
-        data, chain = pack_records(self.kind, self.bodies, first, time_us, chain)
-        return [data], chain
-
-
 @dataclass(slots=True, eq=False)
 class _Group:
-    """What one append entered: its records, of any kinds or small ones of one, their numbers, and their place."""
+    """What one append entered: its records and their lengths, their numbers, and their place."""
 
-    records: _Any | _Small
+    records: Sequence[Entry]
+    lengths: list[int]
     count: int
     first: int
     time_us: int
@@ -142,6 +115,29 @@ class _Group:
     offset: int
     size: int
     done: Done
+
+    def pack(self, chain: int) -> tuple[_Parts, int]:
+        """What is written, and the chain behind it. Small bodies are copied sooner than each is written by itself."""
+        buffers: _Parts = []
+        small: list[bytes] = []
+        sequence, time_us = self.first, self.time_us
+        for (kind, parts, count), length in zip(self.records, self.lengths, strict=True):
+            head = pack_header(kind, length, count, sequence, time_us)
+            sequence += count
+            if length <= _COPIED_BYTES:
+                data = head + b"".join(parts)
+                chain = crc32(data, chain)
+                small += pack_checksum(chain), data
+                continue
+            chain = crc32(head, chain)
+            for part in parts:
+                chain = crc32(part, chain)
+            buffers.append(b"".join((*small, pack_checksum(chain), head)))
+            small = []
+            buffers += [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
+        if small:
+            buffers.append(b"".join(small))
+        return buffers, chain
 
 
 class SegmentedLog(CommitLog):
@@ -270,43 +266,33 @@ class SegmentedLog(CommitLog):
 
     # -- entering
 
-    def append(self, records: Sequence[tuple[Kind, Buffers]], done: Done) -> Ticket:
-        prepared = _Any()
-        for kind, parts in records:
-            views: _Parts = []
-            length = 0
-            for part in parts:
-                view = part if type(part) is bytes else memoryview(part)
-                count = len(view) if type(view) is bytes else memoryview(view).nbytes
-                if count:
-                    views.append(view if type(view) is bytes else memoryview(view).cast("B"))
-                    length += count
-            prepared.append((kind, views, length))
-        return self._append(prepared, [length for _, _, length in prepared], done)
-
-    def append_many(self, kind: Kind, bodies: Sequence[bytes], done: Done) -> Ticket:
-        return self._append(_Small(kind, bodies), [*map(len, bodies)], done)
-
-    def _append(self, records: _Any | _Small, lengths: list[int], done: Done) -> Ticket:
+    def append(self, records: Sequence[Entry], done: Done) -> Ticket:
+        lengths = [
+            len(parts[0]) if len(parts) == 1 and type(parts[0]) is bytes else sum(memoryview(p).nbytes for p in parts)
+            for _, parts, _ in records
+        ]
         longest = max(lengths, default=0)
         if longest > self._max_record_bytes:
             raise InvalidArgument(f"a record of {longest} bytes is over the limit of {self._max_record_bytes}")
-        count, size = len(lengths), sum(lengths) + HEADER_BYTES * len(lengths)
+        counts = [count for _, _, count in records]
+        if counts and not 0 < min(counts) <= max(counts) <= MAX_RECORD_NUMBERS:
+            raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers")
+        count, size = sum(counts), sum(lengths) + HEADER_BYTES * len(lengths)
         if not count or size > GROUP_BYTES_MAX:
             raise InvalidArgument(f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}")
         with self._lock:
             segment = self._find_room(count, size)
             first, offset = self._next, segment.end
             self._time_us = max(self._time_us, self._clock() // 1000)
-            for length in lengths:
-                segment.offsets.append(segment.end)
+            for numbers, length in zip(counts, lengths, strict=True):
+                segment.enter(segment.end, self._next, self._next + numbers - 1)
                 segment.end += HEADER_BYTES + length
-            self._last = first + count - 1
-            self._next = self._last + 1
+                self._next += numbers
+            self._last = self._next - 1
             self._inflight_records += count
             self._inflight_bytes += size
             ticket = Ticket(first, self._last, self._time_us)
-            group = _Group(records, count, first, self._time_us, segment, offset, size, done)
+            group = _Group(records, lengths, count, first, self._time_us, segment, offset, size, done)
             self._queue.append(group)
             led: list[_Group] | None = getattr(self._here, "led", None)
             if led is not None:
@@ -385,6 +371,7 @@ class SegmentedLog(CommitLog):
             spare = self._room.take(size)
             if spare is not None:
                 spare.header = SegmentHeader(self._store_id, self._next, self._last, 0, 0)  # completed by _roll
+                spare.last = self._last
                 self._segments.append(spare)
                 self._active = spare
                 return spare
@@ -454,7 +441,7 @@ class SegmentedLog(CommitLog):
                 self._roll(me, group)
             if not buffers:
                 start = group.offset
-            parts, self._chain = group.records.pack(group.first, group.time_us, self._chain)
+            parts, self._chain = group.pack(self._chain)
             buffers += parts
             self._written, self._written_time_us = group.first + group.count - 1, group.time_us
         self._put(me, buffers, start)
@@ -695,6 +682,10 @@ class SegmentedLog(CommitLog):
     @property
     def last(self) -> int:
         return self._last
+
+    @property
+    def next(self) -> int:
+        return self._next
 
     @property
     def durable(self) -> int:

@@ -50,7 +50,7 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.log import CommitLog, Kind
+from kivi.log import CommitLog, Entry, Kind
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Applied, Pending
 from kivi.mvcc.plain import PlainGroup, Touched
@@ -314,7 +314,8 @@ class Committer:
                 )
             entered = _Entered(prepared, [done])
             try:
-                ticket = self._log.append([(Kind.COMMIT, prepared.body)], lambda error: self._durable(entered, error))
+                ticket = self._log.append([Entry(Kind.COMMIT, prepared.body)], lambda error: self._durable(entered,
+                error))
             except DiskFull:
                 self.counters.storage += 1
                 self._shortage.refused()
@@ -423,8 +424,8 @@ class Committer:
                 return left
             entered = group.without(left) if left else group
             try:
-                ticket = self._log.append_many(
-                    Kind.COMMIT, entered.bodies(), lambda error: self._plain_durable(entered, error, done)
+                ticket = self._log.append(
+                    [Entry(Kind.COMMIT, (body,)) for body in entered.bodies()], lambda error: self._plain_durable(entered, error, done)
                 )
             except KiviError:
                 return everything
@@ -605,7 +606,7 @@ class Committer:
 
         try:
             with self._entry:
-                ticket = self._log.append([(kind, body)], durable)
+                ticket = self._log.append([Entry(kind, body)], durable)
                 sequence = ticket.first
                 self._watermark.enter(sequence)
                 if on_enter:
@@ -654,7 +655,7 @@ class Committer:
         with self._entry:
             if token in self._by_token or token in self._fencing or self._tokens.find(token) is not None:
                 return False
-            ticket = self._log.append([(Kind.ABORT, Abort(tokens=(token,)).encode())], durable)
+            ticket = self._log.append([Entry(Kind.ABORT, Abort(tokens=(token,)).encode())], durable)
             self._fencing[token] = []
             self._watermark.enter(ticket.first)
         settled.wait()

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from kivi.log import Kind
+from kivi.log import Entry, Kind
 from tests.log.faults import append, open_log
 
 SEGMENT = 64 << 20
@@ -53,7 +53,7 @@ def in_flight(path: Path, size: int, count: int) -> tuple[float, float]:
     finished = threading.Semaphore(0)
     began = time.perf_counter()
     for _ in range(count):
-        log.append([(Kind.COMMIT, [data])], lambda error: finished.release())
+        log.append([Entry(Kind.COMMIT, [data])], lambda error: finished.release())
     for _ in range(count):
         finished.acquire()
     took = time.perf_counter() - began

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from kivi.log import Kind, LogFailed, Ticket
+from kivi.log import Entry, Kind, LogFailed, Ticket
 from kivi.log.files import Files
 from kivi.log.segmented import SegmentedLog
 
@@ -94,7 +94,7 @@ def append(log: SegmentedLog, *bodies: bytes, leading: bool = False) -> tuple[Ti
         event.set()
 
     with log.leading() if leading else nullcontext():
-        ticket = log.append([(Kind.COMMIT, [body]) for body in bodies], done)
+        ticket = log.append([Entry(Kind.COMMIT, [body]) for body in bodies], done)
     assert event.wait(30)
     assert outcome[0] is None or isinstance(outcome[0], LogFailed)
     return ticket, outcome[0]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
-from kivi.log import CommitLog, Kind, Record, Ticket
+from kivi.log import MAX_RECORD_NUMBERS, CommitLog, Entry, Kind, Record, Ticket
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 
@@ -76,7 +76,7 @@ def put(log: CommitLog, *bodies: bytes, kind: Kind = Kind.COMMIT) -> Ticket:
         outcome.append(error)
         event.set()
 
-    ticket = log.append([(kind, [body]) for body in bodies], done)
+    ticket = log.append([Entry(kind, [body]) for body in bodies], done)
     assert event.wait(20)
     assert outcome == [None]
     return ticket
@@ -130,7 +130,7 @@ def test_a_body_in_parts_of_any_buffer_type(h: Harness) -> None:
     ]
     expected = b"".join(bytes(part) for part in parts)
     event = threading.Event()
-    records: list[tuple[Kind, list[Any]]] = [(Kind.COMMIT, parts), (Kind.COMMIT, [])]
+    records = [Entry(Kind.COMMIT, parts), Entry(Kind.COMMIT, [])]
     h.log.append(records, lambda error: event.set())
     event.wait(20)
     assert bodies(list(h.reopen().replay(0))) == [expected, b""]
@@ -138,7 +138,7 @@ def test_a_body_in_parts_of_any_buffer_type(h: Harness) -> None:
 
 def test_more_parts_than_one_system_call_takes(h: Harness) -> None:
     event = threading.Event()
-    h.log.append([(Kind.COMMIT, [b"%d," % i for i in range(5000)])], lambda error: event.set())
+    h.log.append([Entry(Kind.COMMIT, [b"%d," % i for i in range(5000)])], lambda error: event.set())
     event.wait(20)
     assert bytes(h.reopen().read(1).body) == b"".join(b"%d," % i for i in range(5000))
 
@@ -156,7 +156,7 @@ def test_done_is_called_once_in_log_order_when_durable(h: Harness) -> None:
 
         return call
 
-    tickets.extend(h.log.append([(Kind.COMMIT, [b"x" * (i % 700)])], done(i)) for i in range(500))
+    tickets.extend(h.log.append([Entry(Kind.COMMIT, [b"x" * (i % 700)])], done(i)) for i in range(500))
     assert finished.wait(20)
     assert seen == [(i, None, True) for i in range(500)]
     assert [ticket.first for ticket in tickets] == list(range(1, 501))
@@ -167,15 +167,15 @@ def test_what_done_raises_stops_nothing(h: Harness) -> None:
         raise RuntimeError("a bug in the caller")
 
     if h.kind == "segmented":
-        h.log.append([(Kind.COMMIT, [b"x"])], done)
+        h.log.append([Entry(Kind.COMMIT, [b"x"])], done)
         assert h.append(b"y").first == 2
 
 
 def test_done_may_append(h: Harness) -> None:
     event = threading.Event()
     h.log.append(
-        [(Kind.COMMIT, [b"a"])],
-        lambda error: (h.log.append([(Kind.COMMIT, [b"b"])], lambda error: event.set()), None)[1],
+        [Entry(Kind.COMMIT, [b"a"])],
+        lambda error: (h.log.append([Entry(Kind.COMMIT, [b"b"])], lambda error: event.set()), None)[1],
     )
     assert event.wait(20)
     assert bodies(list(h.log.replay(0))) == [b"a", b"b"]
@@ -316,14 +316,14 @@ def test_limits(h: Harness) -> None:
     with pytest.raises(InvalidArgument):
         h.log.append([], never)
     with pytest.raises(InvalidArgument):
-        h.log.append([(Kind.COMMIT, [bytes(1 << 20), b"x"])], never)
+        h.log.append([Entry(Kind.COMMIT, [bytes(1 << 20), b"x"])], never)
     assert h.append(bytes(1 << 20)).first == 1
 
 
 def test_close_finishes_what_is_queued_and_then_refuses(h: Harness) -> None:
     seen: list[BaseException | None] = []
     for _ in range(50):
-        h.log.append([(Kind.COMMIT, [b"x"])], seen.append)
+        h.log.append([Entry(Kind.COMMIT, [b"x"])], seen.append)
     h.log.close()
     h.log.close()
     assert seen == [None] * 50
@@ -335,3 +335,36 @@ def test_close_finishes_what_is_queued_and_then_refuses(h: Harness) -> None:
 def test_stats_are_numbers(h: Harness) -> None:
     h.append(b"x")
     assert all(isinstance(value, (int, float)) for value in h.log.stats().values())
+
+
+def test_a_record_may_take_several_numbers(h: Harness) -> None:
+    """The numbers inside a record are its own: it is found by each of them, and the next record begins behind them."""
+    event = threading.Event()
+    entries = [
+        Entry(Kind.COMMIT, [b"one"]),
+        Entry(Kind.COMMIT, [b"three"], 3),
+        Entry(Kind.COMMIT, [b"many", bytes(10_000)], 70_000),
+        Entry(Kind.COMMIT, [b"last"]),
+    ]
+    ticket = h.log.append(entries, lambda error: event.set())
+    event.wait(20)
+    first = ticket.first
+    assert ticket.last == first + 70_004 == h.log.last == h.log.durable
+    assert h.log.next == ticket.last + 1
+    numbers = [(first, first), (first + 1, first + 3), (first + 4, first + 70_003), (first + 70_004, first + 70_004)]
+    for log in (h.log, h.reopen()):
+        assert [(record.sequence, record.last) for record in log.replay(0)] == numbers
+        for number in (first + 1, first + 2, first + 3):
+            assert log.read(number).body == b"three"
+        assert log.read(first + 50_000).sequence == first + 4
+        assert [bytes(record.body[:4]) for record in log.replay(first + 2)] == [b"thre", b"many", b"last"]
+        assert [bytes(record.body[:4]) for record in log.tail(first + 3, 0)] == [b"many", b"last"]
+        assert log.last == ticket.last
+        assert log.next > log.last
+
+
+def test_a_record_takes_at_least_one_number_and_not_too_many(h: Harness) -> None:
+    for count in (0, -1, MAX_RECORD_NUMBERS + 1):
+        with pytest.raises(InvalidArgument):
+            h.log.append([Entry(Kind.COMMIT, [b"x"], count)], lambda error: None)
+    assert h.log.last == 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kivi.errors import DataLoss, FormatTooNew, InvalidArgument, StoreInUse
-from kivi.log import Ticket
+from kivi.log import Entry, Ticket
 from kivi.log.files import Files
 from kivi.log.mark import MARK_NAME, MarkFile
 from kivi.log.records import BLOCK_BYTES, HEADER_BYTES, SegmentHeader
@@ -321,7 +321,7 @@ def test_a_restart_after_a_crash_never_uses_a_number_again(tmp_path: Path) -> No
     for _ in range(4):
         used |= set(range(append(log, b"a", b"b")[0].first, log.last + 1))
         log._files = Lost()
-        ticket = log.append([(log.read(1).kind, [b"lost"])] * 5, lambda error: None)
+        ticket = log.append([Entry(log.read(1).kind, [b"lost"])] * 5, lambda error: None)
         lost = set(range(ticket.first, ticket.last + 1))
         assert not lost & used
         used |= lost

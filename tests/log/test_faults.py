@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kivi.errors import DiskFull, KiviError, ResourceExhausted
-from kivi.log import Kind, LogFailed
+from kivi.log import Entry, Kind, LogFailed
 from kivi.log.files import Files
 from kivi.log.segmented import SegmentedLog
 from tests.log.faults import FaultyFiles, append, body, contents, fail_at, image, open_log, restore
@@ -46,7 +46,7 @@ def test_no_space_is_a_definite_abort_and_service_resumes(tmp_path: Path) -> Non
             kept += 1
     for _ in range(3):
         with pytest.raises(ResourceExhausted):
-            log.append([(Kind.COMMIT, [bytes(3000)])], never)
+            log.append([Entry(Kind.COMMIT, [bytes(3000)])], never)
     assert len(contents(log)) == kept
     assert append(log, b"a small one still fits")[1] is None
     files.full = False
@@ -142,7 +142,7 @@ def test_a_failed_sync_fails_the_log_for_good_and_is_not_retried(tmp_path: Path,
     written_calls = len(files.calls)
     for _ in range(3):
         with pytest.raises(LogFailed):
-            log.append([(Kind.COMMIT, [b"x"])], lambda error: None)
+            log.append([Entry(Kind.COMMIT, [b"x"])], lambda error: None)
     with pytest.raises(LogFailed):
         log.tail(1, None)
     with pytest.raises(LogFailed):
@@ -175,10 +175,10 @@ def test_every_group_in_flight_at_a_failed_sync_is_told(tmp_path: Path) -> None:
     append(log, b"good")
     armed.set()
     outcomes: list[BaseException | None] = []
-    log.append([(Kind.COMMIT, [b"first"])], outcomes.append)
+    log.append([Entry(Kind.COMMIT, [b"first"])], outcomes.append)
     assert inside.wait(10)
     for _ in range(5):
-        log.append([(Kind.COMMIT, [b"later"])], outcomes.append)
+        log.append([Entry(Kind.COMMIT, [b"later"])], outcomes.append)
         time.sleep(0.02)
     assert outcomes == []
     log.close()
@@ -208,9 +208,9 @@ def test_a_later_sync_that_fails_first_fails_the_earlier_group_too(tmp_path: Pat
     append(log, b"good")
     armed.set()
     outcomes: list[BaseException | None] = []
-    log.append([(Kind.COMMIT, [b"first"])], outcomes.append)
+    log.append([Entry(Kind.COMMIT, [b"first"])], outcomes.append)
     assert first.wait(10)
-    log.append([(Kind.COMMIT, [b"second"])], outcomes.append)
+    log.append([Entry(Kind.COMMIT, [b"second"])], outcomes.append)
     log.close()
     assert [type(error) for error in outcomes] == [LogFailed, LogFailed]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kivi.log import Kind
+from kivi.log import Entry, Kind
 from tests.log.faults import append, open_log
 
 
@@ -40,7 +40,7 @@ def child(path: str, seed: int) -> None:
                     print(log.durable, flush=True)
 
             with log.leading() if rng.random() < 0.5 else nullcontext():
-                log.append([(Kind.COMMIT, [head, bytes(size)])], done)
+                log.append([Entry(Kind.COMMIT, [head, bytes(size)])], done)
             time.sleep(0.0005)
 
     for name in range(4):

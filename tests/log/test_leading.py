@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kivi.log import Kind, LogFailed
+from kivi.log import Entry, Kind, LogFailed
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 from tests.log.faults import FaultyFiles, append, contents, open_log
@@ -64,7 +64,7 @@ Heard = list[tuple[str, int, BaseException | None]]
 
 
 def add(log: SegmentedLog, name: str, heard: Heard) -> None:
-    log.append([(Kind.COMMIT, [name.encode()])], lambda error: heard.append((name, threading.get_ident(), error)))
+    log.append([Entry(Kind.COMMIT, [name.encode()])], lambda error: heard.append((name, threading.get_ident(), error)))
 
 
 def eventually(heard: Heard, count: int) -> Heard:
@@ -279,7 +279,7 @@ def test_many_threads_some_of_them_leading_complete_once_each_and_in_log_order(t
             if threading.get_ident() == me:
                 led.append(body)
 
-        log.append([(Kind.COMMIT, [body])], done)
+        log.append([Entry(Kind.COMMIT, [body])], done)
 
     def rest() -> None:
         """What all wait for now and then: on a slow disk something is in the air at all other times."""

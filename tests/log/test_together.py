@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kivi.log import Kind, segmented
+from kivi.log import Entry, Kind, segmented
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 
@@ -31,7 +31,7 @@ def several(log: SegmentedLog, count: int) -> threading.Event:
             durable.set()
 
     for _ in range(count):
-        log.append([(Kind.COMMIT, [b"x"])], done)
+        log.append([Entry(Kind.COMMIT, [b"x"])], done)
         time.sleep(0.01)  # a writer that does not wait syncs meanwhile
     return durable
 
@@ -68,8 +68,8 @@ def test_what_is_to_follow_is_called_once_all_that_were_synced_together_are_done
 
     with log.together():
         for name in "abc":
-            log.append([(Kind.COMMIT, [b"x"])], lambda error, name=name: done(error, name))
-        log.append([(Kind.COMMIT, [b"x"])], lambda error: log.afterwards(followed.set))
+            log.append([Entry(Kind.COMMIT, [b"x"])], lambda error, name=name: done(error, name))
+        log.append([Entry(Kind.COMMIT, [b"x"])], lambda error: log.afterwards(followed.set))
     assert followed.wait(5)
     assert heard == ["a", "b", "c", "after a", "after b", "after c"]
     assert not log.afterwards(lambda: heard.append("never"))
@@ -83,7 +83,7 @@ def test_alone_there_is_nothing_to_wait_for(log):
         said.append(log.afterwards(lambda: said.append(True)))
         durable.set()
 
-    log.append([(Kind.COMMIT, [b"x"])], done)
+    log.append([Entry(Kind.COMMIT, [b"x"])], done)
     assert durable.wait(5)
     assert said == [False]
 

@@ -22,7 +22,7 @@ from kivi.encoding.keyspaces import Space, space_prefix, time_key
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
-from kivi.log import Kind
+from kivi.log import Entry, Kind
 from kivi.log.files import Files
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.timeline import Timeline
@@ -131,12 +131,12 @@ def test_r13_a_lost_record_does_not_give_its_number_away() -> None:
     store.close()
     log.hold = True
     store = Store.open(None, settings=Settings(background=False), engine=engine, log=log)
-    ticket = log.append([(Kind.FLOOR, [b"lost"])], lambda error: None)
+    ticket = log.append([Entry(Kind.FLOOR, [b"lost"])], lambda error: None)
     store.crash()
     engine.crash()
     log.hold = False
     log.crash(keep=0)
-    again = log.append([(Kind.FLOOR, [b"next"])], lambda error: None)
+    again = log.append([Entry(Kind.FLOOR, [b"next"])], lambda error: None)
     assert again.first > ticket.last
 
 
