@@ -59,7 +59,7 @@ class Leading:
             with self._sessions.store.log.leading():
                 while self._frames and count < _AT_ONCE and size < _AT_ONCE_BYTES:
                     frame = self._frames.popleft()
-                    count += sum([len(each.group) for each in frame.commits])
+                    count += sum([len(each) for each in frame.commits])
                     size += frame.size
                     frame.session.commit_here(frame.commits, frame.size)
         finally:

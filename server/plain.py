@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from kivi_server import limits
 
 from kivi.errors import InvalidArgument
-from kivi.store.facade import PlainGroup, PlainRows, Store, WritePlan
+from kivi.store.facade import Store, WritePlan, WriteSet
 from kivi.wire.codec import from_values
 from kivi.wire.v1 import session_pb2
 
@@ -35,43 +35,50 @@ MayWrite = Callable[[Iterable[str]], bool]
 
 
 class Commits:
-    """Plain commits that are entered together, in a group tagged with their numbers, as they were read by the catalog
-    of this ``version``: ``source`` is the CommitEach that they came in, or each one's own request."""
+    """Plain commits that are entered together: what each ``does``, its token and its number, as they were read by the
+    catalog of this ``version``. ``source`` is the CommitEach that they came in, or each one's own request."""
 
-    __slots__ = ("_source", "group", "received", "version")
+    __slots__ = ("_source", "does", "numbers", "received", "tokens", "version")
 
     def __init__(
         self,
-        group: PlainGroup,
+        does: Sequence[WriteSet],
+        tokens: Sequence[str],
+        numbers: Sequence[int],
         version: int,
         received: float,
         source: session_pb2.Request | Sequence[session_pb2.Request],
     ) -> None:
-        self.group = group
+        self.does = does
+        self.tokens = tokens
+        self.numbers = numbers
         self.version = version
         self.received = received
         self._source = source
 
+    def __len__(self) -> int:
+        return len(self.does)
+
     @property
     def rows(self) -> int:
         """How many they write."""
-        return sum([len(does.rows) for does in self.group.does])
+        return sum([len(each.rows) for each in self.does])
 
-    def again(self, left: Iterable[int]) -> list[session_pb2.Request]:
-        """Those at these places of the group, each as a request of its own."""
-        source = each_of(self._source) if isinstance(self._source, session_pb2.Request) else self._source
-        return [source[i] for i in left]
+    @property
+    def requests(self) -> Sequence[session_pb2.Request]:
+        """Each as a request of its own."""
+        return each_of(self._source) if isinstance(self._source, session_pb2.Request) else self._source
 
-    def answers(self, entered: PlainGroup) -> session_pb2.ServerFrame:
-        """To those that were entered."""
+    def answers(self, numbers: Sequence[int], first: int) -> session_pb2.ServerFrame:
+        """To those with these numbers, which were entered and have the CTS from ``first`` on."""
         frame = session_pb2.ServerFrame()
         if isinstance(self._source, session_pb2.Request):
-            response = frame.responses.add(start_ts=entered.start_ts)
-            response.commit_each.ids.extend(entered.tags)
-            response.commit_each.commit_ts = entered.first
+            response = frame.responses.add(start_ts=first - 1)
+            response.commit_each.ids.extend(numbers)
+            response.commit_each.commit_ts = first
             return frame
-        for number, cts in zip(entered.tags, entered.stamps, strict=True):
-            response = frame.responses.add(id=number, start_ts=entered.start_ts)
+        for cts, number in enumerate(numbers, first):
+            response = frame.responses.add(id=number, start_ts=cts - 1)
             response.commit.commit_ts = cts
         return frame
 
@@ -123,7 +130,7 @@ def each_of(request: session_pb2.Request) -> list[session_pb2.Request]:
 class _Known(NamedTuple):
     """What some operations do, and the tables that they name."""
 
-    does: PlainRows
+    does: WriteSet
     tables: Sequence[str]
 
 
@@ -164,7 +171,7 @@ class PlainReader:
             return None
         if max(map(len, each.writes), default=0) > limits.COMMIT_EACH_BYTES_MAX:
             return None
-        by, found = self._current(), list[PlainRows]()
+        by, found = self._current(), list[WriteSet]()
         for writes in each.writes:
             known = self._read(by, writes)
             if known is None or not may_write(known.tables):
@@ -178,11 +185,11 @@ class PlainReader:
             return None
         if len(does) != len(tokens):
             return None
-        return Commits(self._store.plain(does, tokens, numbers), by.version, received, request)
+        return Commits(does, tokens, numbers, by.version, received, request)
 
     def together(self, requests: Iterable[session_pb2.Request], received: float, may_write: MayWrite) -> Commits | None:
         """The requests at the head of these that are plain commits, at most as many as may be of one CommitEach."""
-        by, does, kept = self._current(), list[PlainRows](), list[session_pb2.Request]()
+        by, does, kept = self._current(), list[WriteSet](), list[session_pb2.Request]()
         for request in requests:
             known = self._alone(by, request, received)
             if known is None or not may_write(known.tables) or len(does) == limits.COMMIT_EACH_MAX:
@@ -192,7 +199,7 @@ class PlainReader:
         if not does:
             return None
         tokens, numbers = [request.commit.token for request in kept], [request.id for request in kept]
-        return Commits(self._store.plain(does, tokens, numbers), by.version, received, kept)
+        return Commits(does, tokens, numbers, by.version, received, kept)
 
     def _alone(self, by: _Read, request: session_pb2.Request, received: float) -> _Known | None:
         """What a commit that came by itself does; None if it is not plain."""
@@ -230,7 +237,7 @@ class PlainReader:
             remembered[writes] = known
         return known
 
-    def _does(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> PlainRows | None:
+    def _does(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> WriteSet | None:
         rows = []
         for operation in operations:
             if operation.kind not in _PLAIN:
@@ -244,7 +251,7 @@ class PlainReader:
             if key is None or cells is None:
                 return None
             rows.append((plan, key, cells))
-        return self._store.plain_rows(rows)
+        return self._store.write_set(rows)
 
 
 def _is_late(request: session_pb2.Request, received: float) -> bool:

@@ -68,7 +68,7 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.store.facade import PlainGroup
+from kivi.store.facade import Outcome, Writes
 from kivi.wire.codec import delimited, prefix, tag
 from kivi.wire.status import to_error
 from kivi.wire.v1 import session_pb2
@@ -199,14 +199,14 @@ class Session(Requests):
             found = [plain.each(request, now, self._may_write) for request in requests]
         else:
             found = [plain.together(requests, now, self._may_write)]
-            if found[0] is not None and len(found[0].group) < len(requests):
+            if found[0] is not None and len(found[0]) < len(requests):
                 return False
         commits = [each for each in found if each is not None]
         if len(commits) < len(found):
             return False
         if sum([each.rows for each in commits]) > _HERE_ROWS:
             return False
-        count = sum([len(each.group) for each in commits])
+        count = sum([len(each) for each in commits])
         self.sessions.frames_in += 1
         self.sessions.requests += count
         self._asked += count
@@ -488,7 +488,7 @@ class Session(Requests):
                     continue
             else:
                 commits = plain.together((request for request, _ in inbox), received, self._may_write)
-                for _ in range(len(commits.group) if commits is not None else 0):
+                for _ in range(len(commits) if commits is not None else 0):
                     inbox.popleft()
             if commits is not None:
                 self._dispatch_each(self._commit_plain(commits), received)
@@ -571,37 +571,25 @@ class Session(Requests):
         return True
 
     def _commit_plain(self, commits: Commits) -> Sequence[session_pb2.Request]:
-        """Transactions of deltas and puts, together; gives back those that are not as regular as they look."""
-        group = commits.group
+        """Transactions of deltas and puts, together. Gives all of them back if the catalog has changed under them."""
         try:
             if self.sessions.stopping:
                 raise stopping()
             self.access.require(Access.WRITE, "writing")
-            self.sessions.commit_started(len(group))
-            left: Sequence[int] = range(len(group))
+            self.sessions.commit_started(len(commits))
+            stale: Sequence[int] = commits.numbers
             try:
-                left = self.store.submit_plain(group, commits.version, functools.partial(self._plain_done, commits))
+                stale = self.store.write(
+                    commits.version, commits.does, commits.tokens, commits.numbers, _Answer(self, commits)
+                )
             finally:
-                self.sessions.commit_ended(len(left))
+                self.sessions.commit_ended(len(stale))
         except Exception as error:
-            for number in group.tags:
+            for number in commits.numbers:
                 self._fail(session_pb2.Request(id=number), None, error)
-            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(group))
+            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(commits))
             return ()
-        return commits.again(left) if left else ()
-
-    def _plain_done(self, commits: Commits, entered: PlainGroup, error: CommitUnknown | None) -> None:
-        """Called by the log's thread: one message for all of them."""
-        try:
-            if error is None:
-                self._send(commits.answers(entered).SerializeToString(), len(entered))
-            else:
-                for number, token in zip(entered.tags, entered.tokens, strict=True):
-                    unknown = CommitUnknown(error.message, token=token)
-                    self._fail(session_pb2.Request(id=number), None, unknown)
-            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(entered))
-        finally:
-            self.sessions.commit_ended(len(entered))
+        return commits.requests if stale else ()
 
     def _release_these(self, numbers: Iterable[int], received: float) -> None:
         """What is busy is let go of when it is not."""
@@ -844,6 +832,43 @@ class Session(Requests):
         except BaseException as error:
             self._fail(request, transaction, error)
             self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received, error)
+
+
+class _Answer:
+    """Tells a session what became of its plain commits: one message for all that entered, by the log's thread."""
+
+    __slots__ = ("_commits", "_session")
+
+    def __init__(self, session: Session, commits: Commits) -> None:
+        self._session, self._commits = session, commits
+
+    def entered(self, part: Writes, unknown: CommitUnknown | None) -> None:
+        session, commits = self._session, self._commits
+        try:
+            if unknown is None:
+                frame = commits.answers(part.tags, part.first)
+                session._send(frame.SerializeToString(), part.members)
+            else:
+                for number, token in zip(part.tags, part.tokens, strict=True):
+                    error = CommitUnknown(unknown.message, token=token)
+                    session._fail(session_pb2.Request(id=number), None, error)
+            took = time.monotonic() - commits.received
+            session.sessions.calls.ended("Session/commit", took, unknown, part.members)
+        finally:
+            session.sessions.commit_ended(part.members)
+
+    def apart(self, number: int, outcome: Outcome) -> None:
+        session = self._session
+        try:
+            request = session_pb2.Request(id=number)
+            if outcome.error is not None:
+                session._fail(request, None, outcome.error)
+            else:
+                session._succeed(request, None, commit=session_pb2.CommitReply(commit_ts=outcome.commit_ts))
+            took = time.monotonic() - self._commits.received
+            session.sessions.calls.ended("Session/commit", took, outcome.error)
+        finally:
+            session.sessions.commit_ended(1)
 
 
 async def _next_frame(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:

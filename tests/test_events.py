@@ -69,6 +69,10 @@ def rows_of(cts, count, time=None):
     ]
 
 
+def part_of(cts: int, batch: Any) -> tuple[Any, Any, Any]:
+    return np.array([cts], np.uint64), np.array([batch.num_rows], np.int64), batch
+
+
 def batch_of(rows):
     return event_batch(TABLE, pa.Table.from_pylist(rows).cast(_CASTS) if rows else [])
 
@@ -78,7 +82,7 @@ _CASTS = pa.schema([("ts", pa.int64()), ("n", pa.int64()), ("d", pa.int64()), ("
 
 def seal(events, parts, upto):
     batch = WriteBatch()
-    events.seal(batch, [(cts, batch_of(rows)) for cts, rows in parts], upto)
+    events.seal(batch, [part_of(cts, batch_of(rows)) for cts, rows in parts], upto)
     if len(batch):
         events._engine.write(batch)
 
@@ -282,7 +286,7 @@ def test_replay_changes_nothing(engine):
     seal(events, parts, 3)
     for upto in (1, 2, 3):
         batch = WriteBatch()
-        events.seal(batch, [(cts, batch_of(rows)) for cts, rows in parts[:upto]], upto)
+        events.seal(batch, [part_of(cts, batch_of(rows)) for cts, rows in parts[:upto]], upto)
         assert not len(batch)
     seal(events, [*parts, (4, rows_of(4, 2))], 5)
     assert names_of(events.scan(9)) == [f"{cts}/{i}" for cts in (1, 2, 3, 4) for i in range(2)]
@@ -786,7 +790,7 @@ def test_integers_come_back_whatever_width_they_are_stored_in(
     engine = MemoryEngine()
     events = EventStore(engine, dataclasses.replace(schema, id=300))
     writes = WriteBatch()
-    events.seal(writes, [(7, batch)], 7)
+    events.seal(writes, [part_of(7, batch)], 7)
     engine.write(writes)
     with events.view(7) as view:
         found = pa.Table.from_batches(list(view.scan()))
@@ -803,5 +807,5 @@ def test_small_numbers_take_few_bytes() -> None:
     batch = pa.RecordBatch.from_arrays([pa.array(values).cast(TIMESTAMP), pa.array(values)], ["ts", "v"])
     engine = MemoryEngine()
     writes = WriteBatch()
-    EventStore(engine, schema).seal(writes, [(7, batch)], 7)
+    EventStore(engine, schema).seal(writes, [part_of(7, batch)], 7)
     assert writes.size_bytes < 2.2 * 10_000

@@ -335,7 +335,7 @@ def planted(root: Path, path: str, source: str) -> Path:
         ("kivi/client/core.py", "import importlib\nimportlib.import_module('kivi.store.facade')", "kivi.store.facade"),
         ("kivi/aio/__init__.py", "from ..store import facade", "kivi.store.facade"),
         ("kivi/spark/writer.py", "def f():\n    import kivi.store.facade", "kivi.store.facade"),
-        ("kivi/cli/main.py", "import kivi.store.facade", "kivi.store.facade"),
+        ("kivi/cli/commands.py", "import kivi.store.facade", "kivi.store.facade"),
         ("kivi/__init__.py", "from kivi.store.facade import Store", "kivi.store.facade"),
         ("kivi/__init__.py", "import pyarrow", "pyarrow"),
         ("server/service.py", "from kivi.mvcc.oracle import Oracle", "kivi.mvcc.oracle"),
@@ -359,7 +359,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, na
             "kivi/mvcc/oracle.py",
             "import threading\nfrom kivi import errors\nfrom kivi.encoding import rows\nfrom ..delta import fold",
         ),
-        ("kivi/cli/main.py", "import rich\ndef serve():\n    import kivi_server.service, kivi.store.facade"),
+        ("kivi/cli/commands.py", "import rich\ndef serve():\n    import kivi_server.service, kivi.store.facade"),
         (
             "kivi/__init__.py",
             "if TYPE_CHECKING:\n    import kivi.embedded.database\ndef __getattr__(n):\n    import kivi.aio",

@@ -33,7 +33,7 @@ from kivi.errors import OutOfRange
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
 from kivi.model.types import INT64_MIN
 
-__all__ = ["derive", "derive_all", "derive_small", "run_from_rows"]
+__all__ = ["derive", "derive_all", "derive_each", "derive_small", "run_from_rows"]
 
 
 def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0) -> DeltaRun:
@@ -66,6 +66,27 @@ def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: in
     return [runs[i] for i in range(len(aggregates))]
 
 
+def derive_each(
+    aggregates: Sequence[TableSchema], batch: pa.RecordBatch, places: Array | None = None
+) -> list[DeltaRun]:
+    """``derive_all`` where each event is a commit of its own: the runs have a row for each event.
+
+    Their CTS are the ``places`` of the events among these commits; None: event i is commit i.
+    """
+    events = _Derivation(batch)
+    runs = []
+    for aggregate in aggregates:
+        groups = events.groups(aggregate)
+        order = np.argsort(groups.group_of, kind="stable")
+        keys = groups.keys.take(pa.array(groups.group_of[order]))
+        cells = [
+            events.alone(aggregate, column, measure).take(order)
+            for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
+        ]
+        runs.append(DeltaRun(keys, (order if places is None else places[order]).astype(np.uint64), tuple(cells)))
+    return runs
+
+
 class _Derivation(Events):
     def __init__(self, batch: pa.RecordBatch) -> None:
         super().__init__(batch)
@@ -88,6 +109,19 @@ class _Derivation(Events):
                 )
             self._cells[name] = found
         return found
+
+    def alone(self, aggregate: TableSchema, column: Column, measure: Measure) -> Cells:
+        """One measure of each event by itself."""
+        array: Any = None if measure.source is None else self.column(measure.source)
+        if measure.operator == "count":
+            valid = np.ones(self.rows, np.bool_) if array is None else _valid(array)
+            return Cells(valid.astype(np.int64))
+        values = stored_array(column.type, array)
+        if values.dtype == np.float64:
+            values = values + 0.0  # -0.0 + 0.0 is 0.0
+        if measure.operator == "sum":
+            return Cells(values)
+        return Cells(values, None, _valid(array) if array.null_count else None)
 
     def _of_events(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> Cells:
         group_of, count = groups.group_of, groups.count

@@ -93,6 +93,10 @@ class Events:
         self._parts: dict[tuple[str, int, ColumnType], _Part] = {}
         self._groups: dict[tuple[tuple[str, int], ...], Groups] = {}
 
+    @property
+    def rows(self) -> int:
+        return int(self._batch.num_rows)
+
     def column(self, name: str) -> Any:
         if name not in self._columns:
             array = self._batch.column(name)

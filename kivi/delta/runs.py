@@ -39,7 +39,19 @@ from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN
 
-__all__ = ["LIMB", "LOW", "Array", "Cells", "DeltaRun", "dtype_of", "neutral_of", "ufunc_of", "whole", "with_cts"]
+__all__ = [
+    "LIMB",
+    "LOW",
+    "Array",
+    "Cells",
+    "DeltaRun",
+    "dtype_of",
+    "neutral_of",
+    "shifted",
+    "ufunc_of",
+    "whole",
+    "with_cts",
+]
 
 Array = npt.NDArray[Any]
 Item = tuple[bytes, int, dict[int, Any]]
@@ -325,6 +337,15 @@ def _listed_keys(run: DeltaRun, rows: range) -> list[bytes]:
 def whole(strings: Array) -> list[bytes]:
     """NumPy byte strings -> bytes objects with their trailing zeros."""
     return strings.view(f"V{strings.itemsize}").tolist()  # type: ignore[no-any-return]
+
+
+def shifted(run: DeltaRun, first: int) -> DeltaRun:
+    """The same run of several commits, whose CTS are places so far, where the commit at place 0 is ``first``."""
+    assert not isinstance(run.cts, int)
+    other = copy.copy(run)
+    other.cts = run.cts + np.uint64(first)
+    other.first_cts, other.last_cts = run.first_cts + first, run.last_cts + first
+    return other
 
 
 def with_cts(run: DeltaRun, cts: int) -> DeltaRun:

@@ -17,7 +17,7 @@ from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.keyspaces import event_data_key, event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
-from kivi.events.blocks import Blocks, Meta, joined, read_headers
+from kivi.events.blocks import Blocks, Counts, Meta, Stamps, joined, read_headers
 from kivi.events.compaction import mergeable, settled
 from kivi.events.views import EventView, Readers, Summary
 from kivi.model.schema import TableSchema
@@ -138,23 +138,23 @@ class EventStore:
 
     # -- writing --------------------------------------------------------------------------------
 
-    def seal(self, batch: WriteBatch, parts: Sequence[tuple[int, Any]], upto: int) -> None:
-        """Adds blocks for ``parts`` (CTS, events), in commit order, and the new ``events_upto`` to an engine batch.
+    def seal(self, batch: WriteBatch, parts: Sequence[tuple[Stamps, Counts, Any]], upto: int) -> None:
+        """Adds blocks for ``parts``, in commit order, and the new ``events_upto`` to an engine batch.
 
-        Parts at or below the current ``events_upto`` are there already and passed over. All parts of a commit come in
-        one call, and all commits at or below ``upto`` that were not sealed before. The work is that of the parts.
+        A part is (CTS of its commits, how many events each brought, these events). Parts at or below the current
+        ``events_upto`` are there already and passed over. All parts of a commit come in one call, and all commits at or
+        below ``upto`` that were not sealed before. The work is that of the parts.
         """
         meta = self._base.meta()
         if upto <= meta.upto:
             return
-        fresh = [(cts, events) for cts, events in parts if cts > meta.upto and events.num_rows]
-        stamps = [cts for cts, _ in fresh]
-        if stamps != sorted(stamps) or (stamps and stamps[-1] > upto):
-            raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {stamps[:8]}")
+        fresh = [kept for part in parts if (kept := _above(*part, meta.upto))[2].num_rows]
         if fresh:
-            whole = coded(together([events for _, events in fresh]))
-            cts = np.array(stamps, np.uint64)
-            ends = np.cumsum(np.array([events.num_rows for _, events in fresh], np.int64))
+            cts = np.concatenate([stamps for stamps, _, _ in fresh])
+            if int(cts[-1]) > upto or (cts[1:] < cts[:-1]).any():
+                raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {cts[:8].tolist()}")
+            whole = coded(together([events for _, _, events in fresh]))
+            ends = np.cumsum(np.concatenate([rows for _, rows, _ in fresh]))
             size = sum(written_bytes(column) for column in whole.columns)
             portion = -(-whole.num_rows // max(1, -(-size // self._block_bytes)))
             portion = min(portion, self._block_rows)
@@ -270,6 +270,14 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
         batch.delete(event_data_key(table, data))
     batch.delete(event_meta_key(table))
     yield batch
+
+
+def _above(stamps: Stamps, rows: Counts, events: Any, upto: int) -> tuple[Stamps, Counts, Any]:
+    """The commits of a part above ``upto``."""
+    if int(stamps[0]) > upto:
+        return stamps, rows, events
+    first = int(np.searchsorted(stamps, np.uint64(upto), "right"))
+    return stamps[first:], rows[first:], events.slice(int(rows[:first].sum()))
 
 
 def _closing(view: EventView, batches: Iterator[Any]) -> Iterator[Any]:

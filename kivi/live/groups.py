@@ -12,8 +12,10 @@ import itertools
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
@@ -30,6 +32,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
+from kivi.mvcc.pending import PendingEvents
 from kivi.store.reads import key_range
 
 if TYPE_CHECKING:
@@ -237,7 +240,7 @@ class RowGroup(Group):
         changed: set[bytes] = set()
         rows: set[bytes] = set()
         for commit in commits:
-            rows.update(key for of, key, _ in commit.rows if of == table)
+            rows.update(key for _, of, key, _ in commit.rows if of == table)
             for of, run in commit.runs:
                 if of == table:
                     changed.update(cover.keys(run))
@@ -369,8 +372,7 @@ class EventGroup(Group):
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
         table = self.schema.id
-        found = [(c.cts, [batch for of, batch in c.events if of == table]) for c in commits]
-        found = sorted((cts, batches) for cts, batches in found if batches)
+        found = sorted((events for c in commits for of, events in c.events if of == table), key=attrgetter("last"))
         for live in self.joining:
             live.missed_events += found
             live.reread = live.reread or again or len(live.missed_events) > _MISSED_COMMITS
@@ -441,7 +443,7 @@ class EventGroup(Group):
             else:
                 alone: Matcher[Live] = Matcher(types_of(self.schema))
                 alone.add(live, _selecting(self.schema, live.query))
-                later = [item for item in live.missed_events if item[0] > live.read_ts]
+                later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
                 for stamps, batch in _put_together(later):
                     self._update(stamps, batch, False, alone)
         live.missed_events.clear()
@@ -455,18 +457,18 @@ def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Ro
         live.keep(cts, [{**{name: rows[i][name] for name in columns}, COMMIT_TS: cts} for i in together_at])
 
 
-def _put_together(found: list[tuple[int, list[pa.RecordBatch]]]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
+def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
     """Small commits' batches as one, with the timestamp of each event; a commit is not divided."""
-    held: list[pa.RecordBatch] = []
-    stamps: list[int] = []
-    for cts, batches in found:
-        held += batches
-        stamps += [cts] * sum(batch.num_rows for batch in batches)
-        if len(stamps) >= _EVENTS:
-            yield stamps, together(held)
-            held, stamps = [], []
-    if held:
-        yield stamps, together(held)
+    held: list[PendingEvents] = []
+    rows = 0
+    for i, item in enumerate(found):
+        held.append(item)
+        rows += item.batch.num_rows
+        is_last_of_commit = i + 1 == len(found) or found[i + 1].last != item.last
+        if is_last_of_commit and (rows >= _EVENTS or i + 1 == len(found)):
+            stamps: list[int] = np.concatenate([part.cts_of_each() for part in held]).tolist()
+            yield stamps, together([part.batch for part in held])
+            held, rows = [], 0
 
 
 def group_of(store: Store, schema: TableSchema) -> Group:

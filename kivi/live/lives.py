@@ -17,9 +17,8 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kivi.mvcc.leases import Lease
+    from kivi.mvcc.pending import PendingEvents
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 
@@ -58,7 +57,7 @@ class Live:
         self.closed = False
         self.missed: set[bytes] = set()
         """While it joins: the rows that changed since its own snapshot, or more."""
-        self.missed_events: list[tuple[int, list[pa.RecordBatch]]] = []
+        self.missed_events: list[PendingEvents] = []
         """While it joins: likewise, commits' events."""
         self.reread = False
         """While it joins: more changed than can be told."""

@@ -15,6 +15,10 @@
                      11  watermark.finish: W moves over the gap-free prefix
                      12  acknowledge once W >= CTS (R17)
 
+What enters is a group (``groups``): steps 2 to 8 are taken by its parts one after the other, under one hold of the
+lock. So a member is judged against those before it, and CTS ascend in the group's order. Steps 5 and 6 are for those
+that have read something; a member that has not begins just before its own CTS, and has nothing to conflict with.
+
 An abort before 7 leaves no trace. After 7 the outcome is the log's: a failed sync is UNKNOWN, W stays below it for
 ever, and the process has to be restarted. A commit that is past 7 completes whatever its client does.
 
@@ -30,15 +34,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
-from operator import itemgetter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from kivi.delta.ops import RowOp
-from kivi.delta.runs import DeltaRun, with_cts
 from kivi.errors import (
     CommitUnknown,
     Conflict,
@@ -51,27 +53,18 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.log import CommitLog, Entry, Kind
-from kivi.mvcc.leases import Lease, Leases
-from kivi.mvcc.pending import Applied, Pending
-from kivi.mvcc.plain import PlainGroup, Touched
-from kivi.mvcc.record import Abort, Commit, begin_at
+from kivi.mvcc.groups import Events, Outcome, Part, Single, Tell
+from kivi.mvcc.leases import Leases
+from kivi.mvcc.pending import Pending
+from kivi.mvcc.record import Abort, Commit
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens
-from kivi.mvcc.verdict import Collision, Facts, Footprint, Guard
+from kivi.mvcc.verdict import Collision, Facts
 from kivi.mvcc.watermark import Watermark, call_all
 from kivi.runtime.histogram import Histogram
 
-__all__ = ["Aborted", "Committer", "Counters", "Flying", "Outcome", "Prepared", "StaleCatalog"]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a commit ended: ``commit_ts``, or the error. ``repeated``: the token had committed before."""
-
-    commit_ts: int | None
-    error: KiviError | None = None
-    repeated: bool = False
+__all__ = ["Aborted", "Committer", "Counters", "StaleCatalog"]
 
 
 class Aborted(Retryable):
@@ -79,33 +72,7 @@ class Aborted(Retryable):
 
 
 class StaleCatalog(Exception):
-    """The catalog changed since the commit was derived: derive again. Never leaves the store."""
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A commit ready to enter. ``schema_guards`` are implied by the tables it names. The hooks are the catalog's
-    and the stages': ``on_check`` (may raise) and ``on_enter`` under the entry lock, ``on_apply`` before W passes it."""
-
-    commit: Commit
-    body: list[Any]
-    applied: Applied
-    catalog_version: int
-    schema_guards: list[Guard]
-    describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]]
-    aggregate_newest: Callable[[int, bytes], int | None]
-    on_check: Callable[[], None] | None = None
-    on_enter: Callable[[int], None] | None = None
-    on_apply: Callable[[int], None] | None = None
-    on_abort: Callable[[int], None] | None = None
-    digest: bytes = bytes(16)
-    nbytes: int = 0
-    begins_late: bool = False
-    """It owes nothing to any snapshot: it begins as it enters the log, after all that is there already."""
-
-    @property
-    def footprint(self) -> Footprint:
-        return Footprint(self.commit.start_ts, self.commit.rows, [*self.commit.guards, *self.schema_guards])
+    """The catalog, or a retention floor, changed since the commit was derived: derive again. Never leaves the store."""
 
 
 @dataclass(slots=True)
@@ -119,50 +86,22 @@ class Counters:
     storage: int = 0
 
 
-class Flying(Protocol):
-    """A commit between its CTS and its finish: what others that meet it there need to know."""
-
-    cts: int
-    waiters: list[Callable[[Outcome], None]]
-    unknown: CommitUnknown | None
-
-    @property
-    def digest(self) -> bytes: ...
-
-    @property
-    def rows(self) -> Iterable[tuple[int, bytes, RowOp]]: ...
-
-    @property
-    def runs(self) -> Sequence[tuple[int, DeltaRun]]: ...
-
-
-@dataclass(slots=True)
-class _Entered:
-    """Any commit but a plain one."""
-
-    prepared: Prepared
-    waiters: list[Callable[[Outcome], None]]
-    cts: int = 0
-    unknown: CommitUnknown | None = None
-
-    @property
-    def digest(self) -> bytes:
-        return self.prepared.digest
-
-    @property
-    def rows(self) -> Sequence[tuple[int, bytes, RowOp]]:
-        return self.prepared.applied.rows
-
-    @property
-    def runs(self) -> Sequence[tuple[int, DeltaRun]]:
-        return self.prepared.applied.runs
-
-    def settle(self, outcome: Outcome) -> None:
-        call_all([partial(done, outcome) for done in self.waiters])
-
-
 _ADMISSION_TIMEOUT_S: Final = 10.0
-_second: Final = itemgetter(1)
+
+
+class _Turn:
+    """What one ``submit`` has to say once it has let go of the lock, and what it could not enter."""
+
+    __slots__ = ("answers", "repeats", "stale")
+
+    def __init__(self) -> None:
+        self.answers: list[Callable[[], None]] = []
+        self.repeats: list[tuple[Part, int]] = []
+        self.stale: list[Part] = []
+
+
+def _other_payload(token: str, how: str) -> InvalidArgument:
+    return InvalidArgument(f"the token {token!r} {how} for another payload; nothing was applied")
 
 
 class Committer:
@@ -199,10 +138,10 @@ class Committer:
         self._shortage = shortage
         self._clock = clock
         self._entry = threading.Lock()
-        self._by_token: dict[str, Flying | PlainGroup] = {}
-        self._by_batch: dict[tuple[str, int], _Entered] = {}
-        self._in_flight: dict[int, Flying | PlainGroup] = {}  # by their CTS, or the first of them
-        self._held: dict[int, _Entered] = {}
+        self._by_token: dict[str, Part] = {}
+        self._by_batch: dict[tuple[str, int], Single] = {}
+        self._in_flight: dict[int, Part] = {}  # by the first CTS of each
+        self._held: dict[int, Single] = {}
         self._fencing: dict[str, list[Callable[[Outcome], None]]] = {}
         self.hold: Callable[[Commit], bool] | None = None
         self.counters = Counters()
@@ -228,40 +167,49 @@ class Committer:
 
     # -- 2 to 8 ---------------------------------------------------------------------------------
 
-    def submit(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> None:
-        """Enters the commit; ``done`` is called once, now or from the log's thread. Raises only StaleCatalog."""
-        try:
-            known = self._admit(prepared, done) or self._enter(prepared, lease, done)
-        except KiviError as error:
-            known = Outcome(None, error)
-        if not isinstance(known, Outcome):
-            return
-        outcome = known
-        if outcome.commit_ts is not None:
-            self._watermark.when(outcome.commit_ts, lambda: done(outcome))  # a repeat, of what nobody may see yet
-        else:
-            done(outcome)
+    def submit(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Enters a group. What becomes of its members is told to the parts' ``answer``, now or by the log's thread.
 
-    def _admit(self, prepared: Prepared, done: Callable[[Outcome], None]) -> Outcome | bool | None:
-        """Waits for room in pending, unless the token is known: what was applied before needs none (as ``_known``)."""
+        Returns those parts that were derived by another catalog than there is now: nobody is told of them, and they are
+        to be derived again.
+        """
+        turn = _Turn()
+        try:
+            parts = self._admit(parts, turn)
+            with self._log.together() if len(parts) > 1 else nullcontext(), self._entry:
+                for part in parts:
+                    if (new := self._new_of(part, turn)) is not None:
+                        self._enter(new, turn)
+                for part, i in turn.repeats:
+                    self._answer_known(part, i, turn)
+        finally:
+            call_all(turn.answers)
+        return turn.stale
+
+    def _admit(self, parts: Sequence[Part], turn: _Turn) -> Sequence[Part]:
+        """Waits for room in pending; those whose tokens are known need none, since they were applied before."""
         if self._pending.nbytes <= self._soft_bytes:
-            return None
+            return parts
         self.on_pressure()
-        if self._pending.nbytes > self._hard_bytes:
-            with self._entry:
-                known = self._known(prepared, done)
-            if known is not None:
-                return known
-            short = self._shortage.why(BASE)
-            if short is not None or not self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
-                short = short or self._shortage.why(BASE)
-                if short is not None:
-                    raise self._base_takes_nothing(short)
-                self.counters.no_room += 1
-                raise ResourceExhausted(
-                    f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
-                )
-        return None
+        if self._pending.nbytes <= self._hard_bytes:
+            return parts
+        with self._entry:
+            parts = [new for part in parts if (new := self._new_of(part, turn)) is not None]
+        short = self._shortage.why(BASE)
+        if short is None and self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+            return parts
+        for part in parts:
+            self._refuse(part, self._no_room(), turn)
+        return ()
+
+    def _no_room(self) -> KiviError:
+        short = self._shortage.why(BASE)
+        if short is not None:
+            return self._base_takes_nothing(short)
+        self.counters.no_room += 1
+        return ResourceExhausted(
+            f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
+        )
 
     def _base_takes_nothing(self, short: KiviError) -> KiviError:
         self._shortage.refused()
@@ -273,282 +221,224 @@ class Committer:
             **short.details,
         )
 
-    def _enter(self, prepared: Prepared, lease: Lease | None, done: Callable[[Outcome], None]) -> Outcome | bool:
-        """Steps 3 to 8. An outcome if there is one already, True if ``done`` will be called."""
-        commit = prepared.commit
-        with self._entry:
-            known = self._known(prepared, done)
-            if known is not None:
-                return known
+    def _refuse(self, part: Part, error: KiviError, turn: _Turn) -> None:
+        turn.answers += [partial(part.answer.apart, tag, Outcome(None, error)) for tag in part.tags]
+
+    def _new_of(self, part: Part, turn: _Turn) -> Part | None:
+        """Step 3, of all tokens of the part: what is left of it is new. The others are answered, or wait."""
+        tokens = part.tokens
+        known = self._tokens.known(tokens, self.now_us()) if tokens else set[str]()
+        flying, fencing = self._by_token.keys(), self._fencing.keys()
+        if not (flying.isdisjoint(tokens) and fencing.isdisjoint(tokens)):
+            known = known.union(flying & {*tokens}, fencing & {*tokens})
+        gone = set[int]()
+        if known or len(set(tokens)) < len(tokens):
+            before = set[str]()
+            for i, token in enumerate(tokens):
+                if token in known:
+                    gone.add(i)
+                    self._answer_known(part, i, turn)
+                elif token in before:  # it came twice in this part: it is a repeat once the first has entered
+                    gone.add(i)
+                    turn.repeats.append((part, i))
+                before.add(token)
+        if isinstance(part, Single) and part.commit.batch and self._answer_batch(part, turn):
+            return None
+        return part.without(gone) if gone else part
+
+    def _answer_known(self, part: Part, i: int, turn: _Turn) -> None:
+        """The i-th token of the part is known, or too old to be: its members get the first outcome, or wait for it."""
+        token, tell = part.tokens[i], partial(part.answer.apart, part.tags[i])
+        flying = self._by_token.get(token)
+        found = None if flying is not None else self._tokens.find(token)
+        outcome: Outcome | None = None
+        if flying is not None:
+            if flying.digests[flying.tokens.index(token)] != part.digests[i]:
+                outcome = Outcome(None, _other_payload(token, "is in use"))
+            elif flying.unknown is not None:
+                outcome = Outcome(None, CommitUnknown(flying.unknown.message, token=token))
+            else:
+                flying.waiters.setdefault(token, []).append(tell)
+        elif token in self._fencing:
+            self._fencing[token].append(tell)
+        elif found is None:
             try:
-                if lease is not None:
-                    self._leases.check(lease)
-                if commit.start_ts < self._facts.floor:
-                    raise SnapshotTooOld(
-                        f"the transaction began at {commit.start_ts}, and conflicts are only known from "
-                        f"{self._facts.floor} on; nothing was applied: begin again"
-                    )
-            except SnapshotTooOld:
-                self.counters.too_old += 1
-                raise
-            if prepared.catalog_version != self._catalog_version():
-                self.counters.rederived += 1
+                self._tokens.check_age(token, self.now_us())
+                outcome = Outcome(None, Aborted(f"the attempt {token!r} did not enter; nothing was applied"))
+            except InvalidArgument as error:
+                outcome = Outcome(None, error)
+        elif found.cts == FENCED:
+            fenced = Aborted(f"the attempt {token!r} was given up before it arrived; nothing was applied")
+            outcome = Outcome(None, fenced)
+        elif found.digest != part.digests[i]:
+            outcome = Outcome(None, _other_payload(token, "was used"))
+        else:
+            outcome = Outcome(found.cts, repeated=True)
+        if outcome is not None:
+            turn.answers.append(partial(self._tell, tell, outcome))
+
+    def _answer_batch(self, part: Single, turn: _Turn) -> bool:
+        assert part.commit.batch is not None
+        tell = partial(part.answer.apart, None)
+        flying = self._by_batch.get(part.commit.batch)
+        if flying is not None:
+            if flying.unknown is not None:
+                turn.answers.append(partial(tell, Outcome(None, flying.unknown)))
+            else:
+                flying.waiters.setdefault("", []).append(tell)
+            return True
+        try:
+            first = self._tokens.find_batch(*part.commit.batch)
+        except KiviError as error:
+            turn.answers.append(partial(tell, Outcome(None, error)))
+            return True
+        if first is not None:
+            turn.answers.append(partial(self._tell, tell, Outcome(first, repeated=True)))
+        return first is not None
+
+    def _tell(self, tell: Tell, outcome: Outcome) -> None:
+        """A repeat may be of what nobody can see yet."""
+        if outcome.commit_ts is None:
+            tell(outcome)
+        else:
+            self._watermark.when(outcome.commit_ts, lambda: tell(outcome))
+
+    def _enter(self, part: Part, turn: _Turn) -> None:
+        """Steps 4 to 8."""
+        try:
+            if part.catalog_version != self._catalog_version():
                 raise StaleCatalog
-            if prepared.begins_late:
-                commit.start_ts = self._log.last
-                begin_at(prepared.body, commit.start_ts)
-            if prepared.on_check:
-                prepared.on_check()
-            footprint = prepared.footprint
-            collision = self._facts.check(footprint, self._newest_of(prepared)) or self._derived_collision(prepared)
-            if collision is not None:
-                self.counters.conflicts += 1
-                table, key, column = prepared.describe(collision)
-                flying = collision.commit_ts > self._watermark.value
-                raise Conflict(
-                    table=table,
-                    key=key,
-                    column=column,
-                    start_ts=commit.start_ts,
-                    commit_ts=None if flying else collision.commit_ts,
-                )
-            entered = _Entered(prepared, [done])
-            try:
-                ticket = self._log.append([Entry(Kind.COMMIT, prepared.body)], lambda error: self._durable(entered,
-                error))
-            except DiskFull:
+            if isinstance(part, Single) and not part.blind:
+                self._check_start(part)
+            if part.on_check is not None:
+                part.on_check()
+            if isinstance(part, Single) and not part.blind:
+                self._judge(part)
+            entries = part.entries(self._log.next)
+            ticket = self._log.append(entries, lambda error: self._durable(part, error))
+        except StaleCatalog:
+            self.counters.rederived += 1
+            turn.stale.append(part)
+            return
+        except KiviError as error:
+            if isinstance(error, DiskFull):
                 self.counters.storage += 1
                 self._shortage.refused()
-                raise
-            cts = entered.cts = ticket.first
-            self._watermark.enter(cts)
-            self._in_flight[cts] = entered
-            for guard in commit.guards:
+            self._refuse(part, error, turn)
+            return
+        first = part.first = ticket.first
+        self._watermark.enter_many(first, ticket.last)
+        self._timeline.note_many(first, ticket.last, ticket.time_us)
+        self._in_flight[first] = part
+        self._by_token.update(zip(part.tokens, repeat(part)))
+        if isinstance(part, Single):
+            for guard in part.commit.guards:
                 if self._is_aggregate(guard.table):
                     self._facts.is_aggregate(guard.table)
+            if part.commit.batch:
+                self._by_batch[part.commit.batch] = part
+                self._tokens.remember_batch(*part.commit.batch, first)
+            if part.on_enter:
+                part.on_enter(first)
+        for cts, footprint in part.written(first):
             self._facts.note(footprint, cts, ticket.time_us)
-            self._timeline.note(cts, ticket.time_us)
-            if commit.request:
-                self._by_token[commit.request[0]] = entered
-            if commit.batch:
-                self._by_batch[commit.batch] = entered
-                self._tokens.remember_batch(*commit.batch, cts)
-            if prepared.on_enter:
-                prepared.on_enter(cts)
-        return True
 
-    def _known(self, prepared: Prepared, done: Callable[[Outcome], None]) -> Outcome | bool | None:
-        """An outcome if the token has one, True if ``done`` now waits with the first attempt, None if it is new."""
-        commit = prepared.commit
-        if commit.request:
-            token, digest = commit.request
-            flying = self._attempt(token)
-            if flying is not None:
-                if flying.digest != digest:
-                    raise InvalidArgument(f"the token {token!r} is in use for another payload; nothing was applied")
-                return self._joined(flying, done)
-            if token in self._fencing:
-                self._fencing[token].append(done)
-                return True
-            found = self._tokens.find(token)
-            if found is not None:
-                if found.cts == FENCED:
-                    raise Aborted(f"the attempt {token!r} was given up before it arrived; nothing was applied")
-                if found.digest != digest:
-                    raise InvalidArgument(f"the token {token!r} was used for another payload; nothing was applied")
-                return Outcome(found.cts, repeated=True)
-            self._tokens.check_age(token, self.now_us())
-        if commit.batch:
-            flying = self._by_batch.get(commit.batch)
-            if flying is not None:
-                return self._joined(flying, done)
-            first = self._tokens.find_batch(*commit.batch)
-            if first is not None:
-                return Outcome(first, repeated=True)
-        return None
+    def _check_start(self, part: Single) -> None:
+        """Step 5. Raises SnapshotTooOld."""
+        try:
+            if part.lease is not None:
+                self._leases.check(part.lease)
+            if part.start_ts < self._facts.floor:
+                raise SnapshotTooOld(
+                    f"the transaction began at {part.start_ts}, and conflicts are only known from "
+                    f"{self._facts.floor} on; nothing was applied: begin again"
+                )
+        except SnapshotTooOld:
+            self.counters.too_old += 1
+            raise
 
-    def _joined(self, flying: Flying, done: Callable[[Outcome], None]) -> Outcome | bool:
-        """Waits with the attempt in flight; if the log failed under that one, nobody will ever tell."""
-        if flying.unknown is not None:
-            return Outcome(None, flying.unknown)
-        flying.waiters.append(done)
-        return True
+    def _judge(self, part: Single) -> None:
+        """Step 6. Raises Conflict."""
+        collision = self._facts.check(part.footprint, self._newest_of(part))
+        collision = collision or self._derived_collision(part)
+        if collision is not None:
+            self.counters.conflicts += 1
+            table, key, column = part.describe(collision)
+            flying = collision.commit_ts > self._watermark.value
+            raise Conflict(
+                table=table,
+                key=key,
+                column=column,
+                start_ts=part.start_ts,
+                commit_ts=None if flying else collision.commit_ts,
+            )
 
-    def _newest_of(self, prepared: Prepared) -> Callable[[int, bytes], int | None]:
+    def _newest_of(self, part: Single) -> Callable[[int, bytes], int | None]:
         def newest(table: int, key: bytes) -> int | None:
-            stamp = prepared.aggregate_newest(table, key)
+            stamp = part.aggregate_newest(table, key)
             if stamp is None:
                 return None
-            for cts, entered in self._in_flight.items():
-                if any(t == table and k == key for t, k, _ in entered.rows) or any(
-                    t == table and run.find(key) for t, run in entered.runs
-                ):
-                    stamp = max(stamp, cts)
-            return stamp
+            return max([stamp, *(one.last for one in self._in_flight.values() if one.touches(table, key))])
 
         return newest
 
-    def _derived_collision(self, prepared: Prepared) -> Collision | None:
+    def _derived_collision(self, part: Single) -> Collision | None:
         """Deltas that an append derives, against guards on the aggregate rows they touch."""
-        start = prepared.commit.start_ts
-        for table, key, _ in prepared.commit.derived:
+        start = part.start_ts
+        for table, key, _ in part.commit.derived:
             stamp = self._facts.guarded(table, key)
             if stamp > start:
                 return Collision(table, key, None, stamp)
-        for table, run in prepared.applied.runs:
+        for table, run in part.runs:
             for key, stamp in self._facts.guarded_rows(table, start):
                 if run.find(key):
                     return Collision(table, key, None, stamp)
         return None
 
-    # -- the same for many plain ones -------------------------------------------------------------
-
-    def submit_plain(
-        self, group: PlainGroup, catalog_version: int, done: Callable[[PlainGroup, CommitUnknown | None], None]
-    ) -> Sequence[int]:
-        """Enters commits of deltas and puts together; the places of those that have to go through ``submit``, in order.
-
-        ``done`` is called once, from the log's thread, with those that were entered: committed at their CTS, or
-        with an error that concerns all of them. It must be quick.
-        """
-        everything = range(len(group))
-        if self._pending.nbytes > self._soft_bytes:
-            self.on_pressure()
-            if self._pending.nbytes > self._hard_bytes:
-                return everything
-        with self._entry:
-            if catalog_version != self._catalog_version() or self.hold is not None:
-                return everything
-            left = self._irregular(group)
-            if len(left) == len(group):
-                return left
-            entered = group.without(left) if left else group
-            try:
-                ticket = self._log.append(
-                    [Entry(Kind.COMMIT, (body,)) for body in entered.bodies()], lambda error: self._plain_durable(entered, error, done)
-                )
-            except KiviError:
-                return everything
-            entered.first = ticket.first
-            self._watermark.enter_many(ticket.first, ticket.last)
-            self._timeline.note_many(ticket.first, ticket.last, ticket.time_us)
-            self._in_flight[ticket.first] = entered
-            self._by_token.update(zip(entered.tokens, repeat(entered)))
-            last = {does: i for i, does in enumerate(entered.does)}  # of those that do the same ...
-            last_of = {does.cells: i for does, i in sorted(last.items(), key=_second)}  # ... and write the same cells
-            for i in sorted(last_of.values()):
-                self._facts.note_patches(entered.does[i], ticket.first + i, ticket.time_us)
-        return left
-
-    def _irregular(self, group: PlainGroup) -> Sequence[int]:
-        """The places of those about which steps 3 to 6 may have something to say."""
-        tokens, start = group.tokens, group.start_ts
-        if start < self._facts.floor:
-            return range(len(group))
-        seen = self._tokens.known(tokens, self.now_us())
-        flying, fencing = self._by_token.keys(), self._fencing.keys()
-        if not (flying.isdisjoint(tokens) and fencing.isdisjoint(tokens)):
-            seen = seen.union(flying & tokens, fencing & tokens)
-        distinct = {does.cells: does for does in set(group.does)}
-        taken = {cells for cells, does in distinct.items() if self._facts.collides(does, start)}
-        if not (seen or taken or any(does.puts for does in distinct.values())) and len(set(tokens)) == len(tokens):
-            return ()
-        left, touched = [], Touched()
-        for i, (does, token) in enumerate(zip(group.does, tokens, strict=True)):
-            if token in seen or does.cells in taken or not touched.may_join(does):
-                left.append(i)
-            seen.add(token)
-        return left
-
-    def _plain_durable(
-        self,
-        group: PlainGroup,
-        error: BaseException | None,
-        done: Callable[[PlainGroup, CommitUnknown | None], None],
-    ) -> None:
-        if error is not None:
-            unknown = CommitUnknown(
-                f"the log failed while these commits were being made durable ({error}): "
-                "restart the store, then ask outcome()"
-            )
-            with self._entry:
-                self.counters.unknown += len(group)
-                self._in_flight.pop(group.first, None)
-                group.unknown = unknown
-                attempts = [*group.attempts.items()]
-                for token, attempt in attempts:
-                    attempt.unknown = CommitUnknown(unknown.message, token=token)
-            done(group, unknown)
-            for _, attempt in attempts:
-                call_all([partial(waiter, Outcome(None, attempt.unknown)) for waiter in attempt.waiters])
-            return
-        with self._entry:  # the log may be faster than ``submit_plain``, which gives them their CTS under this lock
-            pass
-        self._pending.apply_plain(group)
-        with self._entry:
-            del self._in_flight[group.first]
-            self._tokens.remember_many(group.tokens, group.first, [does.digest for does in group.does])
-            for token in group.tokens:
-                del self._by_token[token]
-        self.counters.commits += len(group)
-
-        def acknowledge() -> None:
-            done(group, None)
-            for attempt in group.attempts.values():
-                outcome = Outcome(attempt.cts, repeated=True)
-                call_all([partial(waiter, outcome) for waiter in attempt.waiters])
-
-        self._watermark.finish(group.last, acknowledge)
-
-    def _attempt(self, token: str) -> Flying | None:
-        """The attempt of this token that is in flight."""
-        found = self._by_token.get(token)
-        return found.attempt(token) if isinstance(found, PlainGroup) else found
-
     # -- 9 to 12 --------------------------------------------------------------------------------
 
-    def _durable(self, entered: _Entered, error: BaseException | None) -> None:
+    def _durable(self, part: Part, error: BaseException | None) -> None:
         """Called by the log, in log order, on its thread."""
-        with self._entry:
-            cts = entered.cts
+        with self._entry:  # the log may be faster than ``_enter``, which gives the part its CTS under this lock
             if error is not None:
-                self.counters.unknown += 1
-                self._in_flight.pop(cts, None)
-                request = entered.prepared.commit.request
-                entered.unknown = CommitUnknown(
+                self.counters.unknown += part.members
+                self._in_flight.pop(part.first, None)
+                part.unknown = CommitUnknown(
                     f"the log failed while this commit was being made durable ({error}): "
                     "restart the store, then ask outcome()",
-                    token=request[0] if request else None,
+                    token=part.tokens[0] if len(part.tokens) == 1 else None,
                 )
-            elif self.hold is not None and self.hold(entered.prepared.commit):
-                self._held[cts] = entered
+            elif isinstance(part, Single) and self.hold is not None and self.hold(part.commit):
+                self._held[part.first] = part
                 return
-        if entered.unknown is not None:
-            entered.settle(Outcome(None, entered.unknown))
+        if part.unknown is not None:
+            part.settle()
             return
-        self._finish(entered)
+        self._finish(part)
 
-    def _finish(self, entered: _Entered) -> None:
-        cts, prepared = entered.cts, entered.prepared
-        applied = prepared.applied
-        self._pending.apply(cts, applied._replace(runs=[(table, with_cts(run, cts)) for table, run in applied.runs]))
-        if prepared.on_apply:
-            prepared.on_apply(cts)
+    def _finish(self, part: Part) -> None:
+        self._pending.apply(part.last, part.applied())
+        if isinstance(part, Single) and part.on_apply:
+            part.on_apply(part.first)
         with self._entry:
-            commit = prepared.commit
-            self._in_flight.pop(cts, None)
-            if commit.request:
-                self._tokens.remember(commit.request[0], cts, commit.request[1])
-                self._by_token.pop(commit.request[0], None)
-            if commit.batch:
-                self._by_batch.pop(commit.batch, None)
-            waiters = entered.waiters
-        self.counters.commits += 1
+            self._in_flight.pop(part.first, None)
+            self._remember(part)
+        self.counters.commits += part.members
+        self._watermark.finish(part.last, part.settle)
 
-        def acknowledge() -> None:
-            call_all([partial(done, Outcome(cts, repeated=i > 0)) for i, done in enumerate(waiters)])
-
-        self._watermark.finish(cts, acknowledge)
+    def _remember(self, part: Part) -> None:
+        """Its tokens are no longer those of commits in flight."""
+        if isinstance(part, Events):
+            for i, message in enumerate(part.messages):
+                self._tokens.remember(message.token, part.first + part.place_of(i), message.digest, message.members)
+        elif len(part.tokens) == 1:
+            self._tokens.remember(part.tokens[0], part.first, part.digests[0])
+        elif part.tokens:
+            self._tokens.remember_many(part.tokens, part.first, part.digests)
+        for token in part.tokens:
+            del self._by_token[token]
+        if isinstance(part, Single) and part.commit.batch:
+            self._by_batch.pop(part.commit.batch, None)
 
     # -- held commits: for tests ------------------------------------------------------------------
 
@@ -562,24 +452,25 @@ class Committer:
 
     def abort_held(self, cts: int) -> None:
         """Aborts a commit after its CTS was taken: W passes it once the abort record is durable."""
-        entered = self._held.pop(cts)
+        part = self._held.pop(cts)
         settled = threading.Event()
 
         def durable(error: BaseException | None) -> None:
             if error is None:
                 with self._entry:
-                    commit = entered.prepared.commit
                     self._in_flight.pop(cts, None)
-                    if commit.request:
-                        self._by_token.pop(commit.request[0], None)
-                        self._tokens.forget(commit.request[0])
-                    if commit.batch:
-                        self._by_batch.pop(commit.batch, None)
-                        self._tokens.forget_batch(*commit.batch)
-                    if entered.prepared.on_abort:
-                        entered.prepared.on_abort(cts)
+                    for token in part.tokens:
+                        self._by_token.pop(token, None)
+                        self._tokens.forget(token)
+                    if part.commit.batch:
+                        self._by_batch.pop(part.commit.batch, None)
+                        self._tokens.forget_batch(*part.commit.batch)
+                    if part.on_abort:
+                        part.on_abort(cts)
                 aborted = Outcome(None, Aborted("the commit was aborted; it did nothing"))
-                self._watermark.finish(cts, lambda: entered.settle(aborted))
+                waiters = [tell for tells in part.waiters.values() for tell in tells]
+                told: list[Tell] = [partial(part.answer.apart, None), *waiters]
+                self._watermark.finish(cts, lambda: call_all([partial(tell, aborted) for tell in told]))
             settled.set()
 
         self.log_other(Kind.ABORT, Abort(commits=(cts,)).encode(), durable)
@@ -622,17 +513,16 @@ class Committer:
     def find_token(self, token: str, done: Callable[[Outcome], None]) -> tuple[int | None, bool]:
         """(CTS or FENCED or None, whether ``done`` now waits for an attempt or a fence in flight)."""
         with self._entry:
-            flying = self._attempt(token)
-            if flying is not None:
-                joined = self._joined(flying, done)
-            elif token in self._fencing:
-                self._fencing[token].append(done)
-                joined = True
-            else:
+            flying = self._by_token.get(token)
+            if flying is None and token not in self._fencing:
                 found = self._tokens.find(token)
                 return (None if found is None else found.cts), False
-        if isinstance(joined, Outcome):
-            done(joined)
+            if flying is None:
+                self._fencing[token].append(done)
+            elif flying.unknown is None:
+                flying.waiters.setdefault(token, []).append(done)
+        if flying is not None and flying.unknown is not None:
+            done(Outcome(None, CommitUnknown(flying.unknown.message, token=token)))
         return None, True
 
     def fence(self, token: str) -> bool:

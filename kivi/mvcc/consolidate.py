@@ -54,7 +54,7 @@ import pyarrow as pa
 from kivi.delta.derive import run_from_rows
 from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op, fold
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Array, DeltaRun
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keyspaces import Space, meta_key, row_key, table_prefix, tombstone_key, version_key
 from kivi.engine import Engine, WriteBatch
@@ -96,7 +96,7 @@ _LOG_FACTOR: Final = 2
 class Sealer(Protocol):
     """What consolidation needs of an event table: turn pending batches into blocks."""
 
-    def seal(self, batch: WriteBatch, parts: Sequence[tuple[int, pa.RecordBatch]], upto: int) -> None: ...
+    def seal(self, batch: WriteBatch, parts: Sequence[tuple[Array, Array, pa.RecordBatch]], upto: int) -> None: ...
 
     def compact(self, max_rows: int) -> int: ...
 
@@ -420,13 +420,14 @@ class Consolidator:
         sealer = self._sealer_of(schema.id)
         if sealer is None:
             return
-        parts: list[tuple[int, pa.RecordBatch]] = []
+        parts: list[tuple[Array, Array, pa.RecordBatch]] = []
         rows = 0
         waiting = self._pending.events(schema.id, upto)
-        for i, (cts, batch) in enumerate(waiting):
-            parts.append((cts, batch))
-            rows += batch.num_rows
-            last_of_commit = i + 1 == len(waiting) or waiting[i + 1].cts != cts
+        for i, item in enumerate(waiting):
+            cts = item.last
+            parts.append((*item.commits(), item.batch))
+            rows += item.batch.num_rows
+            last_of_commit = i + 1 == len(waiting) or waiting[i + 1].last != cts
             if last_of_commit and (rows >= self._settings.block_rows or (i + 1 == len(waiting) and not full)):
                 writes = WriteBatch()
                 with self._computing:

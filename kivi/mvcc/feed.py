@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from kivi.delta.ops import RowOp
     from kivi.delta.runs import DeltaRun
+    from kivi.mvcc.pending import PendingEvents
 
 __all__ = ["Committed", "Feed"]
 
@@ -26,13 +25,14 @@ _ROWS_BYTES: Final = 200
 
 
 class Committed(NamedTuple):
-    """One commit, by its parts: (table, ...) each. ``nbytes`` is what keeping it holds."""
+    """Commits that entered together, the last at ``cts``, by their parts (``pending.Applied``)."""
 
     cts: int
-    rows: Sequence[tuple[int, bytes, RowOp]]
-    runs: Sequence[tuple[int, DeltaRun]] = ()
-    events: Sequence[tuple[int, pa.RecordBatch]] = ()
-    nbytes: int = 0
+    rows: Sequence[tuple[int, int, bytes, RowOp]]
+    runs: Sequence[tuple[int, DeltaRun]]
+    events: Sequence[tuple[int, PendingEvents]]
+    nbytes: int
+    """What keeping it holds."""
 
 
 class Feed:
@@ -56,13 +56,13 @@ class Feed:
             self.on, self._lost = False, 0
             self._entries, self._nbytes = [], 0
 
-    def add(self, committed: Sequence[Committed]) -> None:
-        """Called before the watermark passes any of them."""
+    def add(self, committed: Committed) -> None:
+        """Called before the watermark passes any of them, which it does at once."""
         with self._mutex:
             if not self.on:
                 return
-            self._entries += committed
-            self._nbytes += sum(one.nbytes + _ROWS_BYTES * (1 + len(one.rows)) for one in committed)
+            self._entries.append(committed)
+            self._nbytes += committed.nbytes + _ROWS_BYTES * (1 + len(committed.rows))
             if self._nbytes > self._max_bytes:
                 self._lost = max(self._lost, max(one.cts for one in self._entries))
                 self._entries, self._nbytes = [], 0

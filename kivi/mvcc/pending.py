@@ -1,11 +1,11 @@
-"""Pending: committed operations that are not in base yet, in memory, indexed by row (design, section 3).
+"""Pending: committed operations that are not in base yet, in memory, indexed by row.
 
 Everything here is also in the commit log, from which it is rebuilt at open. An entry is invisible until the
 watermark passes its CTS: readers ask for operations up to their S, and S <= W.
 
     rows     per table, key -> [(cts, RowOp), ...] in CTS order: small operations
     runs     per table, immutable delta runs, in CTS order: what bulk appends derived, or what was combined of it
-    events   per table, (cts, Arrow record batch), in CTS order
+    events   per table, Arrow record batches, each of one commit or of several that follow each other, in CTS order
 
 **Readers take no lock** unless disturbed. A key's list is copied by one C call (``tuple(list)``); runs and events are
 immutable tuples that are replaced. Scans take the mutex to list the keys of a range. Commits may be applied out of CTS
@@ -27,13 +27,13 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from sortedcontainers import SortedDict
 
 from kivi.delta.ops import Barrier, RowOp
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Array, DeltaRun
 from kivi.mvcc.feed import Committed, Feed
-from kivi.mvcc.plain import PlainGroup
 
 __all__ = ["Applied", "Pending", "PendingEvents", "TablePending"]
 
@@ -50,22 +50,56 @@ def _row_bytes(key: bytes, op: RowOp) -> int:
 
 
 class PendingEvents(NamedTuple):
-    cts: int
+    """Events of the commits ``first`` to ``last``. ``stamps``: the CTS of each, ascending; None: all are of
+    ``first``."""
+
+    first: int
+    last: int
     batch: pa.RecordBatch
+    stamps: Array | None = None
+
+    def upto(self, cts: int) -> PendingEvents | None:
+        """Those at or below ``cts``."""
+        if self.last <= cts:
+            return self
+        if self.first > cts or self.stamps is None:
+            return None
+        end = int(np.searchsorted(self.stamps, np.uint64(cts), "right"))
+        return PendingEvents(self.first, cts, self.batch.slice(0, end), self.stamps[:end])
+
+    def after(self, cts: int) -> PendingEvents | None:
+        """Those above ``cts``."""
+        if self.first > cts:
+            return self
+        if self.last <= cts or self.stamps is None:
+            return None
+        begin = int(np.searchsorted(self.stamps, np.uint64(max(cts, 0)), "right"))
+        return PendingEvents(cts + 1, self.last, self.batch.slice(begin), self.stamps[begin:])
+
+    def cts_of_each(self) -> Array:
+        """The CTS of each event."""
+        return np.full(self.batch.num_rows, self.first, np.uint64) if self.stamps is None else self.stamps
+
+    def commits(self) -> tuple[Array, Array]:
+        """The CTS of its commits that brought an event, and how many each brought."""
+        if self.stamps is None:
+            return np.array([self.first], np.uint64), np.array([self.batch.num_rows], np.int64)
+        return self.stamps, np.ones(len(self.stamps), np.int64)
 
 
 class Applied(NamedTuple):
-    """One commit as pending holds it, built before its CTS was known."""
+    """What commits that entered together do, as pending holds it: (CTS, table, key, operation), (table, ...)."""
 
-    rows: Sequence[tuple[int, bytes, RowOp]]
-    events: Sequence[tuple[int, pa.RecordBatch]]
-    runs: list[tuple[int, DeltaRun]]
+    rows: Sequence[tuple[int, int, bytes, RowOp]] = ()
+    events: Sequence[tuple[int, PendingEvents]] = ()
+    runs: Sequence[tuple[int, DeltaRun]] = ()
 
     @property
     def nbytes(self) -> int:
+        varying = {id(op): op.varying_bytes for _, _, _, op in self.rows}  # many commits may share one
         return (
-            sum(_row_bytes(key, op) for _, key, op in self.rows)
-            + sum(int(batch.nbytes) for _, batch in self.events)
+            sum([_ROW_BYTES + len(key) + varying[id(op)] for _, _, key, op in self.rows])
+            + sum(int(events.batch.nbytes) for _, events in self.events)
             + sum(run.nbytes for _, run in self.runs)
         )
 
@@ -100,14 +134,14 @@ class Pending:
 
     # -- commits --------------------------------------------------------------------------------
 
-    def apply(self, cts: int, applied: Applied) -> None:
-        """The commit at ``cts`` is durable. Its runs already carry the CTS."""
+    def apply(self, last: int, applied: Applied) -> None:
+        """The commits up to ``last`` that entered together are durable."""
         with self._mutex:
-            for table, key, op in applied.rows:
+            for cts, table, key, op in applied.rows:
                 self._put(table, key, cts, op)
-            for table, events in _by_table((t, PendingEvents(cts, batch)) for t, batch in applied.events):
+            for table, events in _by_table(applied.events):
                 pending = self._table(table)
-                pending.events = _in_order(pending.events, events, lambda item: item.cts)
+                pending.events = _in_order(pending.events, events, attrgetter("last"))
             for table, runs in _by_table(applied.runs):
                 pending = self._table(table)
                 pending.runs = _in_order(pending.runs, runs, _last_cts)
@@ -116,7 +150,7 @@ class Pending:
             self.applied_bytes += nbytes
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
         if self.feed.on:
-            self.feed.add([Committed(cts, applied.rows, applied.runs, applied.events, nbytes)])
+            self.feed.add(Committed(last, applied.rows, applied.runs, applied.events, nbytes))
 
     def _put(self, table: int, key: bytes, cts: int, op: RowOp) -> None:
         """Called with the mutex held. Readers look at the lists without it: one that is in order only grows."""
@@ -130,38 +164,6 @@ class Pending:
             copied = list(ops)
             insort(copied, (cts, op), key=lambda item: item[0])
             index[key] = copied
-
-    def apply_plain(self, group: PlainGroup) -> None:
-        """``apply`` for plain commits."""
-        operations = sum([len(does.rows) for does in group.does])
-        nbytes = operations * _ROW_BYTES + sum([does.varying_bytes for does in group.does])
-        with self._mutex:
-            if not self._put_in_one_row(group):
-                for cts, does in zip(group.stamps, group.does, strict=True):
-                    for table, key, op in does.rows:
-                        self._put(table, key, cts, op)
-            self.nbytes += nbytes
-            self.applied_bytes += nbytes
-            self.operations += operations
-        if self.feed.on:
-            self.feed.add([Committed(cts, does.rows) for cts, does in zip(group.stamps, group.does, strict=True)])
-
-    def _put_in_one_row(self, group: PlainGroup) -> bool:
-        """All at once, if it is one row that they write, and in order; False: nothing was done."""
-        places = group.does[0].places
-        if len(places) > 1 or any([does.places != places for does in group.does]):  # noqa: C419 (a third of the time)
-            return False
-        ((table, key),) = places
-        index = self._table(table).index
-        ops = index.get(key)
-        if ops is not None and ops[-1][0] >= group.first:
-            return False
-        added = [*zip(group.stamps, [does.rows[0][2] for does in group.does], strict=True)]
-        if ops is None:
-            index[key] = added
-        else:
-            ops.extend(added)
-        return True
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""
@@ -230,9 +232,9 @@ class Pending:
         return [(key, ops) for key, ops in rows if ops[0][0] <= upto], runs
 
     def events(self, table: int, upto: int) -> list[PendingEvents]:
-        """The pending event batches of a table with cts <= upto, in commit order."""
+        """The pending events of a table with cts <= upto, in commit order."""
         pending = self._tables.get(table)
-        return [] if pending is None else [item for item in pending.events if item.cts <= upto]
+        return [] if pending is None else [cut for item in pending.events if (cut := item.upto(upto)) is not None]
 
     # -- consolidation --------------------------------------------------------------------------
 
@@ -316,8 +318,8 @@ class Pending:
             pending = self._tables.get(table)
             if pending is None:
                 return
-            gone = [item for item in pending.events if item.cts <= upto]
-            pending.events = tuple(item for item in pending.events if item.cts > upto)
+            gone = [cut for item in pending.events if (cut := item.upto(upto)) is not None]
+            pending.events = tuple(cut for item in pending.events if (cut := item.after(upto)) is not None)
             self._release(sum(int(item.batch.nbytes) for item in gone), len(gone))
 
     def drop_table(self, table: int) -> None:
@@ -344,8 +346,8 @@ class Pending:
                     self._release(sum(_row_bytes(key, op) for op in dropped), len(dropped))
                 gone = [run for run in pending.runs if run.last_cts == cts]
                 pending.runs = tuple(run for run in pending.runs if run.last_cts != cts)
-                events = [item for item in pending.events if item.cts == cts]
-                pending.events = tuple(item for item in pending.events if item.cts != cts)
+                events = [item for item in pending.events if item.last == cts]
+                pending.events = tuple(item for item in pending.events if item.last != cts)
                 self._release(
                     sum(run.nbytes for run in gone) + sum(int(item.batch.nbytes) for item in events),
                     len(gone) + len(events),
@@ -376,7 +378,7 @@ def _by_table(items: Iterable[tuple[int, Any]]) -> Iterable[tuple[int, list[Any]
 
 
 def _in_order(items: tuple[Any, ...], added: list[Any], cts_of: Any) -> tuple[Any, ...]:
-    """``added`` are of one commit."""
+    """``added`` are in order."""
     if not items or cts_of(items[-1]) <= cts_of(added[0]):
         return (*items, *added)
     return tuple(sorted((*items, *added), key=cts_of))

@@ -14,6 +14,16 @@
       append...    u32 table, u64 stage (0: the bytes follow), u64 length, Arrow IPC stream, padded to 8
       run...       u32 table, u64 stage, u64 length, delta run (kivi.delta.runs), padded to 8
 
+    EVENTS body  (a COMMIT record, too; of one number for each member) events that are each a transaction of its own
+      u8   version (3), 3 zeros
+      u32  table    u32 messages   u32 derived rows   u32 runs
+      message...   token text (empty: none), 16-byte digest, u32 members
+      derived...   as above, of the last member: late events that were left out are counted
+      padding to 8
+      append       u64 length, Arrow IPC stream, padded to 8
+      places       u64 length, u32 per event: which member it is, padded to 8; none: event i is member i
+      run...       u64 table, u64 length, delta run whose CTS are places, padded to 8
+
     text, key    u32 length, bytes
     cell         u8 tag: 0 null, 1 i64, 2 i128, 3 f64, 4 text, 5 bytes, 6 true, 7 false; then its bytes
 
@@ -30,7 +40,9 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
+
+import numpy as np
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.errors import DataLoss
@@ -40,20 +52,26 @@ __all__ = [
     "Abort",
     "Bulk",
     "Commit",
+    "EventsRecord",
+    "Message",
     "Stage",
     "StageKind",
     "begin_at",
     "decode_abort",
     "decode_commit",
+    "decode_events",
     "decode_stage",
     "deltas_bodies",
     "deltas_body",
     "deltas_section",
+    "is_events",
 ]
 
 Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
+_EVENTS_VERSION: Final = 3
 _HEAD: Final = struct.Struct("<BBQIIIII")
+_EVENTS_HEAD: Final = struct.Struct("<B3xIIII")
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -156,17 +174,14 @@ class Deltas(Protocol):
     def section(self) -> bytes: ...
 
 
-def deltas_bodies(start_ts: int, does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
-    """``deltas_body`` of each of many that begin together. Tokens have at most some hundred characters."""
-    heads: dict[tuple[int, int], bytes] = {}
+def deltas_bodies(first: int, does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
+    """``deltas_body`` of each of many with CTS from ``first`` on, which begin just before these."""
     bodies = []
-    for each, token in zip(does, tokens, strict=True):
+    head, size = _HEAD.pack, _U32.pack
+    for start_ts, (each, token) in enumerate(zip(does, tokens, strict=True), first - 1):
         text = token.encode()
-        shape = len(each.places), len(text)
-        head = heads.get(shape)
-        if head is None:
-            head = heads[shape] = _HEAD.pack(_VERSION, 1, start_ts, 0, shape[0], 0, 0, 0) + _U32.pack(shape[1])
-        bodies.append(b"".join((head, text, each.digest, each.section)))
+        begin = head(_VERSION, 1, start_ts, 0, len(each.places), 0, 0, 0)
+        bodies.append(b"".join((begin, size(len(text)), text, each.digest, each.section)))
     return bodies
 
 
@@ -218,6 +233,70 @@ def decode_commit(body: Buffer) -> Commit:
     commit.appends = [_get_bulk(reader) for _ in range(appends)]
     commit.runs = [_get_bulk(reader) for _ in range(runs)]
     return commit
+
+
+class Message(NamedTuple):
+    """Consecutive members of an ``EventsRecord`` that came under one request token, and the digest of what came."""
+
+    token: str
+    digest: bytes
+    members: int
+
+
+@dataclass(slots=True)
+class EventsRecord:
+    """Events of one table, each a transaction of its own. See the table above.
+
+    ``places``: which member each event is, a NumPy array of uint64; None: event i is member i.
+    """
+
+    table: int
+    messages: Sequence[Message]
+    derived: Sequence[tuple[int, bytes, RowOp]]
+    events: Sequence[Any]
+    places: Any
+    runs: Sequence[tuple[int, Sequence[Any]]]
+
+    def encode(self) -> list[Any]:
+        """Buffers whose concatenation is the body."""
+        head = bytearray(
+            _EVENTS_HEAD.pack(_EVENTS_VERSION, self.table, len(self.messages), len(self.derived), len(self.runs))
+        )
+        for message in self.messages:
+            _put_bytes(head, message.token.encode())
+            head += message.digest + _U32.pack(message.members)
+        _put_rows(head, self.derived)
+        head += bytes(-len(head) % 8)
+        places = [] if self.places is None else [memoryview(self.places.astype("<u4")).cast("B")]
+        buffers: list[Any] = [head]
+        for before, parts in ((b"", self.events), (b"", places), *((_U64.pack(t), run) for t, run in self.runs)):
+            size = sum(memoryview(part).nbytes for part in parts)
+            buffers += [before + _U64.pack(size), *parts, bytes(-size % 8)]
+        return buffers
+
+
+def is_events(body: Buffer) -> bool:
+    """Whether it is the body of an ``EventsRecord``, and not of a ``Commit``."""
+    return memoryview(body)[:1] == bytes([_EVENTS_VERSION])
+
+
+def decode_events(body: Buffer) -> EventsRecord:
+    """The inverse of ``EventsRecord.encode``. Raises DataLoss."""
+    reader = _Reader(body)
+    _, table, messages, derived, runs = reader.unpack(_EVENTS_HEAD)
+    found = [Message(reader.sized().decode(), bytes(reader.take(16)), reader.unpack(_U32)[0]) for _ in range(messages)]
+    rows = [_get_row(reader) for _ in range(derived)]
+    reader.take(-reader.at % 8)
+
+    def part() -> memoryview:
+        size = reader.unpack(_U64)[0]
+        data = reader.take(size)
+        reader.take(-size % 8)
+        return data
+
+    events, packed = part(), part()
+    places = np.frombuffer(packed, "<u4").astype(np.uint64) if len(packed) else None
+    return EventsRecord(table, found, rows, [events], places, [(reader.unpack(_U64)[0], [part()]) for _ in range(runs)])
 
 
 def _get_bulk(reader: _Reader) -> Bulk:

@@ -57,6 +57,7 @@ FENCED: Final = 0
 """The CTS of a token that will never commit."""
 
 _VALUE: Final = struct.Struct("<Q16s")
+_CTS_BITS: Final = 44  # of a stored token; above them, how many members it has, less one
 _SCOPE: Final = "scope/"
 _IRREGULAR_MAX: Final = 100
 _NEVER_US: Final = 1 << 63
@@ -65,24 +66,46 @@ _DATED_US_MAX: Final = 10**16 - 1  # what sixteen digits say
 
 
 class Remembered(NamedTuple):
+    """What became of a token: the CTS of its ``members``, which follow each other from ``cts`` on."""
+
     cts: int
     digest: bytes
+    members: int = 1
+
+    @staticmethod
+    def decode(raw: bytes) -> Remembered:
+        packed, digest = _VALUE.unpack(raw)
+        return Remembered(packed & (1 << _CTS_BITS) - 1, digest, (packed >> _CTS_BITS) + 1)
+
+    def encode(self) -> bytes:
+        return _VALUE.pack(self.cts | (self.members - 1) << _CTS_BITS, self.digest)
 
 
 class _Group(NamedTuple):
-    """Tokens whose commits entered together, with CTS that ascend by one from ``first``; or one that was fenced."""
+    """Tokens whose commits entered together, with CTS that ascend by one from ``first``; or one that was fenced, or one
+    of several ``members``."""
 
     first: int
     tokens: list[str]
     digests: list[bytes]
+    members: int = 1
 
     @property
     def stamps(self) -> range:
         return range(self.first, self.first + len(self.tokens))
 
+    @property
+    def last(self) -> int:
+        return self.first + len(self.tokens) + self.members - 2
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether blocks may hold it."""
+        return self.first != FENCED and self.members == 1
+
     def of(self, token: str) -> Remembered:
         i = self.tokens.index(token)
-        return Remembered(self.first + i, self.digests[i])
+        return Remembered(self.first + i, self.digests[i], self.members)
 
     def part(self, begin: int, end: int) -> _Group:
         return _Group(self.first + begin, self.tokens[begin:end], self.digests[begin:end])
@@ -169,7 +192,7 @@ class Tokens:
         if group is not None:
             found: Remembered | None = group.of(token)
         elif (raw := self._engine.get(token_key(token))) is not None:
-            found = Remembered(*_VALUE.unpack(raw))
+            found = Remembered.decode(raw)
         else:
             found = self._in_blocks((token,)).get(token)
         if found is not None:
@@ -226,7 +249,12 @@ class Tokens:
             found.update(self._in_blocks(left))
         return found
 
-    def remember(self, token: str, cts: int, digest: bytes) -> None:
+    def remember(self, token: str, cts: int, digest: bytes, members: int = 1) -> None:
+        """The token's commit, or its ``members`` from ``cts`` on, are finished; or it is fenced."""
+        if members > 1:
+            self._queue(_Group(cts, [token], [digest], members))
+            self._growing = None
+            return
         group = self._growing
         if group is not None and cts == group.first + len(group.tokens) and len(group.tokens) < _GROUP_MAX:
             group.tokens.append(token)
@@ -240,10 +268,12 @@ class Tokens:
 
     def remember_many(self, tokens: Sequence[str], first_cts: int, digests: Sequence[bytes]) -> None:
         """``remember`` for commits with consecutive CTS."""
-        group = _Group(first_cts, [*tokens], [*digests])
-        self._requests.update(zip(tokens, repeat(group)))
-        if first_cts >= self._newest:
-            self._newest = group.stamps[-1]
+        self._queue(_Group(first_cts, [*tokens], [*digests]))
+
+    def _queue(self, group: _Group) -> None:
+        self._requests.update(zip(group.tokens, repeat(group)))
+        if group.first >= self._newest:
+            self._newest = group.last
             self._queued.append(group)
         else:
             self._late.append(group)
@@ -319,7 +349,7 @@ class Tokens:
         while queued and queued[0].first <= upto and count < limit:
             count += self._take(queued.popleft(), upto, limit - count, groups, queued.appendleft)
         names = [token for group in groups for token in group.tokens]
-        is_regular = are_regular(names) and not any(group.first == FENCED for group in groups)
+        is_regular = are_regular(names) and all(group.is_plain for group in groups)
         newest = issued_us(max(names)) if is_regular else max(map(_dated_us, names), default=0)
         self._saved_us = max(self._saved_us, newest)
         return Taken(groups, is_regular)
@@ -327,7 +357,7 @@ class Tokens:
     def _take(self, group: _Group, upto: int, limit: int, into: list[_Group], keep: Callable[[_Group], object]) -> int:
         """Its first ``limit`` that are at or below ``upto``. How many of them are the last word on their token."""
         count = min(limit, upto - group.first + 1, len(group.tokens))
-        if count <= 0:
+        if count <= 0 or (group.members > 1 and group.last > upto):
             keep(group)
             return 0
         if count < len(group.tokens):
@@ -361,7 +391,10 @@ class Tokens:
         names, stamps, digests = list[str](), list[int](), list[bytes]()
         for taken in pieces:
             for group in taken.groups:
-                if taken.is_regular or (group.first != FENCED and are_regular(group.tokens)):
+                if group.members > 1:
+                    yield token_key(group.tokens[0]), Remembered(group.first, group.digests[0], group.members).encode()
+                    continue
+                if taken.is_regular or (group.is_plain and are_regular(group.tokens)):
                     names += group.tokens
                     stamps += group.stamps
                     digests += group.digests
@@ -372,7 +405,7 @@ class Tokens:
                         stamps.append(found[1])
                         digests.append(found[2])
                     else:
-                        yield token_key(found[0]), _VALUE.pack(*found[1:])
+                        yield token_key(found[0]), Remembered(*found[1:]).encode()
         yield from encode_blocks(names, stamps, digests)
 
     def batch_rows(self, upto: int) -> list[tuple[bytes, bytes]]:

@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from kivi.delta.ops import Barrier, RowOp
 
-__all__ = ["EXISTENCE", "Collision", "Facts", "Footprint", "Guard", "Patches"]
+__all__ = ["EXISTENCE", "Collision", "Facts", "Footprint", "Guard"]
 
 EXISTENCE: Final = -1
 """The column of a guard on the row's existence."""
@@ -47,16 +47,6 @@ class Footprint(NamedTuple):
     start_ts: int
     rows: Iterable[tuple[int, bytes, RowOp]]
     guards: Iterable[Guard]
-
-
-class Patches(Protocol):
-    """What a commit of deltas and puts does; its guards are of its tables' schemas."""
-
-    @property
-    def rows(self) -> Iterable[tuple[int, bytes, RowOp]]: ...
-
-    @property
-    def guards(self) -> Iterable[Guard]: ...
 
 
 class Collision(NamedTuple):
@@ -118,12 +108,12 @@ class Facts:
     def check(self, footprint: Footprint, newest: Callable[[int, bytes], int | None]) -> Collision | None:
         """The first collision, or None. ``newest(table, key)`` is the CTS of an aggregate row's newest operation,
         or None if ``table`` is no aggregate. The caller has compared ``start_ts`` with ``floor``."""
-        start = footprint.start_ts
-        for table, key, op in footprint.rows:
+        start, rows, guards = footprint
+        for table, key, op in rows:
             facts = self._find((table, key))
             if facts is not None and (hit := _write_collision(facts, op, start)) is not None:
                 return Collision(table, key, *hit)
-        for table, key, column in footprint.guards:
+        for table, key, column in guards:
             stamp = newest(table, key)
             if stamp is not None and stamp > start:
                 return Collision(table, key, None if column == EXISTENCE else column, stamp)
@@ -131,35 +121,6 @@ class Facts:
             if facts is not None and (hit := _guard_collision(facts, column, start)) is not None:
                 return Collision(table, key, *hit)
         return None
-
-    def collides(self, plain: Patches, start: int) -> bool:
-        """Whether ``check`` would find a collision for a commit of deltas and puts that began at ``start``."""
-        for table, key, op in plain.rows:
-            facts = self._find((table, key))
-            if facts is not None and _write_collision(facts, op, start) is not None:
-                return True
-        for table, key, column in plain.guards:
-            facts = self._find((table, key))
-            if facts is not None and _guard_collision(facts, column, start) is not None:
-                return True
-        return False
-
-    def note_patches(self, plain: Patches, cts: int, time_us: int) -> None:
-        """``note`` for a commit of deltas and puts."""
-        if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us:
-            self._rotate(time_us)
-        self._last = cts
-        for table, key, op in plain.rows:
-            facts = self._own((table, key))
-            facts.write = cts
-            _note_cells(facts, op, cts)
-        for table, key, column in plain.guards:
-            facts = self._own((table, key))
-            facts.guard_any = cts
-            guards = facts.guards
-            if guards is None:
-                guards = facts.guards = {}
-            guards[column] = cts
 
     def guarded(self, table: int, key: bytes) -> int:
         """The newest guard of any kind on a row: what a delta derived from an append is checked against."""
@@ -175,7 +136,7 @@ class Facts:
         return list(newest.items())
 
     def note(self, footprint: Footprint, cts: int, time_us: int) -> None:
-        """The transaction entered the log at ``cts``."""
+        """A transaction entered the log at ``cts``; of several that write the same cells, the last is enough."""
         if len(self._young) >= self._entries // 2 or time_us - self._rotated_us > self._window_us:
             self._rotate(time_us)
         self._last = cts

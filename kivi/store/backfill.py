@@ -44,7 +44,7 @@ from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.model.schema import TableSchema
-from kivi.mvcc.commit import Prepared
+from kivi.mvcc.groups import Single
 from kivi.mvcc.record import Bulk, StageKind, decode_stage
 from kivi.store.retention import remembered
 
@@ -169,7 +169,7 @@ class _Events:
             with events.view(upto, floor_at=lease.ts) as view:
                 known = [time_us for time_us in (unsaved, view.floor_us) if time_us is not None]
                 floor = self.floor_us = view.floor_us = max(known, default=None)
-                recent = [item.batch for item in pending if item.cts > view.events_upto]
+                recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 for batch in view.scan():
                     yield batch, total
@@ -179,7 +179,7 @@ class _Events:
             store.release(lease)
 
 
-def attach(store: Store, prepared: Prepared, run_stages: dict[int, list[int]]) -> None:
+def attach(store: Store, prepared: Single, run_stages: dict[int, list[int]]) -> None:
     """Makes staged runs part of a prepared commit: their deltas apply at its CTS."""
     for table, sequences in run_stages.items():
         schema = store.catalog.entered.by_id.get(table)  # one whose drop is in the log has no rows to come
@@ -187,7 +187,7 @@ def attach(store: Store, prepared: Prepared, run_stages: dict[int, list[int]]) -
             raise NotFound(f"table {table} was dropped meanwhile")
         for sequence in sequences:
             data = decode_stage(store.log.read(sequence).body).data[0]
-            prepared.applied.runs.append((table, DeltaRun.from_buffer(schema, 0, data)))
+            prepared.runs.append((table, DeltaRun.from_buffer(schema, 0, data)))
             prepared.commit.runs.append(Bulk(table, sequence, []))
     prepared.body = prepared.commit.encode()
 

@@ -111,14 +111,15 @@ def tail_points(store: Store, schema: TableSchema, since: int, rows: int, upto: 
     events = _source(store, schema)
     watermark = store.watermark()
     upto = watermark if upto is None else min(upto, watermark)
-    pending = [item for item in store.pending.events(events.schema.id, upto) if item.cts > since]
+    pending = [part for item in store.pending.events(events.schema.id, upto) if (part := item.after(since)) is not None]
     kept_since, last, cutter = events.kept_since, since, _Cutter(rows, most)
     if pending or events.newest_cts() > since:
         with events.tail(since, upto, partial=True) as view:
-            recent = [item for item in pending if item.cts > view.events_upto]
+            recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
             cutter.add(view.commits_after(since, cutter.fits))
-            cutter.add((item.cts, item.batch.num_rows) for item in recent)
-            last = recent[-1].cts if recent else view.newest_after(since)
+            for item in recent:
+                cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
+            last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
     return TailPoints(
         cutter.ended(),
         last,
@@ -171,14 +172,14 @@ def _tail(
     time_from = wanted.start[0] if wanted.start else None
     time_to = wanted.end[0] if wanted.end else None
     outputs = list(schema.output_columns(wanted.columns))
-    pending = [item for item in store.pending.events(schema.id, lease.ts) if item.cts > since]
+    pending = [part for item in store.pending.events(schema.id, lease.ts) if (part := item.after(since)) is not None]
     unsaved = None if remembered_at is None else store.retention.floor_at(schema.id, remembered_at, None)
     view = events.tail(since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
     store.leases.check(lease)
     view.floor_us = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
     shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
     trim = reads.trimmer(schema, wanted.where, time_from, time_to, view.floor_us, shown)
-    recent = [item for item in pending if item.cts > view.events_upto]
+    recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
     skip, take = changes.skip, changes.take
     in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
 
@@ -190,7 +191,8 @@ def _tail(
             begins += item.batch.num_rows
             if low < high:
                 part = item.batch.slice(low, high - low)
-                yield _stamped(part, item.cts) if changes.commit_ts else part
+                stamps = item.cts_of_each()[low:high].astype(np.int64)
+                yield part.append_column(COMMIT_TS, pa.array(stamps)) if changes.commit_ts else part
 
     def memory() -> Iterator[pa.RecordBatch]:
         for batch in gathered(chosen(), _SMALL_ROWS):  # first: to trim a batch costs as much as to trim 10,000 rows

@@ -49,11 +49,11 @@ from kivi.log import CommitLog, Kind
 from kivi.model.changes import TailPoints
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
-from kivi.mvcc.commit import Aborted, Committer, Outcome, Prepared, StaleCatalog
+from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.groups import Answer, Outcome, Part, Single, Writes, WriteSet, told
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
-from kivi.mvcc.plain import PlainGroup, PlainRows
 from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
 from kivi.mvcc.shortage import LOG, Shortage
 from kivi.mvcc.snapshot import Reader
@@ -78,14 +78,14 @@ __all__ = [
     "GetPlan",
     "Lease",
     "Outcome",
-    "PlainGroup",
-    "PlainRows",
     "Scan",
     "Settings",
     "Store",
     "TokenState",
     "Txn",
     "WritePlan",
+    "WriteSet",
+    "Writes",
 ]
 
 _log = logging.getLogger("kivi.store")
@@ -107,6 +107,23 @@ class Parts:
 
 def _no_rows(schema: TableSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], arrow_schema(schema))
+
+
+class _Timed:
+    """Passes on what became of a part, and notes how long its commits took."""
+
+    __slots__ = ("_answer", "_began", "_times")
+
+    def __init__(self, answer: Answer, times: Histogram) -> None:
+        self._answer, self._times, self._began = answer, times, time.monotonic()
+
+    def entered(self, part: Part, unknown: CommitUnknown | None) -> None:
+        if unknown is None:
+            self._times.observe(time.monotonic() - self._began, part.members)
+        self._answer.entered(part, unknown)
+
+    def apart(self, tag: Any, outcome: Outcome) -> None:
+        self._answer.apart(tag, outcome)
 
 
 class Store:
@@ -604,11 +621,9 @@ class Store:
             while True:
                 with self.computing if txn.in_columns else contextlib.nullcontext():
                     prepared = self._prepare(txn, token, batch)
-                try:
-                    self.committer.submit(prepared, txn.lease, settled)
+                prepared.lease, prepared.answer = txn.lease, told(settled)
+                if not self.committer.submit([prepared]):
                     return
-                except StaleCatalog:
-                    continue
         except KiviError as error:
             settled(Outcome(None, error))
 
@@ -617,12 +632,12 @@ class Store:
         return self.catalog.entered.version
 
     def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
-        """The catalog's version, and by which deltas and puts of its row tables are read for ``plain``; None for now: a
+        """The catalog's version, and by which deltas and puts of its row tables are read for ``write``; None for now: a
         change of the catalog is on its way."""
         return plans_of(self.catalog, self.settings.max_value_bytes)
 
-    def plain_rows(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> PlainRows | None:
-        """What a transaction of deltas and puts does, for ``plain``; None if a row occurs twice."""
+    def write_set(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> WriteSet | None:
+        """What a transaction of deltas and puts does, for ``write``; None if a row occurs twice."""
         ordered = [(plan.id, key, op) for plan, key, op in rows]
         guards = [plan.guard for plan, _, _ in rows]
         if len(rows) > 1:
@@ -633,39 +648,31 @@ class Store:
         sent = None
         if any(plan.origin != plan.id for plan, _, _ in rows):
             sent = sorted(((plan.origin, key, op) for plan, key, op in rows), key=lambda row: row[:2])
-        return PlainRows(ordered, guards, sent)
+        return WriteSet(ordered, guards, sent)
 
-    def plain(self, does: Sequence[PlainRows], tokens: Sequence[str], tags: Sequence[Any]) -> PlainGroup:
-        """Transactions of deltas and puts that begin now, for ``submit_plain``; each under a token of its own."""
-        return PlainGroup(self.watermark(), does, tokens, tags)
-
-    def submit_plain(
+    def write(
         self,
-        group: PlainGroup,
         catalog_version: int,
-        done: Callable[[PlainGroup, CommitUnknown | None], None],
-    ) -> Sequence[int]:
-        """Commits transactions of deltas and puts together; the places of those that have to go through ``commit``.
+        does: Sequence[WriteSet],
+        tokens: Sequence[str],
+        tags: Sequence[Any],
+        answer: Answer,
+    ) -> Sequence[Any]:
+        """Commits transactions of deltas and puts that have read nothing, together, each under a token of its own.
 
-        ``catalog_version`` is that of the catalog by which they were made. ``done`` is called once, from the log's
-        thread, with those that were entered, unless there are none: it must be quick.
+        ``catalog_version`` is that of the catalog by which they were made. If there is another by now, nothing is done
+        and nobody told: the tags of all are returned. ``answer`` is called by the log's thread: it must be quick.
         """
         self.check_open()
-        began = time.monotonic()
-
-        def settled(entered: PlainGroup, error: CommitUnknown | None) -> None:
-            if error is None:
-                self.committer.times.observe(time.monotonic() - began, len(entered))
-            done(entered, error)
-
-        return self.committer.submit_plain(group, catalog_version, settled)
+        part = Writes(catalog_version, does, tokens, tags, _Timed(answer, self.committer.times))
+        return [tag for stale in self.committer.submit([part]) for tag in stale.tags]
 
     def floor(self, schema: TableSchema) -> int | None:
         """The retention floor that the next commit meets."""
         with self.committer.entry_lock:
             return self.retention.newest(schema.id)
 
-    def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Prepared:
+    def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Single:
         view = self.catalog.entered
         floors = {table: self.floor(txn.schemas[table]) for table in txn.late}
         for table, floor_us in floors.items():
@@ -686,7 +693,7 @@ class Store:
             name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
         )
         gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
-        if prepared.begins_late:
+        if txn.overwritten and prepared.blind:
             gone = [schema for schema in gone if schema.id not in new.of]
         commit = prepared.commit
         catalog_rows = changes(commit.rows)
@@ -883,7 +890,7 @@ class Store:
         summary = events.view(upto)
         with summary:
             floor = summary.floor_us = self.retention.floor_at(schema.id, upto, summary.floor_us)
-            recent = [item.batch for item in waiting if item.cts > summary.events_upto]
+            recent = [part.batch for item in waiting if (part := item.after(summary.events_upto)) is not None]
             rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
             rows += summary.rows if floor is None else summary.summary().rows
             out = {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})

@@ -229,7 +229,7 @@ def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: 
     unsaved = store.retention.floor_at(schema.id, lease.ts, None)  # in memory first, in base second, like pending
     view = events.view(lease.ts)
     store.leases.check(lease)
-    recent = [item.batch for item in pending if item.cts > view.events_upto]
+    recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
     if txn is not None and txn.sees_none(schema):
         view.close()
         view, recent = events.view(0, floor_at=lease.ts), []

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from kivi.arrow.dictionaries import together
 from kivi.arrow.ipc import own_batches
 from kivi.delta import operators
 from kivi.delta.ops import Barrier, RowOp
@@ -53,8 +54,9 @@ from kivi.log import CommitLog, Kind, Record
 from kivi.log.files import is_no_space
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.consolidate import POSITION
-from kivi.mvcc.pending import Applied
-from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
+from kivi.mvcc.groups import events_applied
+from kivi.mvcc.pending import Applied, PendingEvents
+from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_stage, is_events
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.staging import LiveStage, sequences_of
@@ -278,6 +280,9 @@ def _replay_one(store: Store, record: Record, position: int) -> None:
 
 
 def _replay_commit(store: Store, record: Record) -> None:
+    if is_events(record.body):
+        _replay_events(store, record)
+        return
     cts = record.sequence
     commit = decode_commit(record.body)
     catalog_rows = changes(commit.rows)
@@ -297,13 +302,34 @@ def _replay_commit(store: Store, record: Record) -> None:
             data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
             runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, data)))
     rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
-    store.pending.apply(cts, Applied(rows, appended, runs))
+    events = [(table, PendingEvents(cts, cts, batch)) for table, batch in appended]
+    store.pending.apply(cts, Applied([(cts, *row) for row in rows], events, runs))
     store.stages.commit(sequences_of([*commit.appends, *commit.runs]), cts)
     store.timeline.note(cts, record.time_us)
     if commit.request:
         store.tokens.remember(commit.request[0], cts, commit.request[1])
     if commit.batch:
         store.tokens.remember_batch(*commit.batch, cts)
+
+
+def _replay_events(store: Store, record: Record) -> None:
+    found, first = decode_events(record.body), record.sequence
+    known = store.catalog.schema_of
+    source = known(found.table)
+    batches = [] if source is None else own_batches(found.events[0])
+    runs = [
+        (table, DeltaRun.from_buffer(schema, 0, data[0]))
+        for table, data in found.runs
+        if (schema := known(table)) is not None
+    ]
+    batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
+    derived = [row for row in found.derived if known(row[0]) is not None]
+    applied = events_applied(first, record.count, found.table, batch, found.places, runs, derived)
+    store.pending.apply(record.last, applied)
+    store.timeline.note_many(first, record.last, record.time_us)
+    for message in found.messages:
+        store.tokens.remember(message.token, first, message.digest, message.members)
+        first += message.members
 
 
 # -- checkpoint ---------------------------------------------------------------------------------------------

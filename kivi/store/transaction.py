@@ -30,9 +30,8 @@ from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
-from kivi.mvcc.commit import Prepared
+from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.pending import Applied
 from kivi.mvcc.record import Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
@@ -105,7 +104,10 @@ class Txn:
 
     @property
     def blind(self) -> bool:
-        """Whether all that it does is to overwrite tables, with what owes nothing to its snapshot."""
+        """Whether what it does owes nothing to its snapshot: it has none, or all that it does is to overwrite
+        tables."""
+        if not self.lease.id:
+            return True
         written = {table for table, _ in self.rows} | {*self.appends, *self.staged, *self.staged_rows}
         return bool(self.overwritten) and written <= self.overwritten and not self.guards and not self.lease.used
 
@@ -308,7 +310,7 @@ def prepare(
     batch: tuple[str, int] | None,
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
-) -> Prepared:
+) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
 
     ``new``: the generations that the tables it overwrites will have.
@@ -347,16 +349,14 @@ def prepare(
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items() if dropped]
     for table, sequences in sorted(txn.staged_rows.items()):
         commit.appends += [Bulk(new.id(table), sequence, []) for sequence in sequences]
-    digest = _digest(*_as_sent(txn, commit, new)) if request is not None else bytes(16)
     if request is not None:
-        commit.request = (request, digest)
+        commit.request = (request, _digest(*_as_sent(txn, commit, new)))
     body = commit.encode()
     guards = [
         schema_guard(table)
         for table, schema in txn.schemas.items()
         if schema.kind != "aggregate" and table not in txn.overwritten
     ]
-    applied = Applied([*commit.rows, *commit.derived], events, runs)
 
     def describe(collision: Collision) -> tuple[str, tuple[Any, ...], str | None]:
         if collision.table == TABLES.id:
@@ -369,13 +369,17 @@ def prepare(
         column = None if collision.column is None or collision.column < 0 else schema.columns[collision.column].name
         return schema.name, caller_key(schema, collision.key), column
 
-    prepared = Prepared(commit, body, applied, view.version, guards, describe, newest)
-    prepared.digest = digest
-    prepared.nbytes = sum(memoryview(part).nbytes for part in body)
-    if changes(commit.rows) and not txn.overwritten:
-        prepared.schema_guards = []
-    prepared.begins_late = txn.blind
-    return prepared
+    return Single(
+        commit,
+        body,
+        events=events,
+        runs=runs,
+        catalog_version=view.version,
+        schema_guards=[] if changes(commit.rows) and not txn.overwritten else guards,
+        describe=describe,
+        aggregate_newest=newest,
+        blind=txn.blind,
+    )
 
 
 def _as_sent(txn: Txn, commit: Commit, new: Generations) -> tuple[Commit, list[int]]:

@@ -468,8 +468,8 @@ class Runner:
             shown = fmt.operation(schema, key, barrier, puts, deltas, cts, self.stamps.text)
             yield f"pending    {shown}{'  (not visible yet)' if cts > watermark else ''}"
         for item in store.pending.events(schema.id, _EVER):
-            hidden = "  (not visible yet)" if item.cts > watermark else ""
-            yield f"pending    {schema.name} @{self.stamps.text(item.cts)}  {item.batch.num_rows} events{hidden}"
+            hidden = "  (not visible yet)" if item.last > watermark else ""
+            yield f"pending    {schema.name} @{self.stamps.text(item.last)}  {item.batch.num_rows} events{hidden}"
 
 
 def _run_operations(run: DeltaRun) -> Iterator[tuple[bytes, int, str, dict[int, Any], Any]]:

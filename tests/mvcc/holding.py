@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from kivi.mvcc.commit import Outcome
+from kivi.mvcc.groups import Outcome
 from kivi.store.facade import Store
 
 __all__ = ["hold"]

@@ -10,7 +10,7 @@ import pytest
 
 import kivi
 from kivi.embedded.database import Database
-from kivi.mvcc.commit import Outcome
+from kivi.mvcc.groups import Outcome
 from kivi.mvcc.watermark import Watermark
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store

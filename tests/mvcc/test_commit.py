@@ -13,7 +13,7 @@ from kivi.embedded.database import Database
 from kivi.engine.memory import MemoryEngine
 from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError
 from kivi.log.memory import MemoryLog
-from kivi.mvcc.commit import Outcome
+from kivi.mvcc.groups import Outcome
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 

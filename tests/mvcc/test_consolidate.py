@@ -19,7 +19,7 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.encoding.pretty import table_of
 from kivi.errors import ResourceExhausted, SnapshotTooOld
-from kivi.mvcc.pending import Applied, Pending
+from kivi.mvcc.pending import Applied, Pending, PendingEvents
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 
@@ -380,14 +380,15 @@ def test_r10_a_float_sum_that_leaves_the_finite_numbers(make: Make) -> None:
 PATCH = RowOp(Barrier.PATCH, {0: 1}, {})
 
 
-def applied(*keys: bytes, events: Any = ()) -> Applied:
-    return Applied([(16, key, PATCH) for key in keys], list(events), [])
+def applied(cts: int, *keys: bytes, events: Any = ()) -> Applied:
+    found = [(table, PendingEvents(cts, cts, batch)) for table, batch in events]
+    return Applied([(cts, 16, key, PATCH) for key in keys], found)
 
 
 def test_pending_keeps_commit_order_whatever_order_commits_finish_in() -> None:
     pending = Pending()
     for cts in (5, 2, 9, 7):
-        pending.apply(cts, applied(b"k"))
+        pending.apply(cts, applied(cts, b"k"))
     assert [cts for cts, _ in pending.ops(16, b"k", 100)] == [2, 5, 7, 9]
     assert [cts for cts, _ in pending.ops(16, b"k", 6)] == [2, 5]
     assert pending.newest(16, b"k") == 9
@@ -400,7 +401,7 @@ def test_pending_counts_down_to_nothing() -> None:
     pending = Pending()
     batch = pa.record_batch({"x": [1, 2, 3]})
     for cts in range(1, 6):
-        pending.apply(cts, applied(b"a", b"b", events=[(17, batch)]))
+        pending.apply(cts, applied(cts, b"a", b"b", events=[(17, batch)]))
     assert pending.operations == 15
     pending.discard(3)
     pending.drop_rows(16, [b"a", b"b", b"absent"], 4)
@@ -414,10 +415,10 @@ def test_pending_counts_down_to_nothing() -> None:
 
 def test_a_capture_is_not_changed_by_what_comes_later() -> None:
     pending = Pending()
-    pending.apply(1, applied(b"a"))
+    pending.apply(1, applied(1, b"a"))
     rows, _ = pending.capture(16, None, None, 10)
     ops = pending.ops(16, b"a", 10)
-    pending.apply(2, applied(b"a", b"b"))
+    pending.apply(2, applied(2, b"a", b"b"))
     pending.drop_rows(16, [b"a"], 2)
     assert [(key, [cts for cts, _ in found]) for key, found in rows] == [(b"a", [1])]
     assert [cts for cts, _ in ops] == [1]

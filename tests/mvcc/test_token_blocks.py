@@ -157,8 +157,8 @@ def test_what_only_looks_like_a_token_of_the_library_has_a_row_of_its_own(token:
     save(tokens, engine)
     assert engine.get(token_key(token)) is not None and engine.get(token_key(regular(NOW))) is None
     for i, name in enumerate((regular(NOW), token, regular(NOW, 1))):
-        assert tokens.find(name) == (5 + i, b"x" * 16)
-        assert Tokens(engine, ttl_us=1 << 62).find(name) == (5 + i, b"x" * 16)
+        assert tokens.find(name) == Remembered(5 + i, b"x" * 16)
+        assert Tokens(engine, ttl_us=1 << 62).find(name) == Remembered(5 + i, b"x" * 16)
 
 
 def test_tokens_whose_text_fits_only_together_are_not_regular() -> None:
@@ -268,7 +268,7 @@ def test_clocks_that_differ_by_hours_keep_blocks_short_and_all_are_found() -> No
     assert len(blocks) == 4
     assert tokens.check() == 400
     for i, name in enumerate(names):
-        assert tokens.find(name) == (i + 1, bytes(16))
+        assert tokens.find(name) == Remembered(i + 1, bytes(16))
     assert tokens.known([regular(NOW - 3 * hour), regular(NOW + 2 * hour)], NOW) == set()
 
 
@@ -309,10 +309,10 @@ def test_tokens_that_are_remembered_one_by_one_are_found_and_saved_as_others(tmp
         if n % 333 == 0:
             save(tokens, engine, upto=cts - 20)
     assert len(tokens._queued) < 12
-    assert {name: tokens.find(name) for name in model} == model
+    assert {name: tokens.find(name) for name in model} == {name: Remembered(*what) for name, what in model.items()}
     save(tokens, engine)
     assert tokens.unsaved == 0 and tokens.check() == len(order)
-    assert {name: tokens.find(name) for name in model} == model
+    assert {name: tokens.find(name) for name in model} == {name: Remembered(*what) for name, what in model.items()}
 
 
 def test_blocks_go_once_their_newest_token_is_past_its_time() -> None:
@@ -382,11 +382,13 @@ def test_nothing_joins_a_fence() -> None:
     tokens = Tokens(engine, ttl_us=1 << 62)
     tokens.forget(regular(NOW))
     tokens.remember(regular(NOW, 1), 1, b"d" * 16)
-    assert tokens.find(regular(NOW)) == (FENCED, bytes(16)) and tokens.find(regular(NOW, 1)) == (1, b"d" * 16)
+    assert tokens.find(regular(NOW)) == Remembered(FENCED, bytes(16)) and tokens.find(regular(NOW, 1)) == Remembered(
+        1, b"d" * 16
+    )
     taken = tokens.take(5, 100)
     tokens.forget(regular(NOW, 1))
     tokens.drop(taken)
-    assert tokens.find(regular(NOW, 1)) == (FENCED, bytes(16))
+    assert tokens.find(regular(NOW, 1)) == Remembered(FENCED, bytes(16))
 
 
 def test_what_was_put_back_is_taken_some_at_a_time_too() -> None:
@@ -408,7 +410,7 @@ def test_a_row_that_an_older_version_wrote_is_found_and_goes_in_its_time() -> No
     batch.put(token_key(regular(NOW)), struct.pack("<Q16s", 7, b"d" * 16))
     engine.write(batch)
     tokens = Tokens(engine, ttl_us=1_000)
-    assert tokens.find(regular(NOW)) == (7, b"d" * 16)
+    assert tokens.find(regular(NOW)) == Remembered(7, b"d" * 16)
     assert tokens.known([regular(NOW), regular(NOW, 1)], NOW) == {regular(NOW)}
     gone = tokens.trim(NOW + 2_000, 10)
     assert gone is not None and len(gone) == 1

@@ -18,7 +18,8 @@ from kivi.engine.memory import MemoryEngine
 from kivi.errors import InvalidArgument, OutOfSequence, SnapshotTooOld, Unavailable
 from kivi.model.outcomes import ABORTED, UNKNOWN
 from kivi.mvcc import consolidate
-from kivi.mvcc.commit import Aborted, Outcome
+from kivi.mvcc.commit import Aborted
+from kivi.mvcc.groups import Outcome
 from kivi.mvcc.tokens import FENCED, Taken, Tokens, issued_at_us
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold

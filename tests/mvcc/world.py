@@ -27,7 +27,8 @@ from kivi.errors import Conflict, RowExists, SnapshotTooOld
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 from kivi.model.outcomes import ABORTED
-from kivi.mvcc.commit import Aborted, Outcome
+from kivi.mvcc.commit import Aborted
+from kivi.mvcc.groups import Outcome
 from kivi.runtime.settings import Settings
 from kivi.store import reads as scan
 from kivi.store.facade import Store

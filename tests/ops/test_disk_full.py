@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import kivi
-from kivi.cli.main import _problems, main
+from kivi.cli.commands import _problems, main
 from kivi.store.facade import Store
 from tests.proof.powerloss import environment, library
 from tests.serverproc import ServerProcess

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import kivi
-from kivi.cli.main import main
+from kivi.cli.commands import main
 from kivi.errors import DataLoss, FormatTooNew, NotAStore
 from tests.proof.workloads import TABLES
 

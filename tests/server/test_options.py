@@ -14,7 +14,7 @@ from kivi_server.__main__ import main as server_main
 from kivi_server.options import Options, add_arguments, options_of, printed
 
 import kivi
-from kivi.cli.main import main as cli_main
+from kivi.cli.commands import main as cli_main
 from kivi.runtime.settings import Settings
 from tests.serverproc import ROOT, ServerProcess
 

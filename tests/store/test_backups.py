@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kivi
-from kivi.cli.main import main
+from kivi.cli.commands import main
 from kivi.store import backups
 from tests.serverproc import ServerProcess
 

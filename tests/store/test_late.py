@@ -82,10 +82,10 @@ def test_the_floor_moves_while_the_commit_is_on_its_way(driver: EmbeddedDriver, 
     stage = db.stage("e", events(0, 60))
     submit, floors = committer.submit, [20, 30]
 
-    def late(*arguments: Any) -> None:
+    def late(*arguments: Any) -> Any:
         if floors:
             floor(driver, floors.pop(0))
-        submit(*arguments)
+        return submit(*arguments)
 
     tx = db.transaction()
     tx.append_stages("e", [stage], late="drop")

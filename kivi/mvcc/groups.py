@@ -1,0 +1,372 @@
+"""Groups: commits that enter the log together (R19).
+
+A group is a sequence of *parts*, and a part is members of one shape, in columns: what its members have in common is
+done once, and what they have each is kept in sequences that Python goes through in C. There are three shapes::
+
+    Single    one transaction of any kind: guards, stages, several tables, reads that its verdict depends on
+    Writes    transactions of deltas and puts that have read nothing, each under a request token of its own
+    Events    transactions of one event each, of one table, with the deltas that they derive
+
+``commit.Committer`` takes them all through the same steps. Each member is a transaction of its own, with its own
+verdict, CTS and outcome; the group is judged as if its members had entered one after the other in its order, and a
+member that is answered without entering (its token is known, it conflicts) takes no other with it.
+
+A member that has read nothing begins just before its own CTS (``record.BLIND``). So it sees the cells of all that
+entered before it, in its own group too, and there is nothing that it could conflict with: what it writes is noted, and
+those who began before it are judged against that. Only a Single may have read something.
+
+A Single is one record, Writes a record for each member, and Events one record of as many numbers as it has members.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import Array, DeltaRun, shifted, with_cts
+from kivi.errors import CommitUnknown, KiviError
+from kivi.log import Entry, Kind
+from kivi.mvcc.leases import Lease
+from kivi.mvcc.pending import Applied, PendingEvents
+from kivi.mvcc.record import Commit, Message, begin_at, deltas_bodies, deltas_body, deltas_section
+from kivi.mvcc.verdict import Collision, Footprint, Guard
+from kivi.mvcc.watermark import call_all
+
+__all__ = ["Answer", "Events", "Outcome", "Part", "Single", "Tell", "WriteSet", "Writes", "events_applied", "told"]
+
+Row = tuple[int, bytes, RowOp]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a commit ended: ``commit_ts``, or the error. ``repeated``: its token had committed before.
+
+    Of a token of several members it is that of the first; those of the others follow by one each.
+    """
+
+    commit_ts: int | None
+    error: KiviError | None = None
+    repeated: bool = False
+
+
+Tell = Callable[[Outcome], None]
+
+
+class Answer(Protocol):
+    """Whoever is told what became of a part: once of each member, by any thread. It must be quick."""
+
+    def entered(self, part: Any, unknown: CommitUnknown | None) -> None:
+        """Its members are committed from ``part.first`` on and can be read; or the log failed under them."""
+
+    def apart(self, tag: Any, outcome: Outcome) -> None:
+        """Those members with this tag did not enter."""
+
+
+class Part(ABC):
+    """Members of one shape.
+
+    ``tokens`` are their request tokens, each with a digest of what came under it and a tag for whoever is told. Once
+    the part has entered, its members have the CTS from ``first`` on. ``waiters`` came with a token meanwhile ("": with
+    the batch token).
+    """
+
+    def __init__(
+        self, catalog_version: int, tokens: Sequence[str], digests: Sequence[bytes], tags: Sequence[Any], answer: Answer
+    ) -> None:
+        self.catalog_version = catalog_version
+        self.tokens = tokens
+        self.digests = digests
+        self.tags = tags
+        self.answer = answer
+        self.on_check: Callable[[], None] | None = None
+        self.first = 0
+        self.unknown: CommitUnknown | None = None
+        self.waiters: dict[str, list[Tell]] = {}
+
+    @property
+    @abstractmethod
+    def members(self) -> int:
+        """How many commits it is, and CTS it takes."""
+
+    @abstractmethod
+    def without(self, gone: set[int]) -> Part | None:
+        """The members of the tokens at the other places; None if none are left."""
+
+    @abstractmethod
+    def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
+        """(CTS, what it writes) that others are judged against: of members that write the same cells, the last."""
+
+    @abstractmethod
+    def entries(self, first: int) -> Sequence[Entry]:
+        """The records, for a log whose next number is ``first``."""
+
+    @abstractmethod
+    def applied(self) -> Applied:
+        """What it does, as pending holds it."""
+
+    def touches(self, table: int, key: bytes) -> bool:
+        """Whether a member does something to this row."""
+        applied = self.applied()
+        return any(t == table and k == key for _, t, k, _ in applied.rows) or any(
+            t == table and bool(run.find(key)) for t, run in applied.runs
+        )
+
+    def place_of(self, i: int) -> int:
+        """Which member is the first that came under the i-th token."""
+        return i
+
+    @property
+    def last(self) -> int:
+        """The CTS of the last member."""
+        return self.first + self.members - 1
+
+    def cts_of(self, token: str) -> int:
+        """The CTS of the first commit under one of its tokens."""
+        return self.first + (self.place_of(self.tokens.index(token)) if token else 0)
+
+    def settle(self) -> None:
+        """Tells everybody, once the members can be read, or are unknown for good."""
+        told = [partial(self.answer.entered, self, self.unknown)]
+        for token, waiters in self.waiters.items():
+            if self.unknown is None:
+                outcome = Outcome(self.cts_of(token), repeated=True)
+            else:
+                outcome = Outcome(None, CommitUnknown(self.unknown.message, token=token or None))
+            told += [partial(waiter, outcome) for waiter in waiters]
+        call_all(told)
+
+
+class _Told:
+    """Answers the only member of a part by a function."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: Tell) -> None:
+        self._done = done
+
+    def entered(self, part: Part, unknown: CommitUnknown | None) -> None:
+        self._done(Outcome(part.first) if unknown is None else Outcome(None, unknown))
+
+    def apart(self, tag: Any, outcome: Outcome) -> None:
+        self._done(outcome)
+
+
+def told(done: Tell) -> Answer:
+    """For a part of one token: ``done`` is called with its outcome."""
+    return _Told(done)
+
+
+# -- any transaction ----------------------------------------------------------------------------------
+
+
+class Single(Part):
+    """One transaction of any kind. ``schema_guards`` are implied by the tables that it names.
+
+    The hooks are the catalog's and the stages': ``on_enter`` under the entry lock, ``on_apply`` before W passes it,
+    ``on_abort`` if it aborts after its CTS was taken.
+    """
+
+    def __init__(
+        self,
+        commit: Commit,
+        body: list[Any],
+        *,
+        events: Sequence[tuple[int, pa.RecordBatch]],
+        runs: list[tuple[int, DeltaRun]],
+        catalog_version: int,
+        schema_guards: list[Guard],
+        describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]],
+        aggregate_newest: Callable[[int, bytes], int | None],
+        blind: bool,
+    ) -> None:
+        tokens, digests = ([commit.request[0]], [commit.request[1]]) if commit.request else ([], [])
+        super().__init__(catalog_version, tokens, digests, (None,), told(lambda outcome: None))
+        self.commit = commit
+        self.body = body
+        self.events = events
+        self.runs = runs
+        self.schema_guards = schema_guards
+        self.describe = describe
+        self.aggregate_newest = aggregate_newest
+        self.blind = blind
+        self.lease: Lease | None = None
+        self.on_enter: Callable[[int], None] | None = None
+        self.on_apply: Callable[[int], None] | None = None
+        self.on_abort: Callable[[int], None] | None = None
+
+    @property
+    def members(self) -> int:
+        return 1
+
+    @property
+    def start_ts(self) -> int:
+        return self.commit.start_ts
+
+    @property
+    def footprint(self) -> Footprint:
+        return Footprint(self.commit.start_ts, self.commit.rows, [*self.commit.guards, *self.schema_guards])
+
+    def without(self, gone: set[int]) -> Part | None:
+        return None if gone else self
+
+    def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
+        yield first, self.footprint
+
+    def entries(self, first: int) -> Sequence[Entry]:
+        if self.blind:
+            self.commit.start_ts = first - 1
+            begin_at(self.body, first - 1)
+        return [Entry(Kind.COMMIT, self.body)]
+
+    def applied(self) -> Applied:
+        cts = self.first
+        return Applied(
+            [(cts, *row) for row in (*self.commit.rows, *self.commit.derived)],
+            [(table, PendingEvents(cts, cts, batch)) for table, batch in self.events],
+            [(table, with_cts(run, cts)) for table, run in self.runs],
+        )
+
+
+# -- deltas and puts ------------------------------------------------------------------------------------
+
+
+class WriteSet:
+    """The deltas and puts of a transaction: one may be shared by many that do the same, as counters often do.
+
+    ``rows`` sorted, of PATCH operations; ``guards`` are their tables' schema guards. ``digest`` is that of a token,
+    over the rows as the caller ``sent`` them if that is under other ids. ``places`` are the tables and keys of the
+    rows, and ``cells`` says all that a verdict looks at.
+    """
+
+    __slots__ = ("cells", "digest", "footprint", "places", "rows", "section")
+
+    def __init__(self, rows: list[Row], guards: Sequence[Guard], sent: list[Row] | None = None) -> None:
+        self.rows = rows
+        self.footprint = Footprint(0, rows, guards)
+        self.places = [(table, key) for table, key, _ in rows]
+        self.cells = tuple((table, key, (*op.puts,), (*op.deltas,)) for table, key, op in rows)
+        self.section = deltas_section(rows)
+        section = self.section if sent is None else deltas_section(sent)
+        self.digest = hashlib.blake2b(deltas_body(0, len(rows), section), digest_size=16).digest()
+
+
+class Writes(Part):
+    """Transactions of deltas and puts that have read nothing: what each ``does``, and its token."""
+
+    def __init__(
+        self, catalog_version: int, does: Sequence[WriteSet], tokens: Sequence[str], tags: Sequence[Any], answer: Answer
+    ) -> None:
+        super().__init__(catalog_version, tokens, [each.digest for each in does], tags, answer)
+        self.does = does
+
+    @property
+    def members(self) -> int:
+        return len(self.does)
+
+    def without(self, gone: set[int]) -> Part | None:
+        kept = [i for i in range(len(self.does)) if i not in gone]
+        if not kept:
+            return None
+        tokens, tags = [self.tokens[i] for i in kept], [self.tags[i] for i in kept]
+        return Writes(self.catalog_version, [self.does[i] for i in kept], tokens, tags, self.answer)
+
+    def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
+        last = {each: i for i, each in enumerate(self.does)}  # of those that are one object: most, where many count
+        of_cells = {each.cells: (i, each) for each, i in sorted(last.items(), key=lambda item: item[1])}
+        for i, each in sorted(of_cells.values(), key=lambda item: item[0]):
+            yield first + i, each.footprint
+
+    def entries(self, first: int) -> Sequence[Entry]:
+        return [Entry(Kind.COMMIT, (body,)) for body in deltas_bodies(first, self.does, self.tokens)]
+
+    def applied(self) -> Applied:
+        stamped = zip(range(self.first, self.first + len(self.does)), self.does, strict=True)
+        return Applied([(cts, *row) for cts, each in stamped for row in each.rows], (), ())
+
+
+# -- events, each its own transaction --------------------------------------------------------------------
+
+
+class Events(Part):
+    """Events of one table, each a transaction of its own, and the deltas that they derive.
+
+    They came in ``messages``, each with one token for its events: a member is (token, place). ``places``: which member
+    each row of ``batch`` is, if some members bring none (they were late, and are counted in ``derived``). The CTS of
+    ``runs`` are places, too. ``body`` is the record. ``again``: the same without the messages at these places.
+    """
+
+    def __init__(
+        self,
+        catalog_version: int,
+        table: int,
+        batch: pa.RecordBatch,
+        runs: list[tuple[int, DeltaRun]],
+        messages: Sequence[Message],
+        body: list[Any],
+        answer: Answer,
+        *,
+        tags: Sequence[Any],
+        guards: Sequence[Guard],
+        places: Array | None = None,
+        derived: Sequence[Row] = (),
+        on_check: Callable[[], None] | None = None,
+        again: Callable[[set[int]], Events | None] | None = None,
+    ) -> None:
+        super().__init__(catalog_version, [m.token for m in messages], [m.digest for m in messages], tags, answer)
+        self.table = table
+        self.batch = batch
+        self.runs = runs
+        self.messages = messages
+        self.body = body
+        self.guards = guards
+        self.places = places
+        self.derived = derived
+        self.on_check = on_check
+        self._again = again
+        self._begins = [0, *itertools.accumulate(message.members for message in messages)]
+
+    @property
+    def members(self) -> int:
+        return self._begins[-1]
+
+    def place_of(self, i: int) -> int:
+        return self._begins[i]
+
+    def without(self, gone: set[int]) -> Part | None:
+        return self._again(gone) if self._again is not None and len(gone) < len(self.messages) else None
+
+    def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
+        yield first + self.members - 1, Footprint(0, (), self.guards)
+
+    def entries(self, first: int) -> Sequence[Entry]:
+        return [Entry(Kind.COMMIT, self.body, self.members)]
+
+    def applied(self) -> Applied:
+        return events_applied(self.first, self.members, self.table, self.batch, self.places, self.runs, self.derived)
+
+
+def events_applied(
+    first: int,
+    members: int,
+    table: int,
+    batch: pa.RecordBatch,
+    places: Array | None,
+    runs: Sequence[tuple[int, DeltaRun]],
+    derived: Sequence[Row],
+) -> Applied:
+    """What an ``EventsRecord`` with the CTS from ``first`` on does: also when it is replayed."""
+    last = first + members - 1
+    stamps = np.arange(first, last + 1, dtype=np.uint64) if places is None else places + np.uint64(first)
+    events = [(table, PendingEvents(int(stamps[0]), int(stamps[-1]), batch, stamps))] if batch.num_rows else []
+    return Applied(
+        [(last, *row) for row in derived], events, [(table, shifted(run, first)) for table, run in runs if run.rows]
+    )
