@@ -53,13 +53,13 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.log import CommitLog, Entry, Kind
-from kivi.mvcc.groups import Events, Outcome, Part, Single, Tell
+from kivi.mvcc.groups import Outcome, Part, Single, Tell
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import Abort, Commit
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.timeline import Timeline
-from kivi.mvcc.tokens import FENCED, Tokens
+from kivi.mvcc.tokens import FENCED, Remembered, Tokens
 from kivi.mvcc.verdict import Collision, Facts
 from kivi.mvcc.watermark import Watermark, call_all
 from kivi.runtime.histogram import Histogram
@@ -428,11 +428,8 @@ class Committer:
 
     def _remember(self, part: Part) -> None:
         """Its tokens are no longer those of commits in flight."""
-        if isinstance(part, Events):
-            for i, message in enumerate(part.messages):
-                self._tokens.remember(message.token, part.first + part.place_of(i), message.digest, message.members)
-        elif len(part.tokens) == 1:
-            self._tokens.remember(part.tokens[0], part.first, part.digests[0])
+        if len(part.tokens) == 1:
+            self._tokens.remember(part.tokens[0], part.first, part.digests[0], part.members)
         elif part.tokens:
             self._tokens.remember_many(part.tokens, part.first, part.digests)
         for token in part.tokens:
@@ -510,13 +507,12 @@ class Committer:
             entered.set()
         return sequence
 
-    def find_token(self, token: str, done: Callable[[Outcome], None]) -> tuple[int | None, bool]:
-        """(CTS or FENCED or None, whether ``done`` now waits for an attempt or a fence in flight)."""
+    def find_token(self, token: str, done: Tell) -> tuple[Remembered | None, bool]:
+        """(what is remembered of it, whether ``done`` now waits for an attempt or a fence in flight)."""
         with self._entry:
             flying = self._by_token.get(token)
             if flying is None and token not in self._fencing:
-                found = self._tokens.find(token)
-                return (None if found is None else found.cts), False
+                return self._tokens.find(token), False
             if flying is None:
                 self._fencing[token].append(done)
             elif flying.unknown is None:

@@ -21,7 +21,6 @@ A Single is one record, Writes a record for each member, and Events one record o
 from __future__ import annotations
 
 import hashlib
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,12 +31,12 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.delta.ops import RowOp
-from kivi.delta.runs import Array, DeltaRun, shifted, with_cts
+from kivi.delta.runs import DeltaRun, shifted, with_cts
 from kivi.errors import CommitUnknown, KiviError
 from kivi.log import Entry, Kind
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.pending import Applied, PendingEvents
-from kivi.mvcc.record import Commit, Message, begin_at, deltas_bodies, deltas_body, deltas_section
+from kivi.mvcc.record import Commit, EventsRecord, begin_at, deltas_bodies, deltas_body, deltas_section
 from kivi.mvcc.verdict import Collision, Footprint, Guard
 from kivi.mvcc.watermark import call_all
 
@@ -120,10 +119,6 @@ class Part(ABC):
             t == table and bool(run.find(key)) for t, run in applied.runs
         )
 
-    def place_of(self, i: int) -> int:
-        """Which member is the first that came under the i-th token."""
-        return i
-
     @property
     def last(self) -> int:
         """The CTS of the last member."""
@@ -131,7 +126,7 @@ class Part(ABC):
 
     def cts_of(self, token: str) -> int:
         """The CTS of the first commit under one of its tokens."""
-        return self.first + (self.place_of(self.tokens.index(token)) if token else 0)
+        return self.first + (self.tokens.index(token) if token else 0)
 
     def settle(self) -> None:
         """Tells everybody, once the members can be read, or are unknown for good."""
@@ -299,50 +294,36 @@ class Writes(Part):
 class Events(Part):
     """Events of one table, each a transaction of its own, and the deltas that they derive.
 
-    They came in ``messages``, each with one token for its events: a member is (token, place). ``places``: which member
-    each row of ``batch`` is, if some members bring none (they were late, and are counted in ``derived``). The CTS of
-    ``runs`` are places, too. ``body`` is the record. ``again``: the same without the messages at these places.
+    They have one ``token``: a member is (token, place). ``places``: which member each row of ``batch`` is, if some
+    members bring none (they were late, and are counted in ``derived``). The CTS of ``runs`` are places, too. ``body``
+    is the record.
     """
 
     def __init__(
         self,
         catalog_version: int,
-        table: int,
+        record: EventsRecord,
         batch: pa.RecordBatch,
-        runs: list[tuple[int, DeltaRun]],
-        messages: Sequence[Message],
-        body: list[Any],
+        runs: Sequence[tuple[int, DeltaRun]],
+        members: int,
         answer: Answer,
-        *,
-        tags: Sequence[Any],
         guards: Sequence[Guard],
-        places: Array | None = None,
-        derived: Sequence[Row] = (),
-        on_check: Callable[[], None] | None = None,
-        again: Callable[[set[int]], Events | None] | None = None,
     ) -> None:
-        super().__init__(catalog_version, [m.token for m in messages], [m.digest for m in messages], tags, answer)
-        self.table = table
+        token, digest = record.request
+        super().__init__(catalog_version, (token,), (digest,), (None,), answer)
+        self.record = record
+        self.body = record.encode()
         self.batch = batch
         self.runs = runs
-        self.messages = messages
-        self.body = body
         self.guards = guards
-        self.places = places
-        self.derived = derived
-        self.on_check = on_check
-        self._again = again
-        self._begins = [0, *itertools.accumulate(message.members for message in messages)]
+        self._members = members
 
     @property
     def members(self) -> int:
-        return self._begins[-1]
-
-    def place_of(self, i: int) -> int:
-        return self._begins[i]
+        return self._members
 
     def without(self, gone: set[int]) -> Part | None:
-        return self._again(gone) if self._again is not None and len(gone) < len(self.messages) else None
+        return None if gone else self
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first + self.members - 1, Footprint(0, (), self.guards)
@@ -351,22 +332,18 @@ class Events(Part):
         return [Entry(Kind.COMMIT, self.body, self.members)]
 
     def applied(self) -> Applied:
-        return events_applied(self.first, self.members, self.table, self.batch, self.places, self.runs, self.derived)
+        return events_applied(self.record, self.first, self.members, self.batch, self.runs)
 
 
 def events_applied(
-    first: int,
-    members: int,
-    table: int,
-    batch: pa.RecordBatch,
-    places: Array | None,
-    runs: Sequence[tuple[int, DeltaRun]],
-    derived: Sequence[Row],
+    record: EventsRecord, first: int, members: int, batch: pa.RecordBatch, runs: Sequence[tuple[int, DeltaRun]]
 ) -> Applied:
-    """What an ``EventsRecord`` with the CTS from ``first`` on does: also when it is replayed."""
+    """What a record with the CTS from ``first`` on does, with its events and runs decoded: also when it is replayed."""
     last = first + members - 1
-    stamps = np.arange(first, last + 1, dtype=np.uint64) if places is None else places + np.uint64(first)
-    events = [(table, PendingEvents(int(stamps[0]), int(stamps[-1]), batch, stamps))] if batch.num_rows else []
-    return Applied(
-        [(last, *row) for row in derived], events, [(table, shifted(run, first)) for table, run in runs if run.rows]
-    )
+    if record.places is None:
+        stamps = np.arange(first, last + 1, dtype=np.uint64)
+    else:
+        stamps = record.places + np.uint64(first)
+    events = [(record.table, PendingEvents(first, last, batch, stamps))] if batch.num_rows else []
+    runs = [(table, shifted(run, first)) for table, run in runs if run.rows]
+    return Applied([(last, *row) for row in record.derived], events, runs)

@@ -16,8 +16,8 @@
 
     EVENTS body  (a COMMIT record, too; of one number for each member) events that are each a transaction of its own
       u8   version (3), 3 zeros
-      u32  table    u32 messages   u32 derived rows   u32 runs
-      message...   token text (empty: none), 16-byte digest, u32 members
+      u32  table    u32 derived rows   u32 runs
+      token        text, 16-byte payload digest: of all members, each of which is (token, place)
       derived...   as above, of the last member: late events that were left out are counted
       padding to 8
       append       u64 length, Arrow IPC stream, padded to 8
@@ -40,7 +40,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -53,7 +53,6 @@ __all__ = [
     "Bulk",
     "Commit",
     "EventsRecord",
-    "Message",
     "Stage",
     "StageKind",
     "begin_at",
@@ -71,7 +70,7 @@ Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
 _HEAD: Final = struct.Struct("<BBQIIIII")
-_EVENTS_HEAD: Final = struct.Struct("<B3xIIII")
+_EVENTS_HEAD: Final = struct.Struct("<B3xIII")
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -235,14 +234,6 @@ def decode_commit(body: Buffer) -> Commit:
     return commit
 
 
-class Message(NamedTuple):
-    """Consecutive members of an ``EventsRecord`` that came under one request token, and the digest of what came."""
-
-    token: str
-    digest: bytes
-    members: int
-
-
 @dataclass(slots=True)
 class EventsRecord:
     """Events of one table, each a transaction of its own. See the table above.
@@ -251,7 +242,7 @@ class EventsRecord:
     """
 
     table: int
-    messages: Sequence[Message]
+    request: tuple[str, bytes]
     derived: Sequence[tuple[int, bytes, RowOp]]
     events: Sequence[Any]
     places: Any
@@ -259,12 +250,9 @@ class EventsRecord:
 
     def encode(self) -> list[Any]:
         """Buffers whose concatenation is the body."""
-        head = bytearray(
-            _EVENTS_HEAD.pack(_EVENTS_VERSION, self.table, len(self.messages), len(self.derived), len(self.runs))
-        )
-        for message in self.messages:
-            _put_bytes(head, message.token.encode())
-            head += message.digest + _U32.pack(message.members)
+        head = bytearray(_EVENTS_HEAD.pack(_EVENTS_VERSION, self.table, len(self.derived), len(self.runs)))
+        _put_bytes(head, self.request[0].encode())
+        head += self.request[1]
         _put_rows(head, self.derived)
         head += bytes(-len(head) % 8)
         places = [] if self.places is None else [memoryview(self.places.astype("<u4")).cast("B")]
@@ -283,8 +271,8 @@ def is_events(body: Buffer) -> bool:
 def decode_events(body: Buffer) -> EventsRecord:
     """The inverse of ``EventsRecord.encode``. Raises DataLoss."""
     reader = _Reader(body)
-    _, table, messages, derived, runs = reader.unpack(_EVENTS_HEAD)
-    found = [Message(reader.sized().decode(), bytes(reader.take(16)), reader.unpack(_U32)[0]) for _ in range(messages)]
+    _, table, derived, runs = reader.unpack(_EVENTS_HEAD)
+    request = reader.sized().decode(), bytes(reader.take(16))
     rows = [_get_row(reader) for _ in range(derived)]
     reader.take(-reader.at % 8)
 
@@ -296,7 +284,9 @@ def decode_events(body: Buffer) -> EventsRecord:
 
     events, packed = part(), part()
     places = np.frombuffer(packed, "<u4").astype(np.uint64) if len(packed) else None
-    return EventsRecord(table, found, rows, [events], places, [(reader.unpack(_U64)[0], [part()]) for _ in range(runs)])
+    return EventsRecord(
+        table, request, rows, [events], places, [(reader.unpack(_U64)[0], [part()]) for _ in range(runs)]
+    )
 
 
 def _get_bulk(reader: _Reader) -> Bulk:

@@ -67,6 +67,7 @@ from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import COMPUTING, Settings
 from kivi.store import backfill, backups, change_reads, reads, recovery
 from kivi.store.catalog import COUNTERS, FIRST_ID, LATE, NAMES, SYSTEM, TABLES, Catalog, changes
+from kivi.store.event_commits import prepare_events
 from kivi.store.overwrite import new_generations
 from kivi.store.plans import GetPlan, WritePlan, plans_of
 from kivi.store.retention import Retention, earliest_times, remembered
@@ -107,6 +108,11 @@ class Parts:
 
 def _no_rows(schema: TableSchema) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], arrow_schema(schema))
+
+
+def check_token(token: str) -> None:
+    if not token or len(token.encode()) > 1024:
+        raise InvalidArgument("a token is a text of 1 to 1024 bytes")
 
 
 class _Timed:
@@ -609,8 +615,8 @@ class Store:
                 raise InvalidArgument(
                     "a commit has a request token or a batch token, not both: a batch token is enough"
                 )
-            if token is not None and (not token or len(token.encode()) > 1024):
-                raise InvalidArgument("a token is a text of 1 to 1024 bytes")
+            if token is not None:
+                check_token(token)
             named = batch is not None or (token is not None and issued_at_us(token) is None)
             if not txn.wrote and not named:
                 self.leases.check(txn.lease)
@@ -666,6 +672,43 @@ class Store:
         self.check_open()
         part = Writes(catalog_version, does, tokens, tags, _Timed(answer, self.committer.times))
         return [tag for stale in self.committer.submit([part]) for tag in stale.tags]
+
+    def append_each(
+        self,
+        schema: TableSchema,
+        batch: pa.RecordBatch,
+        *,
+        token: str,
+        drop_late: bool = False,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """Events that are each a transaction of their own, of which event i commits at ``outcome.commit_ts + i``.
+
+        Refused whole, if at all. ``done`` is called once, here or by the log's thread: it must be quick.
+        """
+        began = time.monotonic()
+
+        def settled(outcome: Outcome) -> None:
+            if outcome.error is None and not outcome.repeated:
+                self.committer.times.observe(time.monotonic() - began, batch.num_rows)
+            done(outcome)
+
+        try:
+            self.check_open()
+            check_token(token)
+            check_events(batch, self.settings)
+            if not batch.num_rows:
+                raise InvalidArgument("there are no events to append")
+            while True:
+                with self.computing:
+                    view = self.catalog.entered
+                    part = prepare_events(
+                        schema, batch, token, drop_late, view, self.floor, self.retention, told(settled)
+                    )
+                if not self.committer.submit([part]):
+                    return
+        except KiviError as error:
+            settled(Outcome(None, error))
 
     def floor(self, schema: TableSchema) -> int | None:
         """The retention floor that the next commit meets."""
@@ -764,8 +807,14 @@ class Store:
             cts = self.tokens.committed_at(token, batch)
         return cts if cts is not None and cts <= self.watermark() else None
 
-    def outcome(self, token: str, *, timeout_s: float = 10.0) -> tuple[TokenState, int | None]:
-        """What became of a request token. Fences it before it says aborted, so that a late attempt cannot commit."""
+    def outcome(
+        self, token: str, place: int | None = None, *, timeout_s: float = 10.0
+    ) -> tuple[TokenState, int | None]:
+        """What became of a request token, or of one of its members; without ``place``, of the first.
+
+        Fences it before it says aborted, so that a late attempt cannot commit. Raises InvalidArgument for a place that
+        the token has no member at.
+        """
         self.check_open()
         while True:
             settled = threading.Event()
@@ -775,25 +824,27 @@ class Store:
                 to.append(outcome)
                 settled.set()
 
-            cts, waits = self.committer.find_token(token, arrived)
+            found, waits = self.committer.find_token(token, arrived)
             if waits:
                 if not settled.wait(timeout_s) or isinstance(outcomes[0].error, Unavailable):
                     return "unknown", None
-                found = outcomes[0].commit_ts
-                if found is not None:
-                    return "committed", found
-                return ("aborted" if isinstance(outcomes[0].error, Aborted) else "unknown"), None
-            if cts is not None:
-                if cts == FENCED:
+                if outcomes[0].commit_ts is None:
+                    return ("aborted" if isinstance(outcomes[0].error, Aborted) else "unknown"), None
+            elif found is not None:
+                if found.cts == FENCED:
                     return "aborted", None
+                if not 0 <= (place or 0) < found.members:
+                    raise InvalidArgument(f"the token {token!r} has the places 0 to {found.members - 1}, not {place}")
+                cts = found.cts + (place or 0)
                 self._watermark.wait_for(cts, timeout_s)
                 return "committed", cts
-            try:
-                self.tokens.check_age(token, self.committer.now_us())
-            except InvalidArgument:
-                return "unknown", None
-            if self.committer.fence(token):
-                return "aborted", None
+            else:
+                try:
+                    self.tokens.check_age(token, self.committer.now_us())
+                except InvalidArgument:
+                    return "unknown", None
+                if self.committer.fence(token):
+                    return "aborted", None
 
     def batch_scopes(self, prefix: str = "") -> list[str]:
         """The scopes under which batches were committed, by prefix."""

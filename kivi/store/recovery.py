@@ -313,7 +313,7 @@ def _replay_commit(store: Store, record: Record) -> None:
 
 
 def _replay_events(store: Store, record: Record) -> None:
-    found, first = decode_events(record.body), record.sequence
+    found = decode_events(record.body)
     known = store.catalog.schema_of
     source = known(found.table)
     batches = [] if source is None else own_batches(found.events[0])
@@ -323,13 +323,10 @@ def _replay_events(store: Store, record: Record) -> None:
         if (schema := known(table)) is not None
     ]
     batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
-    derived = [row for row in found.derived if known(row[0]) is not None]
-    applied = events_applied(first, record.count, found.table, batch, found.places, runs, derived)
-    store.pending.apply(record.last, applied)
-    store.timeline.note_many(first, record.last, record.time_us)
-    for message in found.messages:
-        store.tokens.remember(message.token, first, message.digest, message.members)
-        first += message.members
+    found.derived = [row for row in found.derived if known(row[0]) is not None]
+    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
+    store.timeline.note_many(record.sequence, record.last, record.time_us)
+    store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)
 
 
 # -- checkpoint ---------------------------------------------------------------------------------------------

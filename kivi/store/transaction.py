@@ -40,7 +40,7 @@ from kivi.store.catalog import TABLES, View, changes, late_row, schema_guard
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
 
-__all__ = ["SMALL_EVENTS", "Staged", "Txn", "prepare"]
+__all__ = ["SMALL_EVENTS", "Staged", "Txn", "payload_digest", "prepare"]
 
 SMALL_EVENTS: Final = 32
 """Up to this many events a commit's deltas are derived row by row and pend as row operations."""
@@ -350,7 +350,7 @@ def prepare(
     for table, sequences in sorted(txn.staged_rows.items()):
         commit.appends += [Bulk(new.id(table), sequence, []) for sequence in sequences]
     if request is not None:
-        commit.request = (request, _digest(*_as_sent(txn, commit, new)))
+        commit.request = (request, payload_digest(*_as_sent(txn, commit, new)))
     body = commit.encode()
     guards = [
         schema_guard(table)
@@ -394,8 +394,11 @@ def _as_sent(txn: Txn, commit: Commit, new: Generations) -> tuple[Commit, list[i
     return sent, sorted(origin[table] for table in txn.overwritten)
 
 
-def _digest(sent: Commit, overwritten: Sequence[int] = ()) -> bytes:
-    """16 bytes over what the caller sent: not over what was derived, nor the snapshot it was sent on."""
+def payload_digest(sent: Commit, overwritten: Sequence[int] = (), *, each: bool = False) -> bytes:
+    """16 bytes over what the caller sent: not over what was derived, nor the snapshot it was sent on.
+
+    ``each``: its events are transactions of their own.
+    """
     plain = Commit(0, rows=sent.rows, guards=sent.guards)
     hasher = hashlib.blake2b(b"".join(bytes(part) for part in plain.encode()), digest_size=16)
     for bulk in sent.appends:
@@ -403,6 +406,8 @@ def _digest(sent: Commit, overwritten: Sequence[int] = ()) -> bytes:
         hasher.update(repr((bulk.table, bulk.stage, bulk.nbytes, checks)).encode())
     if overwritten:
         hasher.update(repr(("overwrite", overwritten)).encode())
+    if each:
+        hasher.update(b"each")
     return hasher.digest()
 
 

@@ -18,7 +18,7 @@ from kivi.mvcc.groups import Outcome, WriteSet
 from kivi.mvcc.record import Commit, decode_commit, deltas_bodies
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
-from kivi.store.transaction import _digest
+from kivi.store.transaction import payload_digest
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_records_and_digests_are_the_same_bytes_as_of_any_other_commit():
     does = WriteSet(rows, [])
     (body,) = deltas_bodies(78, [does], ["k1-1-abc"])
     general = Commit(77, rows=list(rows))
-    general.request = ("k1-1-abc", _digest(general))
+    general.request = ("k1-1-abc", payload_digest(general))
     assert does.digest == general.request[1]
     assert body == b"".join(bytes(part) for part in general.encode())
     assert decode_commit(body) == general

@@ -1,0 +1,77 @@
+"""Events that are each a transaction of their own: how a message of them becomes a part of a group (R19).
+
+One insert and its aggregates, once for each event: ten thousand of these are one Arrow batch, one delta run for each
+aggregate with a row for each event, and one record. No statement runs once per event. Member i of a message is
+(token, i), and has the CTS ``first + i``. That holds for late events that are left out, too: such a member brings
+nothing; the last member counts them all.
+
+A message that is refused is refused whole: its caller finds out which event it was by appending halves of it
+(``kivi.api.gathering``), each under a token of its own, so that one bad event fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.arrow.dictionaries import coded
+from kivi.arrow.ipc import encode_ipc
+from kivi.delta.derive import derive_each
+from kivi.errors import NotFound
+from kivi.model.schema import TableSchema
+from kivi.mvcc.commit import StaleCatalog
+from kivi.mvcc.groups import Answer, Events
+from kivi.mvcc.record import Bulk, Commit, EventsRecord
+from kivi.store.catalog import View, late_row, schema_guard
+from kivi.store.retention import Retention, earliest_times
+from kivi.store.transaction import payload_digest
+
+__all__ = ["prepare_events"]
+
+
+def prepare_events(
+    schema: TableSchema,
+    batch: pa.RecordBatch,
+    token: str,
+    drop_late: bool,
+    view: View,
+    floor: Callable[[TableSchema], int | None],
+    retention: Retention,
+    answer: Answer,
+) -> Events:
+    """Derives and encodes, without a lock. ``floor`` gives the table's retention floor in microseconds, and locks.
+
+    Raises NotFound, and what deriving raises: InvalidArgument for a null group key, OutOfRange.
+    """
+    if schema.id not in view.by_id:
+        raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+    members = batch.num_rows
+    whole = coded(batch)
+    sent = encode_ipc(whole)
+    digest = payload_digest(Commit(0, appends=[Bulk(schema.origin, 0, [sent])]), each=True)
+    floor_us = floor(schema) if drop_late else None
+    kept, places, derived = whole, None, []
+    if floor_us is not None:
+        times = whole.column(schema.event_time or "").cast(pa.int64()).to_numpy()
+        in_time = np.flatnonzero(times >= floor_us)
+        if dropped := members - len(in_time):
+            kept, places = whole.take(pa.array(in_time)), in_time.astype(np.uint64)
+            derived = [late_row(schema.origin, dropped)]
+    aggregates = view.aggregates.get(schema.id, ())
+    runs = list(zip((a.id for a in aggregates), derive_each(aggregates, kept, places), strict=True))
+    encoded = sent if kept is whole else encode_ipc(kept)
+    of_runs = [(table, run.to_buffers()) for table, run in runs]
+    record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
+    part = Events(view.version, record, kept, runs, members, answer, [schema_guard(schema.id)])
+    earliest = earliest_times([(schema, [kept])])
+
+    def check() -> None:
+        if drop_late and retention.newest(schema.id) != floor_us:
+            raise StaleCatalog  # it moved: what is late is to be found again
+        retention.check(earliest)
+
+    if drop_late or earliest:
+        part.on_check = check
+    return part
