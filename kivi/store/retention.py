@@ -179,6 +179,6 @@ def remembered(batch: pa.RecordBatch, schema: TableSchema, floor_us: int | None)
     return batch.filter(pc.invert(late)) if late.true_count else batch
 
 
-def is_late(batch: pa.RecordBatch, schema: TableSchema, floor_us: int) -> pa.BooleanArray:
-    """Of each event of a batch whether it lies below a floor."""
-    return pc.less(batch.column(schema.event_time or "").cast(pa.int64()), floor_us)
+def is_late(events: pa.RecordBatch | pa.Table, schema: TableSchema, floor_us: int) -> pa.BooleanArray:
+    """Of each event whether it lies below a floor (of a table's, a chunked array)."""
+    return pc.less(events.column(schema.event_time or "").cast(pa.int64()), floor_us)
