@@ -141,6 +141,7 @@ METRICS: Final[dict[str, Metric]] = {
     "subscription_tick_s": _counter("subscription_tick_seconds", "Time spent on bringing queries up to date."),
     # OpenTelemetry
     "otlp_spans_stored": _counter("otlp_spans", _SPANS, ("outcome", "stored")),
+    "otlp_spans_dropped": _counter("otlp_spans", _SPANS, ("outcome", "dropped")),
     "otlp_spans_repeated": _counter("otlp_spans", _SPANS, ("outcome", "repeated")),
     "otlp_spans_rejected": _counter("otlp_spans", _SPANS, ("outcome", "rejected")),
     "otlp_spans_passed_over": _counter("otlp_spans", _SPANS, ("outcome", "passed_over")),

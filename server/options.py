@@ -51,6 +51,7 @@ class Options:
     otlp_retention_s: float = 30 * 86_400.0
     otlp_window_s: float = 15 * 60.0
     otlp_window_spans: int = 8_000_000
+    otlp_late: str = "fail"
     tls_cert: str | None = None
     tls_key: str | None = None
     tls_client_ca: str | None = None
@@ -97,6 +98,7 @@ _OPTIONS: Final = (
         "--otlp-window",
     ),
     _Option("otlp_window_spans", "N", "span ids held for that, 32 bytes each; default 8000000", int),
+    _Option("otlp_late", "fail|drop", "spans below the retention floor: told to the sender (default), or only counted"),
     _Option("tls_cert", "FILE", "the server's certificate chain (PEM)"),
     _Option("tls_key", "FILE", "its private key (PEM)"),
     _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),
@@ -110,6 +112,7 @@ _OPTIONS: Final = (
     _Option("client_staged_bytes", "SIZE", "what one client may have staged; default no limit", int),
     _Option("grace_s", "SECONDS", "for commits in flight, on a stop; default 10", float, "--grace"),
 )
+_CHOICES: Final[dict[str, tuple[str, ...]]] = {"log_format": FORMATS, "otlp_late": ("fail", "drop")}
 _BY_NAME: Final = {option.name: option for option in _OPTIONS}
 _SETTINGS: Final = {each.name: each.default for each in fields(Settings)}
 _PREFIX, _STORE_PREFIX = "KIVI_", "KIVI_STORE_"
@@ -213,8 +216,8 @@ def _value(name: str, value: Any, where: str) -> Any:
     if kind is str:
         if not isinstance(value, str) or not value:
             raise refused
-        if name == "log_format" and value not in FORMATS:
-            raise InvalidArgument(f"{where}: log_format is {' or '.join(FORMATS)}, not {value!r}")
+        if value not in _CHOICES.get(name, (value,)):
+            raise InvalidArgument(f"{where}: {name} is {' or '.join(_CHOICES[name])}, not {value!r}")
         return value
     if isinstance(value, str):
         value = _number(setting, value)

@@ -308,7 +308,7 @@ class Service:
         batch = self.translator.batch(schema, request.arrow)
         token = (request.batch.scope, request.batch.sequence) if request.HasField("batch") else None
         txn = self.store.blind_transaction()
-        txn.append(schema, batch)
+        txn.append(schema, batch, drop_late=request.drop_late)
         self.sessions.commit_started()
         try:
             self.store.commit(txn, token=request.token or None, batch=token, done=done)

@@ -161,7 +161,8 @@ class Translator:
             txn.overwrite(schema)
             return
         if kind == Kind.KIND_APPEND:
-            txn.append(schema, self.batch(schema, operation.arrow if payload is None else payload))
+            batch = self.batch(schema, operation.arrow if payload is None else payload)
+            txn.append(schema, batch, drop_late=operation.drop_late)
             return
         if kind == Kind.KIND_APPEND_STAGES:
             txn.append_stages(schema, list(operation.stages), drop_late=operation.drop_late)

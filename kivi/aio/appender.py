@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from kivi.api.arguments import check_batching
+from kivi.api.arguments import check_batching, drops_late
 from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, closed
 from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import InvalidArgument, ResourceExhausted
@@ -45,15 +45,18 @@ class Appender:
     Batches of one appender commit in order. ``append`` does not wait: beyond 100,000 events or 64 MiB
     that are not durable yet it raises ResourceExhausted, and ``await app.room()`` waits for space. (In a
     table with text or bytes an event counts as 256 bytes more than its columns of fixed width, if its
-    text is not longer.)
+    text is not longer.) ``late`` as of ``kivi.api.appender.Appender``: with "drop" the future of an event that was
+    left out has the timestamp of the commit that counted it.
     """
 
-    def __init__(self, db: Database, table: str, linger_ms: float, max_events: int) -> None:
+    def __init__(self, db: Database, table: str, linger_ms: float, max_events: int, late: str = "fail") -> None:
         check_batching(linger_ms, max_events)
+        drops_late(late)
         self._db = db
         self._table = table
         self._linger_s = linger_ms / 1000
         self._max_events = max_events
+        self._late = late
         self._batch = _Batch()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
         self._full: deque[_Batch] = deque()  # sealed, waiting for the sending task
@@ -83,7 +86,7 @@ class Appender:
         """One event; awaiting the future gives its commit timestamp once it is durable and visible.
 
         Raises SchemaError, InvalidArgument or ResourceExhausted for a bad event, which then concerns no other; where
-        only an aggregate of the table finds it bad, the future does.
+        only an aggregate of the table finds it bad, or it is late, the future does.
         """
         compiled: Any = self.__dict__.get("append")
         if compiled is None:
@@ -190,7 +193,8 @@ class Appender:
             while (part := halves.next()) is not None:
                 try:
                     rows = batch.rows if part == (0, len(batch.rows)) else batch.rows[slice(*part)]
-                    halves.settle(await self._db.append(self._rows.schema.name, self._rows.batch(rows)))
+                    events = self._rows.batch(rows)
+                    halves.settle(await self._db.append(self._rows.schema.name, events, late=self._late))
                 except BaseException as error:
                     if not isinstance(error, Exception):
                         _fail(futures, error)

@@ -203,8 +203,8 @@ class Transaction(_Reads):
     async def renew(self, ttl_s: float | None = None) -> None:
         await self._run(self._core.renew(ttl_s))
 
-    async def append(self, table: str, records: Any) -> None:
-        await self._run(self._core.append(await self._db._schema(table), records))
+    async def append(self, table: str, records: Any, late: str = "fail") -> None:
+        await self._run(self._core.append(await self._db._schema(table), records, late))
 
     async def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         self._core.append_stages(await self._db._schema(table), stages, late)
@@ -369,16 +369,21 @@ class Database:
     # -- bulk -----------------------------------------------------------------------------------
 
     async def append(
-        self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None
+        self,
+        table: str,
+        records: Any,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        late: str = "fail",
     ) -> int:
-        return await self._run(self._core.append(table, records, token, batch))
+        return await self._run(self._core.append(table, records, token, batch, late))
 
     async def outcome(self, token: str) -> Outcome:
         return await self._run(self._core.outcome(token))
 
-    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000) -> Appender:
+    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000, late: str = "fail") -> Appender:
         """Events one at a time, sent together: see ``Appender``."""
-        return Appender(self, table, linger_ms, max_events)
+        return Appender(self, table, linger_ms, max_events, late)
 
     async def stage(self, table: str, records: Any, owner: str = "") -> bytes:
         return await self._run(self._core.stage(table, records, owner))

@@ -30,7 +30,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kivi.api.arguments import check_batching
+from kivi.api.arguments import check_batching, drops_late
 from kivi.api.gathering import (
     BATCH_BYTES,
     BYTES_BUFFERED_MAX,
@@ -54,7 +54,7 @@ __all__ = ["Appender"]
 class Appendable(Protocol):
     """What an appender needs of its database."""
 
-    def append(self, table: str, records: Any) -> int: ...
+    def append(self, table: str, records: Any, *, late: str) -> int: ...
 
     def _schema(self, table: str) -> TableSchema: ...
 
@@ -69,10 +69,15 @@ class Appender:
     appender commit in order, and so do the events of one thread. At most 100,000 events or 64 MiB wait for
     durability; the ``append`` that reaches one of these waits until there is room again. (In a table with text or
     bytes an event counts as 256 bytes more than its columns of fixed width, if its text is not longer.)
+
+    ``late``: what becomes of an event below the table's retention floor when its batch commits. With "fail" its future
+    raises InvalidArgument, and the others of the batch commit without it: see ``kivi.api.gathering``. With "drop" it is
+    left out and counted (``describe``, ``late_dropped``), and its future has the timestamp of the commit that did so.
     """
 
-    def __init__(self, db: Appendable, table: str, linger_ms: float, max_events: int) -> None:
+    def __init__(self, db: Appendable, table: str, linger_ms: float, max_events: int, late: str = "fail") -> None:
         check_batching(linger_ms, max_events)
+        drops_late(late)
         self._db = db
         schema = db._schema(table)
         if schema.kind != "event":
@@ -80,6 +85,7 @@ class Appender:
         self._rows = EventRows(schema, db._value_bytes_max)
         self._linger_s = linger_ms / 1000
         self._max_events = max_events
+        self._late = late
         self._changed = threading.Condition()  # its lock guards what follows, and sealing
         self._batch = Pending()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
@@ -110,7 +116,7 @@ class Appender:
 
     def append(self, /, **event: Any) -> AppendFuture:
         """One event. A bad one raises SchemaError, InvalidArgument or ResourceExhausted, and concerns no other; where
-        only an aggregate of the table finds it bad, its future does."""
+        only an aggregate of the table finds it bad, or it is late, its future does."""
         compiled: Any = self.__dict__["append"]
         future: AppendFuture = compiled(**event)
         return future
@@ -234,9 +240,8 @@ class Appender:
             halves, apart = Halves(size), None
             while (part := halves.next()) is not None:
                 try:
-                    outcome: Outcome = self._db.append(
-                        self._rows.schema.name, self._rows.batch(batch.rows[slice(*part)])
-                    )
+                    rows = self._rows.batch(batch.rows[slice(*part)])
+                    outcome: Outcome = self._db.append(self._rows.schema.name, rows, late=self._late)
                 except BaseException as error:
                     outcome = error
                 halves.settle(outcome)

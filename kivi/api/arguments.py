@@ -389,9 +389,12 @@ def stage_ids(ids: object) -> list[bytes]:
 
 
 def drops_late(late: object) -> bool:
-    """Of ``append_stages``. Raises InvalidArgument."""
+    """Of appends, whatever appends. Raises InvalidArgument."""
     if late not in ("fail", "drop"):
-        raise InvalidArgument(f'late is "fail" or "drop", not {late!r}')
+        raise InvalidArgument(
+            f'late is "fail" or "drop", not {late!r}: "fail" refuses an append with events below the retention floor, '
+            '"drop" leaves these events out and counts them'
+        )
     return late == "drop"
 
 

@@ -5,8 +5,10 @@ and never fails the batch it would have travelled in; for the same reason a batc
 events. A batch has one outcome (it is one transaction), and a future is a light view of it.
 
 What only the table's aggregates know (a group column that is null, a key that is too long, floats that add up to more
-than there is) is found when the batch commits, which is then refused as a whole. Its halves are tried by themselves,
-and so on, until the bad ones are alone (``Halves``): each event has the outcome of the part that it went in.
+than there is), and whether an event lies below the retention floor, is found when the batch commits, which is then
+refused as a whole. Its halves are tried by themselves, and so on, until the bad ones are alone (``Halves``): each event
+has the outcome of the part that it went in. After 64 bad events of a batch the rest is not halved any more: a writer
+whose events are often late asks for ``late="drop"``, which commits the batch at once.
 
 Measured, CPU for making one, settling it and asking for its result while 32,000 are there (CPython 3.11): a
 ``concurrent.futures.Future`` 3.8 us, an ``AppendFuture`` 0.40 us. One that is no subclass, with slots and a

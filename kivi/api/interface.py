@@ -191,18 +191,30 @@ class Database(ABC, Generic[Tx, Snap]):
     # -- bulk -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
-        """Events (dicts, an Arrow table or batch) in one transaction; its commit timestamp."""
+    def append(
+        self,
+        table: str,
+        records: Any,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        late: str = "fail",
+    ) -> int:
+        """Events (dicts, an Arrow table or batch) in one transaction; its commit timestamp.
+
+        ``late``: as of ``Transaction.append``. An append whose events are all left out commits too: its timestamp is
+        that of the commit that counted them. Whoever repeats an append under its ``token`` gets the first timestamp,
+        and nothing is counted twice, whatever is late by then; ``late`` is no part of what a token stands for.
+        """
 
     @abstractmethod
     def outcome(self, token: str) -> Outcome:
         """The commit timestamp, kivi.ABORTED (final) or kivi.UNKNOWN."""
 
-    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000) -> Appender:
+    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000, late: str = "fail") -> Appender:
         """Events one at a time, committed together: see ``kivi.api.appender.Appender``."""
         from kivi.api.appender import Appender
 
-        return Appender(self, table, linger_ms, max_events)
+        return Appender(self, table, linger_ms, max_events, late)
 
     @abstractmethod
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:
@@ -414,16 +426,18 @@ class Transaction(Reads):
         """Keeps the transaction's snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
 
     @abstractmethod
-    def append(self, table: str, records: Any) -> None:
-        """Events: dicts, an Arrow table or record batch."""
+    def append(self, table: str, records: Any, late: str = "fail") -> None:
+        """Events: dicts, an Arrow table or record batch.
+
+        ``late``: what becomes of events below the table's retention floor. With "fail" they fail the commit, which then
+        applies nothing: InvalidArgument says where the floor is (``floor_us``) and how many they are (``late``). With
+        "drop" the commit leaves them out and applies the others. It counts them in its own record, so exactly once:
+        ``describe``, ``statistics``, ``late_dropped``. Which are late is decided where the commit enters the log.
+        """
 
     @abstractmethod
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
-        """Events, or rows, that were staged before.
-
-        ``late``: what becomes of events below the table's retention floor: they "fail" the commit, or the commit is to
-        "drop" them. It counts them in its own record, so exactly once: ``describe``, ``statistics``, ``late_dropped``.
-        """
+        """Events, or rows, that were staged before. ``late``: as of ``append``."""
 
     @abstractmethod
     def overwrite(self, table: str) -> None:

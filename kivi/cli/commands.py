@@ -275,7 +275,7 @@ def append(args: argparse.Namespace) -> int:
             with Progress(f"{args.table} <- {args.file}", None) as progress:
                 try:
                     for rows in follow(args.file, found):
-                        commit_ts = db.append(args.table, rows)
+                        commit_ts = db.append(args.table, rows, late=args.late)
                         count += len(rows)
                         progress.update(0, count)
                 except KeyboardInterrupt:
@@ -288,7 +288,7 @@ def append(args: argparse.Namespace) -> int:
             try:
                 with Progress(f"{args.table} <- {args.file}", total) as progress:
                     for batch, done in batches(args.file, found):
-                        commit_ts = db.append(args.table, batch)
+                        commit_ts = db.append(args.table, batch, late=args.late)
                         count += len(batch) if isinstance(batch, list) else batch.num_rows
                         progress.update(done, count)
             except KiviError as error:
@@ -424,6 +424,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("table")
     sub.add_argument("file")
     sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
+    text = "events below the retention floor fail their batch (default), or are left out: `describe` counts them"
+    sub.add_argument("--late", choices=["fail", "drop"], default="fail", help=text)
     sub = command("aggregate", aggregate, "create an online aggregate of an event table; shows progress")
     sub.add_argument("name", help="of the new aggregate")
     sub.add_argument("source", metavar="EVENTS", help="the event table")

@@ -20,6 +20,7 @@ from kivi.api.arguments import (
     check_rows,
     check_token,
     directory,
+    drops_late,
     plain_text,
     stage_ids,
     table_name,
@@ -259,21 +260,24 @@ class Core:
 
     # -- appends --------------------------------------------------------------------------------
 
-    def append(self, table: str, records: Any, token: str | None, batch: tuple[str, int] | None) -> Steps[int]:
+    def append(
+        self, table: str, records: Any, token: str | None, batch: tuple[str, int] | None, late: str
+    ) -> Steps[int]:
         """One transaction; the schema is fetched again, once, if the table turns out to be another."""
+        drop_late = drops_late(late)
         if token is not None:
             check_token(token)
         for attempt in (0, 1):
             schema = self.schemas.get(table) or (yield from self.fetch(table))
             try:
-                return (yield from self._append(schema, records, token, batch))
+                return (yield from self._append(schema, records, token, batch, drop_late))
             except errors.NotFound as error:
                 if not self.stale(error, table) or attempt:
                     raise
         raise AssertionError("unreachable")
 
     def _append(
-        self, schema: TableSchema, records: Any, token: str | None, batch: tuple[str, int] | None
+        self, schema: TableSchema, records: Any, token: str | None, batch: tuple[str, int] | None, drop_late: bool
     ) -> Steps[int]:
         parts = append_parts(schema, records)
         token = request_token(token, batch)
@@ -282,7 +286,7 @@ class Core:
             transaction.begin()
             try:
                 for part in parts:
-                    transaction.append_part(schema, part)
+                    transaction.append_part(schema, part, drop_late)
                     yield from transaction.flush()
             except BaseException:
                 transaction.release()
@@ -290,6 +294,7 @@ class Core:
             return (yield from transaction.commit())
         request = session_pb2.Request(commit=commit_message(token, batch))
         operation = request.operations.add(kind=Kind.KIND_APPEND, table=schema.name, table_id=schema.id)
+        operation.drop_late = drop_late
         payload = parts[0] if len(parts[0]) >= _PAYLOAD_BYTES else None
         if payload is None:
             operation.arrow = bytes(parts[0])

@@ -124,8 +124,8 @@ class Transaction(_Reads, interface.Transaction):
     def renew(self, ttl_s: float | None = None) -> None:
         self._run(self._core.renew(ttl_s))
 
-    def append(self, table: str, records: Any) -> None:
-        self._run(self._core.append(self._db._schema(table), records))
+    def append(self, table: str, records: Any, late: str = "fail") -> None:
+        self._run(self._core.append(self._db._schema(table), records, late))
 
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         self._core.append_stages(self._db._schema(table), stages, late)
@@ -225,8 +225,15 @@ class Database(interface.Database[Transaction, Snapshot]):
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
         return self._run(self._core.get_many(wanted))
 
-    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
-        return self._run(self._core.append(table, records, token, batch))
+    def append(
+        self,
+        table: str,
+        records: Any,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        late: str = "fail",
+    ) -> int:
+        return self._run(self._core.append(table, records, token, batch, late))
 
     def outcome(self, token: str) -> Outcome:
         return self._run(self._core.outcome(token))

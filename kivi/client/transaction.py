@@ -409,17 +409,18 @@ class TransactionCore:
             request.apply.SetInParent()
             yield from self._ask(request)
 
-    def append(self, schema: TableSchema, records: Any) -> Steps[None]:
-        parts = append_parts(schema, records)
+    def append(self, schema: TableSchema, records: Any, late: str) -> Steps[None]:
+        drop_late, parts = drops_late(late), append_parts(schema, records)
         for part in parts:
-            self.append_part(schema, part)
+            self.append_part(schema, part, drop_late)
             if len(parts) > 1 or self._is_full():
                 yield from self.flush()
 
-    def append_part(self, schema: TableSchema, part: Any) -> None:
+    def append_part(self, schema: TableSchema, part: Any, drop_late: bool) -> None:
         """Events, encoded."""
-        data = self.operation(Kind.KIND_APPEND, schema).arrow = bytes(part)
-        self._buffered_bytes += len(data)
+        operation = self.operation(Kind.KIND_APPEND, schema)
+        operation.arrow, operation.drop_late = bytes(part), drop_late
+        self._buffered_bytes += len(operation.arrow)
 
     def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
         named, drop_late = stage_ids(stages), drops_late(late)

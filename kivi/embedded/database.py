@@ -119,10 +119,10 @@ class Transaction(interface.Transaction):
     def renew(self, ttl_s: float | None = None) -> None:
         self._db.store.renew(self._open().lease.id, ttl_s)
 
-    def append(self, table: str, records: Any) -> None:
-        txn = self._open()
+    def append(self, table: str, records: Any, late: str = "fail") -> None:
+        txn, drop_late = self._open(), drops_late(late)
         schema = self._db._schema(table, txn.lease)
-        txn.append(schema, event_batch(schema, records))
+        txn.append(schema, event_batch(schema, records), drop_late=drop_late)
 
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         txn = self._open()
@@ -291,13 +291,21 @@ class Database(interface.Database[Transaction, Snapshot]):
         )
         return Snapshot(self, lease)
 
-    def append(self, table: str, records: Any, token: str | None = None, batch: tuple[str, int] | None = None) -> int:
+    def append(
+        self,
+        table: str,
+        records: Any,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        late: str = "fail",
+    ) -> int:
         check_batch(batch)
+        drop_late = drops_late(late)
         token = None if token is None else check_token(token)
         txn = self.store.blind_transaction()
         try:
             schema = self._schema(table, txn.lease)
-            txn.append(schema, event_batch(schema, records))
+            txn.append(schema, event_batch(schema, records), drop_late=drop_late)
             return self.store.commit_wait(txn, token=token, batch=batch)
         finally:
             txn.rollback()

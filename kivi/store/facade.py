@@ -717,9 +717,7 @@ class Store:
 
     def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Single:
         view = self.catalog.entered
-        floors = {table: self.floor(txn.schemas[table]) for table in txn.late}
-        for table, floor_us in floors.items():
-            txn.leave_out(txn.schemas[table], floor_us)
+        floors = txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
 
         def newest(table: int, key: bytes) -> int | None:
             schema = view.by_id.get(table)
@@ -769,8 +767,8 @@ class Store:
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest or gone else None
-        prepared.on_enter = enter if named or catalog_rows else None
+        prepared.on_check = check if named or earliest or gone or floors else None
+        prepared.on_enter = enter if named or catalog_rows or txn.late else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
         prepared.on_abort = self.stages.undo if named else None

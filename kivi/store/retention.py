@@ -2,11 +2,11 @@
 
 A *floor* (CTS, event time) is a record in the commit log. Events before the time are invisible to every snapshot at or
 past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
-its ``InvalidArgument`` says where the floor is and how many events lie below it; or, if its transaction asked for that
-(``append_stages(..., late="drop")``), the commit leaves them out and counts them, in the same record. The stages that
-it names still hold them, in the log and then in blocks, where the floor hides them from every snapshot that sees the
-commit; what is derived from the commit, for aggregates, leaves them out. Should the floor move between the two, the
-commit is derived again. Nothing is decided by a clock at read
+its ``InvalidArgument`` says where the floor is and how many events lie below it; or, if the append asked for that
+(``late="drop"``), the commit leaves them out and counts them, in the same record, so exactly once. Events that were
+appended directly never enter the log then. Stages still hold theirs, in the log and then in blocks, where the floor
+hides them from every snapshot that sees the commit; what is derived from the commit, for aggregates, leaves them out.
+Should the floor move between deriving and entering, the commit is derived again. Nothing is decided by a clock at read
 time, so the same snapshot gives the same answer for ever, on every copy of the log.
 
 The floor follows the newest event time, not the wall clock, so that replaying an old trace keeps what the table's
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kivi.model.schema import TableSchema
     from kivi.store.facade import Store
 
-__all__ = ["Retention", "earliest_times", "remembered"]
+__all__ = ["Retention", "earliest_times", "is_late", "remembered"]
 
 _BODY: Final = struct.Struct("<BIq")
 _VERSION: Final = 1
@@ -84,11 +84,11 @@ class Retention:
             floor = self.newest(table)
             if floor is not None and time_us < floor:
                 schema = self._store.catalog.schema_of(table)
-                late = sum(_below(batch, schema, floor) for batch in batches) if schema is not None else 0
+                late = sum(is_late(batch, schema, floor).true_count for batch in batches) if schema is not None else 0
                 name = schema.name if schema is not None else str(table)
                 raise InvalidArgument(
                     f"{late} events lie before the retention floor of {name!r}, which is at {floor} us; "
-                    "nothing was applied: leave them out",
+                    'nothing was applied: leave them out, or append with late="drop", which does so and counts them',
                     table=name,
                     floor_us=floor,
                     late=late,
@@ -175,9 +175,10 @@ def remembered(batch: pa.RecordBatch, schema: TableSchema, floor_us: int | None)
     """The events of a batch at or above a floor."""
     if floor_us is None:
         return batch
-    return batch.filter(pc.greater_equal(batch.column(schema.event_time or "").cast(pa.int64()), floor_us))
+    late = is_late(batch, schema, floor_us)
+    return batch.filter(pc.invert(late)) if late.true_count else batch
 
 
-def _below(batch: pa.RecordBatch, schema: TableSchema, floor: int) -> int:
-    times = batch.column(schema.event_time or "").cast(pa.int64())
-    return int(pc.sum(pc.less(times, floor)).as_py() or 0)
+def is_late(events: pa.RecordBatch | pa.Table, schema: TableSchema, floor_us: int) -> pa.BooleanArray:
+    """Of each event whether it lies below a floor (of a table's, a chunked array)."""
+    return pc.less(events.column(schema.event_time or "").cast(pa.int64()), floor_us)

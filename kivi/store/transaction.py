@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -53,6 +53,7 @@ OWN_CTS: Final = 2**63 - 1
 class Staged:
     sequence: int
     batch: pa.RecordBatch
+    drop_late: bool = False
 
 
 class Host(Protocol):
@@ -82,11 +83,12 @@ class Txn:
     host: Host
     rows: dict[tuple[int, bytes], RowOp] = field(default_factory=dict)
     guards: set[Guard] = field(default_factory=set)
-    appends: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
+    appends: dict[tuple[int, bool], list[pa.RecordBatch]] = field(default_factory=dict)  # (table, drop_late), as sent
     staged: dict[int, list[Staged]] = field(default_factory=dict)
     staged_rows: dict[int, list[int]] = field(default_factory=dict)  # of row tables: whose rows are in ``rows``
     overwritten: set[int] = field(default_factory=set)
-    late: dict[int, int] = field(default_factory=dict)  # of tables of which late events are left out: how many so far
+    floors: dict[int, int | None] = field(default_factory=dict)  # of tables of which late events are left out
+    late: dict[int, int] = field(default_factory=dict)  # how many were when it was prepared last
     schemas: dict[int, TableSchema] = field(default_factory=dict)
     operations: int = 0
     nbytes: int = 0
@@ -104,20 +106,21 @@ class Txn:
 
     @property
     def blind(self) -> bool:
-        """Whether what it does owes nothing to its snapshot: it has none, or all that it does is to overwrite
-        tables."""
+        """Whether it owes nothing to its snapshot: it has none, or does nothing but overwrite tables."""
         if not self.lease.id:
             return True
-        written = {table for table, _ in self.rows} | {*self.appends, *self.staged, *self.staged_rows}
+        written = {table for table, _ in self.rows} | self.event_tables | {*self.staged_rows}
         return bool(self.overwritten) and written <= self.overwritten and not self.guards and not self.lease.used
 
     @property
     def in_columns(self) -> bool:
         """Whether deltas are derived in columns from what was appended."""
-        return any(
-            sum(batch.num_rows for batch in self.events_of(table)) > SMALL_EVENTS
-            for table in (*self.appends, *self.staged)
-        )
+        return any(_row_count(self.events_of(table)) > SMALL_EVENTS for table in self.event_tables)
+
+    @property
+    def event_tables(self) -> set[int]:
+        """The tables that it brings events for."""
+        return {table for table, _ in self.appends} | {*self.staged}
 
     # -- own writes -------------------------------------------------------------------------------
 
@@ -158,7 +161,8 @@ class Txn:
         self._use(schema)
         self.overwritten.add(schema.id)
         self.rows = {row: op for row, op in self.rows.items() if row[0] != schema.id}
-        for mine in (self.appends, self.staged, self.staged_rows, self.late):
+        self.appends = {place: batches for place, batches in self.appends.items() if place[0] != schema.id}
+        for mine in (self.staged, self.staged_rows, self.floors):
             mine.pop(schema.id, None)
 
     def sees_none(self, schema: TableSchema) -> bool:
@@ -188,19 +192,13 @@ class Txn:
             for stage in staged:
                 self._write_rows(schema, stage.batch)
         else:
-            self.staged.setdefault(schema.id, []).extend(staged)
-            if drop_late:
-                self.late.setdefault(schema.id, 0)
-                self.leave_out(schema, self.host.floor(schema))
+            self.staged.setdefault(schema.id, []).extend(replace(one, drop_late=drop_late) for one in staged)
+            self._meet_floor(schema, drop_late)
 
-    def leave_out(self, schema: TableSchema, floor_us: int | None) -> None:
-        """Takes late events out of what was staged. The stages in the log keep them: see ``kivi.store.retention``."""
-        if floor_us is None or schema.id in self.overwritten:
-            return
-        kept = [Staged(one.sequence, remembered(one.batch, schema, floor_us)) for one in self.staged[schema.id]]
-        before = sum(one.batch.num_rows for one in self.staged[schema.id])
-        self.late[schema.id] += before - sum(one.batch.num_rows for one in kept)
-        self.staged[schema.id] = kept
+    def _meet_floor(self, schema: TableSchema, drop_late: bool) -> None:
+        """Late events are left out from here on, of what its reads see too. What an overwrite begins has no floor."""
+        if drop_late and schema.id not in self.overwritten:
+            self.floors[schema.id] = self.host.floor(schema)
 
     def _write_rows(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
         """The rows of ``kivi.arrow.records.row_batch``. A delta that is null is none."""
@@ -220,15 +218,17 @@ class Txn:
         """Gives the transaction up; harmless after a commit."""
         self.host.rollback(self)
 
-    def append(self, schema: TableSchema, batch: pa.RecordBatch) -> None:
+    def append(self, schema: TableSchema, batch: pa.RecordBatch, *, drop_late: bool = False) -> None:
+        """Events. ``drop_late`` as for ``append_stages``; events that may be dropped come after those that may not."""
         if batch.num_rows == 0:
             return
         check_events(batch, self.settings)
         self._count(1, int(batch.nbytes))
         self._use(schema)
-        batches = self.appends.setdefault(schema.id, [])
+        batches = self.appends.setdefault((schema.id, drop_late), [])
         batches.append(batch)
         compact(batches)
+        self._meet_floor(schema, drop_late)
 
     def _set(self, schema: TableSchema, key: bytes, op: RowOp, values: Mapping[str, Any]) -> None:
         size = len(key)
@@ -259,7 +259,33 @@ class Txn:
     # -- reading own writes -------------------------------------------------------------------------
 
     def events_of(self, table: int) -> list[pa.RecordBatch]:
-        return [*self.appends.get(table, ()), *(staged.batch for staged in self.staged.get(table, ()))]
+        """The events that it brings for a table, without those that are left out as late."""
+        return [*self.kept(table), *(staged.batch for staged in self.staged_kept(table))]
+
+    def kept(self, table: int) -> list[pa.RecordBatch]:
+        """Those that were appended directly."""
+        may_go = [self._kept(table, batch) for batch in self.appends.get((table, True), ())]
+        return [*self.appends.get((table, False), ()), *may_go]
+
+    def sent(self, table: int) -> list[pa.RecordBatch]:
+        """The same as the caller sent them, late ones included."""
+        return [*self.appends.get((table, False), ()), *self.appends.get((table, True), ())]
+
+    def staged_kept(self, table: int) -> list[Staged]:
+        """Those that were staged. The stages in the log keep what is late: see ``kivi.store.retention``."""
+        staged = self.staged.get(table, ())
+        return [replace(one, batch=self._kept(table, one.batch)) if one.drop_late else one for one in staged]
+
+    def _kept(self, table: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return remembered(batch, self.schemas[table], self.floors.get(table))
+
+    def count_late(self) -> dict[int, int]:
+        """How many events are left out, of the tables of which some are."""
+        counts = {}
+        for table in self.floors:
+            brought = _row_count(self.sent(table)) + _row_count(one.batch for one in self.staged.get(table, ()))
+            counts[table] = brought - _row_count(self.events_of(table))
+        return {table: late for table, late in counts.items() if late}
 
     def own_ops(self, schema: TableSchema) -> dict[bytes, RowOp]:
         """This transaction's net operation per row of ``schema``, deltas derived from its appends included."""
@@ -291,10 +317,14 @@ def _indexed(schema: TableSchema, values: Mapping[str, Any]) -> dict[int, Any]:
 def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[tuple[bytes, dict[int, Any]]]:
     if not batches:
         return []
-    if sum(batch.num_rows for batch in batches) <= SMALL_EVENTS:
+    if _row_count(batches) <= SMALL_EVENTS:
         return derive_small(aggregate, _rows_of(batches))
     run = derive(aggregate, together(batches))
     return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
+
+
+def _row_count(batches: Iterable[pa.RecordBatch]) -> int:
+    return sum(batch.num_rows for batch in batches)
 
 
 def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
@@ -321,18 +351,26 @@ def prepare(
     commit.guards = sorted(txn.guards)
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
-    for old in sorted({*txn.appends, *txn.staged}):
+    sent: list[Bulk] = []  # the appends as the caller sent them: the record leaves out what is dropped as late
+    txn.late = txn.count_late()
+    for old in sorted(txn.event_tables):
         table = new.id(old)
-        direct = txn.appends.get(old, [])
+        direct = txn.kept(old)
         if direct:
             joined = coded(together(direct))
-            commit.appends.append(Bulk(table, 0, [encode_ipc(joined)]))
-            events.append((table, joined))
-        for staged in txn.staged.get(old, ()):
+            bulk = Bulk(table, 0, [encode_ipc(joined)])
+            if joined.num_rows:
+                commit.appends.append(bulk)
+                events.append((table, joined))
+            if old in txn.late and request is not None:
+                bulk = Bulk(table, 0, [encode_ipc(coded(together(txn.sent(old))))])
+            sent.append(bulk)
+        for staged in txn.staged_kept(old):
             commit.appends.append(Bulk(table, staged.sequence, []))
+            sent.append(commit.appends[-1])
             events.append((table, staged.batch))
         batches = [batch for of, batch in events if of == table]
-        small = sum(item.num_rows for item in batches) <= SMALL_EVENTS
+        small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
         rows = _rows_of(batches) if small and aggregates else []
         if small:
@@ -346,11 +384,13 @@ def prepare(
             for aggregate, run in zip(aggregates, derived, strict=True):
                 runs.append((aggregate.id, run))
                 commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
-    commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items() if dropped]
+    commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):
-        commit.appends += [Bulk(new.id(table), sequence, []) for sequence in sequences]
+        named = [Bulk(new.id(table), sequence, []) for sequence in sequences]
+        commit.appends += named
+        sent += named
     if request is not None:
-        commit.request = (request, payload_digest(*_as_sent(txn, commit, new)))
+        commit.request = (request, payload_digest(*_as_sent(txn, new, sent)))
     body = commit.encode()
     guards = [
         schema_guard(table)
@@ -382,15 +422,16 @@ def prepare(
     )
 
 
-def _as_sent(txn: Txn, commit: Commit, new: Generations) -> tuple[Commit, list[int]]:
+def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commit, list[int]]:
     """What the caller sent, and the tables that it overwrites. Tables go by their origin: a retry may find that they
-    were overwritten since, by its own first attempt too."""
+    were overwritten since, by its own first attempt too. ``appends`` are with late events, of which a retry may find
+    more; the choice of what becomes of them is no part of the payload."""
     origin = {table: schema.origin for table, schema in txn.schemas.items()}
     origin |= {schema.id: schema.origin for schema in new.of.values()}
     sent = Commit(0)
     sent.rows = sorted(((origin[table], key, op) for (table, key), op in txn.rows.items()), key=lambda row: row[:2])
     sent.guards = sorted(guard._replace(table=origin[guard.table]) for guard in txn.guards)
-    sent.appends = [Bulk(origin[bulk.table], bulk.stage, bulk.parts) for bulk in commit.appends]
+    sent.appends = [Bulk(origin[bulk.table], bulk.stage, bulk.parts) for bulk in appends]
     return sent, sorted(origin[table] for table in txn.overwritten)
 
 

@@ -17,10 +17,17 @@
 What is an invocation. A span of kind SERVER or CONSUMER: one request answered, one message processed (column ``kind``
 tells them apart). All other spans are passed over, which is no error and not told to the sender.
 
+What is late. A span that ended below the table's retention floor cannot be stored. With ``--otlp-late fail``, the
+default, it is refused as an append's late events are, but alone: the others of its export are stored, and the answer's
+``partial_success`` says how many were not and why, which tells the sender and has nothing sent again (OTLP, "Partial
+success"). With ``drop`` it is one of the usable spans, which the commit leaves out and counts (``describe``,
+``late_dropped``), and the sender is told nothing. The default is the one that loses nothing in silence.
+
 **Invariants.**
 
-1. *Export is acknowledged only when every usable span of it is in the table, durable and visible.* ``intake`` answers
-   from the outcome of the commit, or, where nothing of the request was new, after that of the spans it repeats.
+1. *Export is acknowledged only when every usable span of it is in the table, durable and visible*, or was dropped as
+   late by a commit that has counted it. ``intake`` answers from the outcome of the commit, or, where nothing of the
+   request was new, after that of the spans it repeats.
 2. *Of one span (trace id and span id) at most one event is in the table from commits less than the window apart*,
    however exports are repeated, regrouped or sent at the same time, and whenever the server is killed. Why:
 
@@ -36,7 +43,9 @@ tells them apart). All other spans are passed over, which is no error and not to
      until some are old enough; none is forgotten early.
 
 A span that is sent again later than that is counted again, and so are spans that somebody appends to the table by other
-means. Across a restart the age of commits goes by their commit times, which follow the machine's clock, but never back.
+means. The ids of spans that were dropped as late are in ``window``, but not in the table: if one is sent again after a
+restart of the server, it is dropped, and counted as dropped, again. Across a restart the age of commits goes by their
+commit times, which follow the machine's clock, but never back.
 """
 
 from __future__ import annotations

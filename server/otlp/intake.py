@@ -3,10 +3,10 @@
 ::
 
     take       requests that wait, up to ROWS_MAX spans     (event loop)
-    prepare    ids of the last commit -> window; table as it is now; leave out what is late, known or repeated
-               -> one blind transaction of appends          (a thread)
+    prepare    ids of the last commit -> window; table as it is now; leave out what is known or repeated, and what is
+               late if that is to fail -> one blind transaction of appends          (a thread)
     commit     wait for its outcome, however long it takes  (the log's thread calls back)
-    answer     each request: stored, repeated, rejected
+    answer     each request: stored, dropped, repeated, rejected
 
 No step of one turn overlaps one of the next; that is the lock under which ``window`` decides (the invariants are in
 ``kivi_server.otlp``). Requests that come meanwhile are decoded and wait, and go together in the next turn.
@@ -25,11 +25,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from kivi_server.metrics import NO_SPANS
 from kivi_server.otlp.recall import recall
 from kivi_server.otlp.spans import Spans, gathered
-from kivi_server.otlp.tables import EVENT_TIME, ensure
+from kivi_server.otlp.tables import ensure
 from kivi_server.otlp.window import Ids, Window, first_ones
 from kivi_server.sessions import Sessions
 
@@ -45,7 +44,8 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.model.schema import TableSchema
-from kivi.store.facade import Outcome
+from kivi.store.facade import Outcome, Txn
+from kivi.store.retention import is_late
 
 __all__ = ["Intake", "Taken"]
 
@@ -58,9 +58,11 @@ _LATE: Final = "it ended before the table's retention floor"
 
 @dataclass(slots=True)
 class Taken:
-    """What became of one request's spans: how many are new, were there before, and cannot be used, and why."""
+    """What became of one request's spans: how many are new, were dropped as late, were there before, and cannot be
+    used, and why."""
 
     stored: int = 0
+    dropped: int = 0
     repeated: int = 0
     rejected: Counter[str] = field(default_factory=Counter)
 
@@ -74,17 +76,26 @@ class _Request:
 
 @dataclass(slots=True)
 class _Turn:
-    """What each request brings, and the transaction with what is new: none if nothing is."""
+    """What became of each request, once its transaction has committed: the one with what is new, if anything is."""
 
-    taken: list[Taken]
-    ids: Ids | None = None
-    submit: Callable[[Callable[[Outcome], None]], None] | None = None
+    taken: Callable[[], list[Taken]]
+    ids: Ids
+    txn: Txn | None
 
 
 class Intake:
     """Of one server. ``put`` and ``run`` belong to its event loop."""
 
-    def __init__(self, sessions: Sessions, table: str, retention_s: float, window_s: float, spans_max: int) -> None:
+    def __init__(
+        self,
+        sessions: Sessions,
+        table: str,
+        retention_s: float,
+        window_s: float,
+        spans_max: int,
+        *,
+        drop_late: bool = False,
+    ) -> None:
         if not 1 <= window_s <= 86_400:
             raise InvalidArgument(f"otlp_window_s is between 1 s and a day, not {window_s:g} s")
         self.sessions = sessions
@@ -92,6 +103,7 @@ class Intake:
         self.table = table
         self.window = Window(window_s, spans_max)
         self._retention_s = retention_s
+        self._drop_late = drop_late
         self._rows_max = min(_ROWS_MAX, self.store.settings.max_append_rows)
         self._bytes_max = self.store.settings.max_transaction_bytes // 2
         self._source: TableSchema | None = None  # whose ids the window holds
@@ -152,6 +164,7 @@ class Intake:
         self.release(request.nbytes)
         if taken is not None:
             self._counts["otlp_spans_stored"] += taken.stored
+            self._counts["otlp_spans_dropped"] += taken.dropped
             self._counts["otlp_spans_repeated"] += taken.repeated
             self._counts["otlp_spans_rejected"] += taken.rejected.total()
             self._counts["otlp_spans_passed_over"] += request.spans.passed_over
@@ -207,13 +220,13 @@ class Intake:
             if self._failure is not None:
                 raise self._failure
             turn: _Turn = await self._in_thread(self._prepared, group)
-            if turn.submit is None or turn.ids is None:
-                return turn.taken
-            outcome = await self._outcome(turn.submit)
+            if turn.txn is None:
+                return turn.taken()
+            outcome = await self._outcome(turn.txn)
             if outcome.error is None:
                 self._counts["otlp_commits"] += 1
                 self._fresh.append(turn.ids)
-                return turn.taken
+                return turn.taken()
             if isinstance(outcome.error, CommitUnknown):
                 self._failure = Unavailable(
                     "the commit log failed, and whether the last spans are in it is not known: the server has to be "
@@ -224,7 +237,7 @@ class Intake:
                 raise outcome.error
         raise Unavailable(f"table {self.table!r} changes all the time: send the spans again in a moment")
 
-    async def _outcome(self, submit: Callable[[Callable[[Outcome], None]], None]) -> Outcome:
+    async def _outcome(self, txn: Txn) -> Outcome:
         """However long it takes: what comes next depends on it."""
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[Outcome] = loop.create_future()
@@ -237,7 +250,7 @@ class Intake:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(settle, outcome)
 
-        await self._in_thread(submit, done)
+        await self._in_thread(lambda: self.store.commit(txn, done=done))
         return await settled
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -253,27 +266,34 @@ class Intake:
             window.add(ids)
         self._fresh = []
         window.expire()
-        taken = [Taken(rejected=Counter(request.spans.rejected)) for request in group]
         table, ids = gathered([request.spans for request in group])
-        late = _late(table, self.store.floor(schema))
-        fresh = ~late
-        fresh[fresh] = first_ones(ids[~late]) & ~window.known(ids[~late])
-        ends = np.cumsum([len(request.spans) for request in group])
-        for each, rows in zip(taken, map(slice, [0, *ends[:-1]], ends), strict=True):
-            each.stored, count = int(fresh[rows].sum()), int(late[rows].sum())
-            each.repeated = len(late[rows]) - count - each.stored
-            if count:
-                each.rejected[_LATE] += count
-        if not fresh.any():
-            return _Turn(taken)
-        window.check_room(int(fresh.sum()))
-        txn = self.store.blind_transaction()
-        txn.append(schema, event_batch(schema, table if fresh.all() else table.filter(pa.array(fresh))))
+        floor_us = self.store.floor(schema)
+        fresh = np.ones(len(ids), bool) if self._drop_late else ~_late(table, schema, floor_us)
+        fresh[fresh] = first_ones(ids[fresh]) & ~window.known(ids[fresh])
+        txn = None
+        if fresh.any():
+            window.check_room(int(fresh.sum()))
+            txn = self.store.blind_transaction()
+            batch = event_batch(schema, table if fresh.all() else table.filter(pa.array(fresh)))
+            txn.append(schema, batch, drop_late=self._drop_late)
 
-        def submit(done: Callable[[Outcome], None]) -> None:
-            self.store.commit(txn, done=done)
+        def taken() -> list[Taken]:
+            late = _late(table, schema, floor_us if txn is None else txn.floors.get(schema.id, floor_us))
+            left_out = late & fresh if self._drop_late else late
+            said, end = list[Taken](), 0
+            for request in group:
+                rows = slice(end, end := end + len(request.spans))
+                each, count = Taken(rejected=Counter(request.spans.rejected)), int(left_out[rows].sum())
+                each.stored = int((fresh & ~late)[rows].sum())
+                each.repeated = len(late[rows]) - count - each.stored
+                if self._drop_late:
+                    each.dropped = count
+                elif count:
+                    each.rejected[_LATE] += count
+                said.append(each)
+            return said
 
-        return _Turn(taken, ids[fresh], submit)
+        return _Turn(taken, ids[fresh], txn)
 
     def _schema(self) -> TableSchema:
         """The table as it is now, with the window of it."""
@@ -295,9 +315,8 @@ def _passes(error: KiviError) -> bool:
     return isinstance(error, (Retryable, NotFound, SnapshotTooOld)) or "floor_us" in error.details
 
 
-def _late(table: pa.Table, floor_us: int | None) -> npt.NDArray[np.bool_]:
+def _late(table: pa.Table, schema: TableSchema, floor_us: int | None) -> npt.NDArray[np.bool_]:
     """Which events lie below the retention floor."""
     if floor_us is None:
         return np.zeros(table.num_rows, bool)
-    times = table.column(EVENT_TIME).cast(pa.int64())
-    return np.asarray(pc.less(times, floor_us).to_numpy())
+    return np.asarray(is_late(table, schema, floor_us))

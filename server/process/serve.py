@@ -182,7 +182,12 @@ def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | No
 
     return Listener(
         Intake(
-            sessions, options.otlp_table, options.otlp_retention_s, options.otlp_window_s, options.otlp_window_spans
+            sessions,
+            options.otlp_table,
+            options.otlp_retention_s,
+            options.otlp_window_s,
+            options.otlp_window_spans,
+            drop_late=options.otlp_late == "drop",
         ),
         tokens,
     )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import decimal
 import functools
 import operator
 import time
+import uuid
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from kivi import errors
 UTC = dt.UTC
 AT = dt.datetime(2023, 11, 16, 17, 52, tzinfo=UTC)
 SLOT = dt.datetime(2023, 11, 16, 17, 50, tzinfo=UTC)
+HOUR = dt.timedelta(hours=1)
 
 
 @pytest.fixture
@@ -795,12 +798,110 @@ def test_a_summary_is_one_row_of_measures(invocations):
         assert tx.summary("invocations", measures)["slowest"] == 5000
 
 
-def test_late_events_fail_a_commit_or_are_dropped(invocations):
-    """Nothing is late here; what late events do to a commit is in tests/store/test_late.py."""
+@pytest.fixture
+def forgetful(db):
+    """A table whose floor is an hour before ``AT``; its aggregate remembers an event from before the floor."""
+    db.create_event_table("kept", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
+    db.create_aggregate("by_x", source="kept", group_by=["x"], measures={"n": kivi.count()})
+    db.append("kept", [{"ts": AT - 3 * HOUR, "x": -1}, {"ts": AT, "x": -1}])
+    db.consolidate()
+    until = time.monotonic() + 60
+    while "complete_since_us" not in db.describe("kept")["statistics"]:
+        assert time.monotonic() < until, "the floor does not move"
+        time.sleep(0.05)
+    return db
+
+
+def mixed(late, good):
+    """So many late events, with numbers below zero, each between two that are not."""
+    some = [{"ts": AT - 2 * HOUR, "x": -2 - i} for i in range(late)]
+    return sorted(some + [{"ts": AT, "x": i} for i in range(good)], key=lambda event: abs(event["x"]))
+
+
+def check_late(db, good, dropped):
+    """The table has these many events of ``mixed``, its aggregate their sums, and it has counted the others."""
+    with db.snapshot() as snap:
+        assert sorted(row["x"] for row in snap.scan("kept") if row["x"] != -1) == good
+        assert {row["x"]: row["n"] for row in snap.scan("by_x")} == {-1: 2} | {x: good.count(x) for x in good}
+    assert db.describe("kept")["statistics"].get("late_dropped", 0) == dropped
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_late_events_fail_an_append_or_are_dropped_and_counted(forgetful, large, monkeypatch):
+    db, good = forgetful, 8_000 if large else 8
+    records = mixed(3, good)
+    for refused in ({}, {"late": "fail"}):
+        with pytest.raises(errors.InvalidArgument, match="3 events lie before the retention floor of 'kept'") as raised:
+            db.append("kept", records, **refused)
+        assert raised.value.details["late"] == 3
+    check_late(db, [], 0)
+    token = f"token-{uuid.uuid4()}"
+    at = db.append("kept", records, token, late="drop")
+    check_late(db, [*range(good)], 3)
+    assert at == db.outcome(token) == db.append("kept", records, token, late="drop")
+    counted = db.append("kept", mixed(2, 0), batch=(token, 0), late="drop")  # of the commit that counted them
+    assert db.watermark() >= counted > at
+    assert db.append("kept", mixed(2, 5), batch=(token, 0), late="drop") == counted
+    check_late(db, [*range(good)], 5)
+    with monkeypatch.context() as patch:
+        patch.setattr("kivi.client.messages._APPEND_BYTES", 2_000)  # in several messages
+        db.append("kept", pa.Table.from_pylist(records), late="drop")
+    check_late(db, sorted([*range(good)] * 2), 8)
+
+
+def test_a_transaction_says_of_each_append_what_becomes_of_late_events(forgetful):
+    db = forgetful
+    stage = db.stage("kept", mixed(1, 3))
+    with db.transaction() as tx:
+        tx.append("kept", mixed(2, 2), late="drop")
+        tx.append_stages("kept", [stage], late="drop")
+        tx.append("kept", [{"ts": AT, "x": 9}])
+        assert sorted(row["x"] for row in tx.scan("kept")) == [-1, 0, 0, 1, 1, 2, 9]
+        assert tx.get("by_x", (-2,)) is None and tx.get("by_x", (1,))["n"] == 2
+    check_late(db, [0, 0, 1, 1, 2, 9], 3)
+    with pytest.raises(errors.InvalidArgument, match="1 events lie before"), db.transaction() as tx:
+        tx.append("kept", mixed(2, 2), late="drop")
+        tx.append("kept", mixed(1, 2), late="fail")
+    check_late(db, [0, 0, 1, 1, 2, 9], 3)
+
+
+@pytest.mark.parametrize("late", ["fail", "drop"])
+def test_an_appender_loses_no_event_to_one_that_is_late(forgetful, late):
+    """With "fail" a late event fails alone; with "drop" its future has the timestamp of the commit that counted it."""
+    db, records = forgetful, mixed(3, 200)
+    if hasattr(db, "_target"):
+
+        async def appended():
+            async with db._target.appender("kept", 60_000, 1_000, late=late) as app:
+                futures = [app.append(**record) for record in records]
+            return await asyncio.gather(*futures, return_exceptions=True)
+
+        outcomes = db._loop.run_until_complete(appended())
+    else:
+        with db.appender("kept", 60_000, 1_000, late=late) as app:
+            futures = [app.append(**record) for record in records]
+        outcomes = [future.exception() or future.result() for future in futures]
+    check_late(db, [*range(200)], 3 if late == "drop" else 0)
+    failed = [record["x"] for record, said in zip(records, outcomes, strict=True) if not isinstance(said, int)]
+    if late == "drop":
+        assert failed == [] and len(set(outcomes)) == 1
+    else:
+        assert failed == [-2, -3, -4]
+        assert all(said.details["late"] == 1 for said in outcomes if not isinstance(said, int))
+
+
+def test_what_becomes_of_late_events_is_said_in_two_words(invocations):
     db = invocations
     stage = db.stage("invocations", [event(us=5)])
-    with pytest.raises(errors.InvalidArgument, match="late is"), db.transaction() as tx:
-        tx.append_stages("invocations", [stage], late="ignore")
+    for late in ("ignore", None, True, 5):
+        for append in (
+            lambda late=late: db.append("invocations", [event()], late=late),
+            lambda late=late: db.appender("invocations", late=late),
+            lambda late=late: db.run(lambda tx: tx.append("invocations", [event()], late=late)),
+            lambda late=late: db.run(lambda tx: tx.append_stages("invocations", [stage], late=late)),
+        ):
+            with pytest.raises(errors.InvalidArgument, match='late is "fail" or "drop", not '):
+                append()
     with db.transaction() as tx:
         tx.append_stages("invocations", [stage], late="drop")
     assert "late_dropped" not in db.describe("invocations")["statistics"]

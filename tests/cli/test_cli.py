@@ -165,6 +165,25 @@ def test_append_every_format_and_follow(cli, tmp_path):
         assert following.wait(20) == 0
 
 
+def test_append_leaves_late_events_out_if_it_is_told_to(cli, tmp_path):
+    with cli.server.connect() as db:
+        db.create_event_table("kept", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
+        db.append("kept", [{"ts": 0, "x": 1}, {"ts": 36_000_000_000, "x": 2}])
+        db.consolidate()
+        until = time.monotonic() + 30
+        while "complete_since_us" not in db.describe("kept")["statistics"]:
+            assert time.monotonic() < until, "the floor does not move"
+            time.sleep(0.05)
+    csv = tmp_path / "late.csv"
+    csv.write_text("ts,x\n1970-01-01T00:00:00Z,3\n1970-01-01T10:00:00Z,4\n")
+    cli("append", "kept", csv, code=1)
+    assert "1 events lie before the retention floor" in cli.errors
+    cli("append", "kept", csv, "--late", "ignore", code=2)
+    cli("append", "kept", csv, "--late", "drop")
+    assert sorted(json.loads(line)["x"] for line in cli("scan", "kept", "-o", "json").splitlines()) == [2, 4]
+    assert json.loads(cli("describe", "kept", "-o", "json"))["statistics"]["late_dropped"] == 1
+
+
 def test_aggregate_sums_what_is_there_and_shows_it(cli, tmp_path):
     with ServerProcess(tmp_path / "data", "--set", "block_rows=1000") as server:
         with server.connect() as db:

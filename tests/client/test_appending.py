@@ -43,7 +43,7 @@ class Fake:
     def _schema(self, table: str) -> Any:
         return self.schema
 
-    def append(self, table: str, records: Any) -> int:
+    def append(self, table: str, records: Any, *, late: str = "fail") -> int:
         self.batches.append(records.batch)
         number = len(self.batches)
         self.gate.wait()
@@ -59,7 +59,7 @@ class AioFake(Fake):
     async def _schema(self, table: str) -> Any:
         return self.schema
 
-    async def append(self, table: str, records: Any) -> int:  # type: ignore[override]
+    async def append(self, table: str, records: Any, *, late: str = "fail") -> int:  # type: ignore[override]
         self.batches.append(records.batch)
         number = len(self.batches)
         while not self.gate.is_set():  # noqa: ASYNC110 - a threading.Event

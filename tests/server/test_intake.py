@@ -30,9 +30,9 @@ from tests.otlp import Recorder
 
 
 @contextlib.asynccontextmanager
-async def intake(store: Store) -> AsyncIterator[Intake]:
+async def intake(store: Store, *, retention_s: float = 0, drop_late: bool = False) -> AsyncIterator[Intake]:
     sessions = Sessions(store, "0")
-    made = Intake(sessions, "invocations", 0, 900, 1_000)
+    made = Intake(sessions, "invocations", retention_s, 900, 1_000, drop_late=drop_late)
     await made.open()
     writing = asyncio.create_task(made.run())
     try:
@@ -200,3 +200,67 @@ def test_more_than_may_wait_is_refused() -> None:
             to.reserve(5 << 20)
 
     run(story)
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_late_spans_are_refused_or_dropped_and_counted(drop: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """Each alone, by the floor that their commit meets, and one that is sent again while it is remembered once."""
+    day, recorder, floors = 86_400_000_000_000, Recorder(), [5, 6]  # in days
+
+    def spans(*days: int) -> list[ReadableSpan]:
+        recorder.memory.clear()
+        for i in days:
+            recorder.span("/r", start=i * day - 5_000, end=i * day)
+        return list(recorder.memory.get_finished_spans())
+
+    def said(taken: Taken) -> tuple[int, int, int, int]:
+        assert all("retention floor" in why for why in taken.rejected)
+        return taken.stored, taken.dropped, taken.repeated, taken.rejected.total()
+
+    def set_floor(store: Store, days: int) -> None:
+        store.retention.set_floor(store.table("invocations"), days * day // 1_000)
+
+    def dropped(store: Store) -> int:
+        return store.statistics(store.table("invocations")).get("late_dropped", 0)
+
+    async def first(store: Store) -> list[ReadableSpan]:
+        some, others = spans(1, 2, 5, 6, 7, 8), spans(4, 9)
+        async with intake(store, retention_s=30 * 86_400, drop_late=drop) as to:
+            set_floor(store, 3)
+            submit = store.committer.submit
+
+            def moved(*arguments: Any) -> None:
+                if floors:
+                    set_floor(store, floors.pop(0))
+                submit(*arguments)
+
+            monkeypatch.setattr(store.committer, "submit", moved)
+            taken = await asyncio.gather(put(to, some), put(to, others), put(to, others))
+            assert not floors and rows(store) == 4
+            repeated = await put(to, [*some, *others])
+            if drop:
+                assert [said(each) for each in taken] == [(3, 3, 0, 0), (1, 1, 0, 0), (0, 0, 2, 0)]
+                assert said(repeated) == (0, 0, 8, 0)
+            else:
+                assert [said(each) for each in taken] == [(3, 0, 0, 3), (1, 0, 0, 1), (0, 0, 1, 1)]
+                assert said(repeated) == (0, 0, 4, 4)
+            stats = to.stats()
+            assert (stats["otlp_spans_stored"], stats["otlp_spans_dropped"]) == (4, 4 if drop else 0)
+            assert said(await put(to, spans(1, 2))) == ((0, 2, 0, 0) if drop else (0, 0, 0, 2))  # and none is stored
+        return some
+
+    async def second(store: Store, some: list[ReadableSpan]) -> None:
+        async with intake(store, drop_late=drop) as to:
+            assert said(await put(to, some)) == ((0, 3, 3, 0) if drop else (0, 0, 3, 3))
+
+    path = str(tmp_path / "data")
+    store = Store.open(path)
+    some = asyncio.run(first(store))
+    monkeypatch.undo()
+    assert (rows(store), dropped(store)) == (4, 6 if drop else 0)
+    store.crash()
+    store = Store.open(path)
+    assert (rows(store), dropped(store)) == (4, 6 if drop else 0)
+    asyncio.run(second(store, some))
+    assert (rows(store), dropped(store)) == (4, 9 if drop else 0)  # what was dropped is not in the table to be recalled
+    store.close()

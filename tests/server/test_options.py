@@ -70,6 +70,7 @@ def test_a_flag_beats_the_environment_and_that_a_file(config: Path) -> None:
         (["--data", "d", "--set", "lease_ttl_s=-1"], {}, ["lease_ttl_s"]),
         (["--data", "d", "--set", "background=maybe"], {}, ["background", "true or false"]),
         (["--data", "d", "--grace", "soon"], {}, ["grace_s", "soon"]),
+        (["--data", "d", "--otlp-late", "ignore"], {}, ["otlp_late is fail or drop, not 'ignore'"]),
         (["--data", "d"], {"KIVI_LISTNE": "x"}, ["KIVI_LISTNE", "did you mean listen"]),
         (["--data", "d"], {"KIVI_STORE_CASH_BYTES": "1"}, ["KIVI_STORE_CASH_BYTES", "cache_bytes"]),
         (["--data", "d", "--config", "/not/there"], {}, ["/not/there", "No such file"]),

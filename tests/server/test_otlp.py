@@ -370,6 +370,18 @@ def test_the_window_ends_and_is_bounded_and_what_is_too_old_is_left_out(tmp_path
         answer = export(server.otlp, old.memory.get_finished_spans()).partial_success
         assert (answer.rejected_spans, "retention floor" in answer.error_message) == (2, True)
         assert {row["route"] for row in server.read("invocations")} - routes == {"/good"}
+        with server.connect() as db:
+            assert "late_dropped" not in db.describe("invocations")["statistics"]
+        assert server.stop() == 0
+    with Server(tmp_path / "data", *settings, "--otlp-late", "drop") as server:
+        old.memory.clear()
+        old.span("/late", start=now - 9 * day - 5_000, end=now - 9 * day)
+        old.span("/better", start=now - day - 5_000, end=now - day)
+        for _ in range(2):
+            assert not export(server.otlp, old.memory.get_finished_spans()).HasField("partial_success")
+        assert {row["route"] for row in server.read("invocations")} - routes == {"/good", "/better"}
+        with server.connect() as db:
+            assert db.describe("invocations")["statistics"]["late_dropped"] == 1
 
 
 def retry_s(error: Any) -> float:
