@@ -41,6 +41,7 @@ _KIND: Final = session_pb2.Operation.DESCRIPTOR.fields_by_name["kind"].number
 _ARROW: Final = session_pb2.Operation.DESCRIPTOR.fields_by_name["arrow"].number
 _OF_REQUEST: Final = session_pb2.Request.DESCRIPTOR.fields_by_name["operations"].number
 _OF_FRAME: Final = session_pb2.ClientFrame.DESCRIPTOR.fields_by_name["requests"].number
+_APPENDS: Final = (session_pb2.Operation.KIND_APPEND, session_pb2.Operation.KIND_APPEND_EACH)
 _Field = tuple[int, int, int, int, int]
 """Number and wire type; where its tag begins, where its bytes do (of a varint: its value), and where it ends."""
 
@@ -98,7 +99,7 @@ def _append(frame: bytes, at: int, end: int) -> tuple[int, int, bytes] | None:
             arrow.append(field)
             continue
         if number == _KIND and kind == _VARINT:
-            appends = value == session_pb2.Operation.KIND_APPEND
+            appends = value in _APPENDS
         parts.append(frame[begin:stop])
     if not appends or len(arrow) != 1 or arrow[0][1] != _BYTES or arrow[0][4] - arrow[0][3] < LARGE_BYTES:
         return None

@@ -6,10 +6,12 @@ Which thread runs them, and in which order, is ``kivi_server.session``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 from kivi_server import limits
@@ -281,6 +283,9 @@ class Requests(ABC):
             pages.read_ahead(self.sessions.reads)
 
     def _do_commit(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+        if request.operations and request.operations[0].kind == session_pb2.Operation.KIND_APPEND_EACH:
+            self._append_each(request)
+            return
         one_shot = transaction is None
         if one_shot:
             if self.sessions.stopping:
@@ -316,6 +321,39 @@ class Requests(ABC):
         except BaseException:
             self._end(transaction)
             raise
+        assert transaction.txn is not None
+        commit = functools.partial(self.store.commit, transaction.txn, token=token, batch=batch)
+        self._committing(request, transaction, commit)
+
+    def _append_each(self, request: session_pb2.Request) -> None:
+        """An append whose events are each a transaction of its own."""
+        if self.sessions.stopping:
+            raise stopping()
+        commit = request.commit
+        if len(request.operations) > 1 or request.txn or not commit.token or commit.HasField("batch"):
+            raise InvalidArgument("KIND_APPEND_EACH is alone in a commit without a transaction, under a request token")
+        (operation,) = request.operations
+        self.access.require(Access.WRITE, "writing", operation.table)
+        _, payload = self._payloads.pop(id(request), (None, None))
+        try:
+            schema = self.translator.schema(operation.table, operation.table_id)
+        except NotFound:  # as in ``_do_commit``
+            first = self.store.committed_at(token=commit.token)
+            if first is None:
+                raise
+            self._succeed(request, None, commit=session_pb2.CommitReply(commit_ts=first))
+            return
+        batch = self.translator.batch(schema, operation.arrow if payload is None else payload)
+        append = functools.partial(
+            self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late
+        )
+        self._committing(request, None, append)
+
+    def _committing(
+        self, request: session_pb2.Request, transaction: Transaction | None, commit: Callable[..., None]
+    ) -> None:
+        """Has the store commit; the answer is the outcome."""
+        token = request.commit.token or None
         self.sessions.commit_started()
         began = time.monotonic()
 
@@ -334,10 +372,11 @@ class Requests(ABC):
                 self.sessions.commit_ended()
 
         try:
-            self.store.commit(transaction.txn, token=token, batch=batch, done=done)
+            commit(done=done)
         except BaseException:  # a fault of ours, before the log: ``done`` was not called and never will be
             self.sessions.commit_ended()
-            self._end(transaction)
+            if transaction is not None:
+                self._end(transaction)
             raise
 
     def _do_release(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
@@ -364,7 +403,8 @@ class Requests(ABC):
     def _do_outcome(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
         self.access.require(Access.WRITE, "asking for an outcome, which ends the attempt")
         self._has_none(request, "an Outcome")
-        state, commit_ts = self.store.outcome(request.outcome.token)
+        asked = request.outcome
+        state, commit_ts = self.store.outcome(asked.token, asked.place if asked.HasField("place") else None)
         reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
         self._succeed(request, transaction, outcome=reply)
 

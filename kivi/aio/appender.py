@@ -1,6 +1,6 @@
 """Events one at a time, sent together, for asyncio.
 
-Each event has an ``asyncio.Future`` of its own. It is written in C: making, settling and awaiting one takes 350 ns of
+Each event has an ``asyncio.Future`` of its own. That is written in C: making, settling and awaiting one takes 350 ns of
 CPU, and an awaitable object in Python that looks at its batch's outcome 490 ns. Sending the next batch before the
 futures of the last one are settled made no difference.
 """
@@ -15,7 +15,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from kivi.api.arguments import check_batching, drops_late
-from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, closed
+from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, Settled, closed
+from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import InvalidArgument, ResourceExhausted
 
@@ -32,7 +33,7 @@ class _Batch:
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
-        self.futures: list[asyncio.Future[int]] = []
+        self.futures: list[AppendFuture] = []
         self.large_bytes = 0
         self.first_at = 0.0
         self.is_done = False
@@ -49,7 +50,9 @@ class Appender:
     left out has the timestamp of the commit that counted it.
     """
 
-    def __init__(self, db: Database, table: str, linger_ms: float, max_events: int, late: str = "fail") -> None:
+    def __init__(
+        self, db: Database, table: str, linger_ms: float, max_events: int, late: str = "fail", each: bool = False
+    ) -> None:
         check_batching(linger_ms, max_events)
         drops_late(late)
         self._db = db
@@ -57,6 +60,7 @@ class Appender:
         self._linger_s = linger_ms / 1000
         self._max_events = max_events
         self._late = late
+        self._each = bool(each)
         self._batch = _Batch()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
         self._full: deque[_Batch] = deque()  # sealed, waiting for the sending task
@@ -73,7 +77,7 @@ class Appender:
         if schema.kind != "event":
             raise InvalidArgument(f"{self._table!r} is not an event table: write its rows in a transaction")
         self._rows = EventRows(schema, self._db._value_bytes_max)
-        self._future = functools.partial(asyncio.Future, loop=asyncio.get_running_loop())
+        self._future = functools.partial(AppendFuture, loop=asyncio.get_running_loop())
         # Compiled for the table: it takes the place of the method below, and is called without a detour.
         self.append = self._rows.compiled(self._put, self._put_large)  # type: ignore[method-assign]
         self._task = asyncio.create_task(self._send())
@@ -82,7 +86,7 @@ class Appender:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    def append(self, /, **event: Any) -> asyncio.Future[int]:
+    def append(self, /, **event: Any) -> AppendFuture:
         """One event; awaiting the future gives its commit timestamp once it is durable and visible.
 
         Raises SchemaError, InvalidArgument or ResourceExhausted for a bad event, which then concerns no other; where
@@ -91,22 +95,22 @@ class Appender:
         compiled: Any = self.__dict__.get("append")
         if compiled is None:
             raise closed()
-        future: asyncio.Future[int] = compiled(**event)
+        future: AppendFuture = compiled(**event)
         return future
 
-    def _put(self, row: Row) -> asyncio.Future[int]:
+    def _put(self, row: Row) -> AppendFuture:
         if self._left <= 0:
             self._look()
         batch = self._batch
         batch.rows.append(row)
-        future: asyncio.Future[int] = self._future()
+        future: AppendFuture = self._future()
         batch.futures.append(future)
         self._left -= 1
         if self._left <= 0:
             self._seal_if_full()
         return future
 
-    def _put_large(self, row: Row, size: int) -> asyncio.Future[int]:
+    def _put_large(self, row: Row, size: int) -> AppendFuture:
         self._left = 0
         self._look()
         self._batch.large_bytes += size
@@ -189,31 +193,52 @@ class Appender:
 
     async def _send(self) -> None:
         while (batch := await self._take()) is not None:
-            halves, futures = Halves(len(batch.rows)), batch.futures
+            halves, futures = Halves(len(batch.rows), each=self._each), batch.futures
             while (part := halves.next()) is not None:
+                token = new_token()
                 try:
                     rows = batch.rows if part == (0, len(batch.rows)) else batch.rows[slice(*part)]
                     events = self._rows.batch(rows)
-                    halves.settle(await self._db.append(self._rows.schema.name, events, late=self._late))
+                    first = await self._db._append(self._rows.schema.name, events, token, self._late, each=self._each)
+                    halves.settle(token, first)
                 except BaseException as error:
                     if not isinstance(error, Exception):
                         _fail(futures, error)
                         raise
-                    halves.settle(error)
-            for first, end, outcome in halves.outcomes:
-                if not isinstance(outcome, int):
-                    _fail(futures[first:end], outcome)
-                    continue
-                for future in futures[first:end]:
-                    if not future.done():
-                        future.set_result(outcome)
+                    halves.settle(token, error)
+            for settled in halves.settled:
+                _settle(settled, futures)
             batch.is_done = True
             self._waiting -= len(batch.rows)
             self._waiting_bytes -= self._bytes(batch)
             self._answered.set()
 
 
-def _fail(futures: list[asyncio.Future[int]], error: BaseException) -> None:
+class AppendFuture(asyncio.Future[int]):
+    """One event's outcome. ``token``: the request token that it was appended under; ``place``: which member of that it
+    is, of an appender with ``each``. Both are None until the outcome is known."""
+
+    token: str | None = None
+    place: int | None = None
+
+
+def _settle(settled: Settled, futures: list[AppendFuture]) -> None:
+    first, end, token, outcome, each = settled
+    for row, future in enumerate(futures[first:end], first):
+        future.token = token
+        if each:
+            future.place = row - first
+        if future.done():
+            continue
+        if isinstance(outcome, int):
+            future.set_result(outcome + row - first if each else outcome)
+        else:
+            error = settled.of(row)
+            assert isinstance(error, BaseException)
+            future.set_exception(error)
+
+
+def _fail(futures: list[AppendFuture], error: BaseException) -> None:
     for future in futures:
         if not future.done():
             future.set_exception(error)

@@ -378,12 +378,22 @@ class Database:
     ) -> int:
         return await self._run(self._core.append(table, records, token, batch, late))
 
-    async def outcome(self, token: str) -> Outcome:
-        return await self._run(self._core.outcome(token))
+    async def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
+        return await self._run(self._core.append(table, events, token, None, late, each=each))
 
-    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000, late: str = "fail") -> Appender:
+    async def outcome(self, token: str, place: int | None = None) -> Outcome:
+        return await self._run(self._core.outcome(token, place))
+
+    def appender(
+        self,
+        table: str,
+        linger_ms: float = 5,
+        max_events: int = 10_000,
+        late: str = "fail",
+        each: bool = False,
+    ) -> Appender:
         """Events one at a time, sent together: see ``Appender``."""
-        return Appender(self, table, linger_ms, max_events, late)
+        return Appender(self, table, linger_ms, max_events, late, each)
 
     async def stage(self, table: str, records: Any, owner: str = "") -> bytes:
         return await self._run(self._core.stage(table, records, owner))

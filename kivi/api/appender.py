@@ -1,6 +1,7 @@
 """``Appender``: events one at a time, committed together. Shared by the embedded database and the client for threads.
 
-How a batch commits is the database's ``append``. How an event becomes a row is ``kivi.arrow.packed_events``.
+How a batch commits is the database's ``_append``: as one transaction, or with ``each`` as one for each event. How an
+event becomes a row is ``kivi.arrow.packed_events``.
 
 Without a lock
 --------------
@@ -41,6 +42,7 @@ from kivi.api.gathering import (
     Pending,
     closed,
 )
+from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import InvalidArgument
 from kivi.runtime.forks import told_of_forks
@@ -54,7 +56,7 @@ __all__ = ["Appender"]
 class Appendable(Protocol):
     """What an appender needs of its database."""
 
-    def append(self, table: str, records: Any, *, late: str) -> int: ...
+    def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int: ...
 
     def _schema(self, table: str) -> TableSchema: ...
 
@@ -75,7 +77,9 @@ class Appender:
     left out and counted (``describe``, ``late_dropped``), and its future has the timestamp of the commit that did so.
     """
 
-    def __init__(self, db: Appendable, table: str, linger_ms: float, max_events: int, late: str = "fail") -> None:
+    def __init__(
+        self, db: Appendable, table: str, linger_ms: float, max_events: int, late: str = "fail", each: bool = False
+    ) -> None:
         check_batching(linger_ms, max_events)
         drops_late(late)
         self._db = db
@@ -86,6 +90,7 @@ class Appender:
         self._linger_s = linger_ms / 1000
         self._max_events = max_events
         self._late = late
+        self._each = bool(each)
         self._changed = threading.Condition()  # its lock guards what follows, and sealing
         self._batch = Pending()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
@@ -237,21 +242,25 @@ class Appender:
     def _send(self) -> None:
         while (batch := self._take()) is not None:
             size = batch.size or 0
-            halves, apart = Halves(size), None
+            halves = Halves(size, each=self._each)
             while (part := halves.next()) is not None:
+                token = new_token()
                 try:
-                    rows = self._rows.batch(batch.rows[slice(*part)])
-                    outcome: Outcome = self._db.append(self._rows.schema.name, rows, late=self._late)
+                    events = self._rows.batch(batch.rows[slice(*part)])
+                    outcome: Outcome = self._db._append(
+                        self._rows.schema.name, events, token, self._late, each=self._each
+                    )
                 except BaseException as error:
                     outcome = error
-                halves.settle(outcome)
-            if len(halves.outcomes) > 1:
-                apart = {id(row): said for first, end, said in halves.outcomes for row in batch.rows[first:end]}
+                halves.settle(token, outcome)
+            places = None
+            if self._each or len(halves.settled) > 1:
+                places = dict(zip(map(id, batch.rows[:size]), range(size), strict=True))
             with self._changed:
                 del batch.rows[:size]
                 batch.size = 0  # what is there now came too late
                 self._waiting -= size
                 self._waiting_bytes -= self._bytes(batch, size)
                 self._changed.notify_all()
-            batch.resolve(outcome, apart)
+            batch.resolve(halves.settled, places)
             self._sent = None

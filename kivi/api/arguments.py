@@ -370,6 +370,13 @@ def check_token(token: object) -> str:
     return token
 
 
+def check_place(place: object) -> int | None:
+    """Of which member of a token. Raises InvalidArgument."""
+    if place is not None and (isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < 2**32):
+        raise InvalidArgument(f"a place is a number from 0 on, or None for the first member, not {place!r}")
+    return place
+
+
 def table_name(name: object) -> str:
     """Raises InvalidArgument for what cannot be one."""
     if not isinstance(name, str) or not _is_text(name):

@@ -2,7 +2,8 @@
 
 An event is validated and packed when it is appended (``kivi.arrow.packed_events``), so that a bad one is refused alone
 and never fails the batch it would have travelled in; for the same reason a batch is bounded in bytes as well as in
-events. A batch has one outcome (it is one transaction), and a future is a light view of it.
+events. A batch has one outcome, and a future is a light view of it: it is one transaction, or with ``each`` one for
+each event, of which the first timestamp says all.
 
 What only the table's aggregates know (a group column that is null, a key that is too long, floats that add up to more
 than there is), and whether an event lies below the retention floor, is found when the batch commits, which is then
@@ -19,14 +20,24 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from operator import attrgetter
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kivi.arrow.packed_events import Row
-from kivi.errors import InvalidArgument, KiviError, OutOfRange, ResourceExhausted, SchemaError, Unavailable
+from kivi.errors import (
+    CommitUnknown,
+    InvalidArgument,
+    KiviError,
+    OutOfRange,
+    ResourceExhausted,
+    SchemaError,
+    Unavailable,
+)
 
 __all__ = [
     "BATCH_BYTES",
@@ -36,6 +47,7 @@ __all__ = [
     "Halves",
     "Outcome",
     "Pending",
+    "Settled",
 ]
 
 Outcome = int | BaseException
@@ -50,19 +62,47 @@ _ALONE_MAX: Final = 64  # events of one batch that are found to be bad, each alo
 _log = logging.getLogger("kivi.appender")
 
 
+class Settled(NamedTuple):
+    """A part of a batch that was appended by itself: its rows from ``first`` to ``end``, under ``token``.
+
+    ``each``: its events are each a transaction. Then ``outcome`` is that of the first.
+    """
+
+    first: int
+    end: int
+    token: str
+    outcome: Outcome
+    each: bool
+
+    def of(self, row: int) -> Outcome:
+        """The outcome of a row of the batch."""
+        if not self.each:
+            return self.outcome
+        if isinstance(self.outcome, int):
+            return self.outcome + row - self.first
+        if isinstance(self.outcome, CommitUnknown):
+            return CommitUnknown(self.outcome.message, token=self.token, place=row - self.first)
+        return self.outcome
+
+    def place_of(self, row: int) -> int | None:
+        """Which member of the token the row is."""
+        return row - self.first if self.each else None
+
+
 class Halves:
     """The parts in which a batch of ``rows`` is to be appended: ``next`` says which, ``settle`` how that ended."""
 
-    def __init__(self, rows: int) -> None:
+    def __init__(self, rows: int, *, each: bool) -> None:
         self._left = [(0, rows)]
+        self._each = each
         self._alone = 0
-        self.outcomes: list[tuple[int, int, Outcome]] = []
-        """(first row, end, outcome), in order."""
+        self.settled: list[Settled] = []
+        """In order."""
 
     def next(self) -> tuple[int, int] | None:
         return self._left[-1] if self._left else None
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, token: str, outcome: Outcome) -> None:
         first, end = self._left.pop()
         if _is_of_content(outcome) and self._alone < _ALONE_MAX:
             if end - first > 1:
@@ -70,7 +110,7 @@ class Halves:
                 self._left += [(middle, end), (first, middle)]  # in order: the first half is next
                 return
             self._alone += 1
-        self.outcomes.append((first, end, outcome))
+        self.settled.append(Settled(first, end, token, outcome, self._each))
 
 
 def _is_of_content(outcome: Outcome) -> bool:
@@ -84,12 +124,11 @@ class Pending:
     """One batch of the appender for threads: the rows that gather in it, then its outcome to come."""
 
     __slots__ = (
-        "_apart",
         "_callbacks",
+        "_places",
+        "_settled",
         "_traceback",
         "_waiters",
-        "commit_ts",
-        "error",
         "first_at",
         "is_done",
         "large_bytes",
@@ -109,10 +148,9 @@ class Pending:
         # Its outcome.
         self.lock = threading.RLock()  # of the callbacks, and while one of its futures becomes a whole Future
         self.is_done = False
-        self.commit_ts = 0
-        self.error: BaseException | None = None
+        self._settled: Sequence[Settled] = ()
+        self._places: dict[int, int] | None = None  # of rows by their id, which they had while they were in ``rows``
         self._traceback: TracebackType | None = None
-        self._apart: dict[int, Outcome] | None = None  # by id(row), which all rows had while they were in ``rows``
         self._waiters: list[threading.Lock] = []
         self._callbacks: list[tuple[Callable[[AppendFuture], Any], AppendFuture]] = []
 
@@ -129,14 +167,12 @@ class Pending:
                 self._waiters.remove(waiter)
             raise TimeoutError("the event is not durable yet")
 
-    def resolve(self, outcome: Outcome, apart: dict[int, Outcome] | None = None) -> None:
-        """``apart``: its rows had outcomes of their own."""
+    def resolve(self, settled: Sequence[Settled], places: dict[int, int] | None = None) -> None:
+        """``places`` of rows by their id: where it matters which row it is."""
         with self.lock:
-            if isinstance(outcome, int):
-                self.commit_ts = outcome
-            else:
-                self.error, self._traceback = outcome, outcome.__traceback__
-            self._apart = apart
+            self._settled, self._places = settled, places
+            if isinstance(outcome := settled[0].outcome, BaseException):
+                self._traceback = outcome.__traceback__
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
         waiters, self._waiters = self._waiters, []
@@ -149,7 +185,7 @@ class Pending:
         """This is a child: whoever asks here is told ``error``. Its callbacks are the parent's, which calls them."""
         self.lock = threading.RLock()  # one that no thread holds which is not there
         self._callbacks = []
-        self.resolve(error)
+        self.resolve([Settled(0, 0, "", error, False)])
 
     def on_done(self, callback: Callable[[AppendFuture], Any], future: AppendFuture) -> None:
         with self.lock:
@@ -158,14 +194,20 @@ class Pending:
                 return
         _called(callback, future)
 
+    def settled(self, row_id: int) -> tuple[Settled, int]:
+        """The part that a row went in, and its place in the batch."""
+        if self._places is None:
+            return self._settled[0], 0
+        row = self._places[row_id]
+        return self._settled[bisect_right(self._settled, row, key=attrgetter("first")) - 1], row
+
     def outcome(self, row_id: int) -> Outcome:
-        if self._apart is not None:
-            return self._apart[row_id]
-        return self.commit_ts if self.error is None else self.error
+        part, row = self.settled(row_id)
+        return part.of(row)
 
     def raised(self, error: BaseException) -> BaseException:
         """To be raised by one of many: its traceback begins anew, or each would add to it."""
-        return error.with_traceback(self._traceback if error is self.error else None)
+        return error.with_traceback(self._traceback if error is self._settled[0].outcome else None)
 
 
 def _called(callback: Callable[[AppendFuture], Any], future: AppendFuture) -> None:
@@ -217,6 +259,20 @@ class AppendFuture(Future[int]):
         if not self.done():
             return "<AppendFuture: not durable yet>"
         return f"<AppendFuture: {self._pending.outcome(self._row_id)!r}>"
+
+    @property
+    def token(self) -> str | None:
+        """The request token that the event was appended under; None until its outcome is known."""
+        return self._pending.settled(self._row_id)[0].token if self._pending.is_done else None
+
+    @property
+    def place(self) -> int | None:
+        """Which member of the token the event is, once its outcome is known: of an appender with ``each``; else
+        None."""
+        if not self._pending.is_done:
+            return None
+        part, row = self._pending.settled(self._row_id)
+        return part.place_of(row)
 
     def cancel(self) -> bool:
         return False

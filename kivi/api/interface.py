@@ -207,14 +207,34 @@ class Database(ABC, Generic[Tx, Snap]):
         """
 
     @abstractmethod
-    def outcome(self, token: str) -> Outcome:
-        """The commit timestamp, kivi.ABORTED (final) or kivi.UNKNOWN."""
+    def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
+        """For the appender: ``events`` in one transaction, or ``each`` in one of its own; the (first) timestamp."""
 
-    def appender(self, table: str, linger_ms: float = 5, max_events: int = 10_000, late: str = "fail") -> Appender:
-        """Events one at a time, committed together: see ``kivi.api.appender.Appender``."""
+    @abstractmethod
+    def outcome(self, token: str, place: int | None = None) -> Outcome:
+        """The commit timestamp, kivi.ABORTED (final) or kivi.UNKNOWN.
+
+        ``place``: which member of the token, where one token stands for many transactions, as those of an appender with
+        ``each`` do; their futures, and a CommitUnknown, carry both. None: the first. Raises InvalidArgument for a place
+        that the token has no member at.
+        """
+
+    def appender(
+        self,
+        table: str,
+        linger_ms: float = 5,
+        max_events: int = 10_000,
+        late: str = "fail",
+        each: bool = False,
+    ) -> Appender:
+        """Events one at a time, sent together: see ``kivi.api.appender.Appender``.
+
+        What is sent together is one transaction; with ``each`` every event is a transaction of its own, with its own
+        commit timestamp and outcome. Its future carries ``token`` and ``place``, for ``outcome``.
+        """
         from kivi.api.appender import Appender
 
-        return Appender(self, table, linger_ms, max_events, late)
+        return Appender(self, table, linger_ms, max_events, late, each)
 
     @abstractmethod
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:

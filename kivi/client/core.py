@@ -17,6 +17,7 @@ from kivi.api.arguments import (
     TransactionArguments,
     check_keep,
     check_names,
+    check_place,
     check_rows,
     check_token,
     directory,
@@ -227,9 +228,9 @@ class Core:
             return got(schema, wanted, reply)
         raise AssertionError("unreachable")
 
-    def outcome(self, token: str) -> Steps[Outcome]:
-        check_token(token)
-        request = session_pb2.Request(outcome=session_pb2.Outcome(token=token), timeout_ms=timeout_ms(self.timeout_s))
+    def outcome(self, token: str, place: int | None = None) -> Steps[Outcome]:
+        asked = session_pb2.Outcome(token=check_token(token), place=check_place(place))
+        request = session_pb2.Request(outcome=asked, timeout_ms=timeout_ms(self.timeout_s))
         reply = yield from self.repeat(request, lambda: Timeout(f"the server did not say what became of {token!r}"))
         match reply.outcome.state:
             case session_pb2.OutcomeReply.STATE_COMMITTED:
@@ -261,7 +262,14 @@ class Core:
     # -- appends --------------------------------------------------------------------------------
 
     def append(
-        self, table: str, records: Any, token: str | None, batch: tuple[str, int] | None, late: str
+        self,
+        table: str,
+        records: Any,
+        token: str | None,
+        batch: tuple[str, int] | None,
+        late: str,
+        *,
+        each: bool = False,
     ) -> Steps[int]:
         """One transaction; the schema is fetched again, once, if the table turns out to be another."""
         drop_late = drops_late(late)
@@ -270,17 +278,25 @@ class Core:
         for attempt in (0, 1):
             schema = self.schemas.get(table) or (yield from self.fetch(table))
             try:
-                return (yield from self._append(schema, records, token, batch, drop_late))
+                return (yield from self._append(schema, records, token, batch, drop_late, each))
             except errors.NotFound as error:
                 if not self.stale(error, table) or attempt:
                     raise
         raise AssertionError("unreachable")
 
     def _append(
-        self, schema: TableSchema, records: Any, token: str | None, batch: tuple[str, int] | None, drop_late: bool
+        self,
+        schema: TableSchema,
+        records: Any,
+        token: str | None,
+        batch: tuple[str, int] | None,
+        drop_late: bool,
+        each: bool,
     ) -> Steps[int]:
         parts = append_parts(schema, records)
         token = request_token(token, batch)
+        if each and len(parts) > 1:
+            raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
         if len(parts) > 1:
             transaction = TransactionCore(self, TransactionArguments(token, batch))
             transaction.begin()
@@ -293,13 +309,14 @@ class Core:
                 raise
             return (yield from transaction.commit())
         request = session_pb2.Request(commit=commit_message(token, batch))
-        operation = request.operations.add(kind=Kind.KIND_APPEND, table=schema.name, table_id=schema.id)
+        kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
+        operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
         operation.drop_late = drop_late
         payload = parts[0] if len(parts[0]) >= _PAYLOAD_BYTES else None
         if payload is None:
             operation.arrow = bytes(parts[0])
         reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None), payload)
-        self.saw(reply.commit.commit_ts)
+        self.saw(reply.commit.commit_ts + (records.batch.num_rows - 1 if each else 0))
         return int(reply.commit.commit_ts)
 
     def stage(self, table: str, records: Any, owner: str) -> Steps[bytes]:

@@ -235,8 +235,11 @@ class Database(interface.Database[Transaction, Snapshot]):
     ) -> int:
         return self._run(self._core.append(table, records, token, batch, late))
 
-    def outcome(self, token: str) -> Outcome:
-        return self._run(self._core.outcome(token))
+    def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
+        return self._run(self._core.append(table, events, token, None, late, each=each))
+
+    def outcome(self, token: str, place: int | None = None) -> Outcome:
+        return self._run(self._core.outcome(token, place))
 
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:
         return self._run(self._core.stage(table, records, owner))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.api.arguments import check_batch
+from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.schema import GroupKey, Measure
-from kivi.wire.codec import fill_values, integers_reader, new_token, row_reader, to_expr, to_groups, to_measures
+from kivi.wire.codec import fill_values, integers_reader, row_reader, to_expr, to_groups, to_measures
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:

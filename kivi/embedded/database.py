@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Generator, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kivi.api import interface
@@ -22,6 +23,7 @@ from kivi.api.arguments import (
     check_batch,
     check_keep,
     check_names,
+    check_place,
     check_rows,
     check_token,
     directory,
@@ -310,8 +312,15 @@ class Database(interface.Database[Transaction, Snapshot]):
         finally:
             txn.rollback()
 
-    def outcome(self, token: str) -> Outcome:
-        state, commit_ts = self.store.outcome(check_token(token))
+    def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
+        if not each:
+            return self.append(table, events, token, late=late)
+        schema, drop_late = self._schema(table), drops_late(late)
+        append = partial(self.store.append_each, schema, event_batch(schema, events), token=token, drop_late=drop_late)
+        return self.store.wait(append, token=token)
+
+    def outcome(self, token: str, place: int | None = None) -> Outcome:
+        state, commit_ts = self.store.outcome(check_token(token), check_place(place))
         if commit_ts is not None:
             return commit_ts
         return ABORTED if state == "aborted" else UNKNOWN

@@ -115,13 +115,21 @@ class SnapshotTooOld(KiviError):
 
 
 class CommitUnknown(KiviError):
-    """The reply was lost or storage failed during the sync; ``outcome(token)`` tells what happened."""
+    """The reply was lost or storage failed during the sync; ``outcome(token, place)`` tells what happened.
 
-    def __init__(self, message: str = "", *, token: str | None = None, **details: Any) -> None:
+    ``place``: which member of the token it is, where one token stands for many transactions; else None.
+    """
+
+    def __init__(
+        self, message: str = "", *, token: str | None = None, place: int | None = None, **details: Any
+    ) -> None:
+        asked = repr(token) if place is None else f"{token!r}, {place}"
+        details |= {} if place is None else {"place": place}
         super().__init__(
-            message or f"the outcome of this commit is unknown: ask outcome({token!r})", token=token, **details
+            message or f"the outcome of this commit is unknown: ask outcome({asked})", token=token, **details
         )
         self.token = token
+        self.place = place
 
 
 class Unavailable(KiviError):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 import threading
@@ -783,6 +784,11 @@ class Store:
         timeout_s: float | None = None,
     ) -> int:
         """The blocking form: the commit timestamp, or raises. CommitUnknown if the time is up first."""
+        commit = functools.partial(self.commit, txn, token=token, batch=batch)
+        return self.wait(commit, token=token, timeout_s=timeout_s)
+
+    def wait(self, commit: Callable[..., None], *, token: str | None, timeout_s: float | None = None) -> int:
+        """Calls ``commit(done=...)`` and waits: the commit timestamp, or raises. CommitUnknown if the time is up."""
         settled = threading.Event()
         outcomes: list[Outcome] = []
 
@@ -790,7 +796,7 @@ class Store:
             outcomes.append(outcome)
             settled.set()
 
-        self.commit(txn, token=token, batch=batch, done=done)
+        commit(done=done)
         if not settled.wait(self.settings.commit_timeout_s if timeout_s is None else timeout_s):
             raise CommitUnknown(token=token)
         outcome = outcomes[0]

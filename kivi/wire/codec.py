@@ -7,9 +7,6 @@ contents: what a stranger sent is checked against the schema by the server.
 
 from __future__ import annotations
 
-import os
-import secrets
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -28,30 +25,12 @@ __all__ = [
     "from_values",
     "integers_of",
     "integers_reader",
-    "new_token",
     "prefix",
     "row_reader",
     "tag",
     "to_expr",
     "to_table",
 ]
-
-
-def new_token() -> str:
-    """A request token: who asks, and when it was issued, so that "too old to be remembered" can be told (R16)."""
-    try:
-        random = _RANDOM.pop()
-    except IndexError:
-        drawn = secrets.token_hex(12 * 256)
-        _RANDOM.extend([drawn[i : i + 24] for i in range(0, len(drawn), 24)])
-        random = _RANDOM.pop()
-    return f"k1-{time.time_ns() // 1000}-{random}"
-
-
-_RANDOM: Final[list[str]] = []
-"""Drawn ahead, since most commits need one and a call of the system costs as much as the rest of a token."""
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_RANDOM.clear)  # a fork must not hand out what its parent will
 
 
 # -- values -----------------------------------------------------------------------------------------

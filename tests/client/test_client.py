@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kivi
+from kivi.api.tokens import new_token
 from kivi.client.transport import _Session, _Waiter, _wake
-from kivi.wire.codec import new_token
 from kivi.wire.v1 import session_pb2
 from tests.client.proxy import Proxy
 from tests.serverproc import ServerProcess

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kivi
+from kivi.api.tokens import new_token
 from kivi.cli.offline import examine
 from kivi.encoding.keyspaces import Space, space_prefix, split_token_block_key, token_key
 from kivi.encoding.pretty import entry
@@ -31,7 +32,6 @@ from kivi.engine.memory import MemoryEngine
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss
 from kivi.mvcc.tokens import FENCED, Remembered, Tokens
-from kivi.wire.codec import new_token
 
 NOW = 1_800_000_000_000_000
 

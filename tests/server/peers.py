@@ -15,9 +15,9 @@ from kivi_server.session import Session
 from kivi_server.sessions import Sessions
 
 import kivi
+from kivi.api.tokens import new_token
 from kivi.log.segmented import SegmentedLog
 from kivi.store.facade import Store
-from kivi.wire.codec import new_token
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Peer", "hits", "log_of", "quick", "run", "until"]

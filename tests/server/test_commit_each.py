@@ -17,9 +17,10 @@ from kivi_server.plain import each_of
 from kivi_server.sessions import Sessions
 
 import kivi
+from kivi.api.tokens import new_token
 from kivi.client.calls import Commits, answers, leaving
 from kivi.model.declarations import row_table_schema
-from kivi.wire.codec import delimited, new_token, tag
+from kivi.wire.codec import delimited, tag
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, hits, quick, run, until
 

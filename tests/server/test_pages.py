@@ -23,9 +23,9 @@ from kivi_server.pages import Page, Pages
 from kivi_server.sessions import Sessions
 
 import kivi
+from kivi.api.tokens import new_token
 from kivi.client.messages import read_batches
 from kivi.errors import DataLoss
-from kivi.wire.codec import new_token
 from kivi.wire.v1 import session_pb2 as pb
 from kivi.wire.v1 import types_pb2
 from tests.server.peers import Peer, until

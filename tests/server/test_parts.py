@@ -15,12 +15,13 @@ from kivi_server.sessions import Sessions
 import kivi
 from kivi.api import writes
 from kivi.api.arguments import TransactionArguments
+from kivi.api.tokens import new_token
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.core import Core
 from kivi.client.transaction import TransactionCore
 from kivi.errors import ResourceExhausted
 from kivi.model.declarations import row_table_schema
-from kivi.wire.codec import delimited, new_token, tag, to_expr
+from kivi.wire.codec import delimited, tag, to_expr
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.server.peers import Peer, run, until
 from tests.server.rawsession import RawSession

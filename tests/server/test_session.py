@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import kivi
+from kivi.api.tokens import new_token
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches
-from kivi.wire.codec import new_token
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.server.rawsession import RawSession
 

@@ -12,7 +12,7 @@ import pytest
 from kivi_server.waiting import Waiting
 
 import kivi
-from kivi.wire.codec import new_token
+from kivi.api.tokens import new_token
 from kivi.wire.v1 import session_pb2
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess

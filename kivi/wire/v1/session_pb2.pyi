@@ -83,6 +83,7 @@ class Operation(_message.Message):
         KIND_APPEND: _ClassVar[Operation.Kind]
         KIND_APPEND_STAGES: _ClassVar[Operation.Kind]
         KIND_OVERWRITE: _ClassVar[Operation.Kind]
+        KIND_APPEND_EACH: _ClassVar[Operation.Kind]
     KIND_UNSPECIFIED: Operation.Kind
     KIND_PUT: Operation.Kind
     KIND_DELTA: Operation.Kind
@@ -92,6 +93,7 @@ class Operation(_message.Message):
     KIND_APPEND: Operation.Kind
     KIND_APPEND_STAGES: Operation.Kind
     KIND_OVERWRITE: Operation.Kind
+    KIND_APPEND_EACH: Operation.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -217,10 +219,12 @@ class Renew(_message.Message):
     def __init__(self, ttl_ms: _Optional[int] = ...) -> None: ...
 
 class Outcome(_message.Message):
-    __slots__ = ("token",)
+    __slots__ = ("token", "place")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PLACE_FIELD_NUMBER: _ClassVar[int]
     token: str
-    def __init__(self, token: _Optional[str] = ...) -> None: ...
+    place: int
+    def __init__(self, token: _Optional[str] = ..., place: _Optional[int] = ...) -> None: ...
 
 class Response(_message.Message):
     __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "get_each")
