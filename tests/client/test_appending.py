@@ -43,8 +43,8 @@ class Fake:
     def _schema(self, table: str) -> Any:
         return self.schema
 
-    def append(self, table: str, records: Any, *, late: str = "fail") -> int:
-        self.batches.append(records.batch)
+    def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
+        self.batches.append(events.batch)
         number = len(self.batches)
         self.gate.wait()
         if number in self.failing:
@@ -59,8 +59,8 @@ class AioFake(Fake):
     async def _schema(self, table: str) -> Any:
         return self.schema
 
-    async def append(self, table: str, records: Any, *, late: str = "fail") -> int:  # type: ignore[override]
-        self.batches.append(records.batch)
+    async def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:  # type: ignore[override]
+        self.batches.append(events.batch)
         number = len(self.batches)
         while not self.gate.is_set():  # noqa: ASYNC110 - a threading.Event
             await asyncio.sleep(0.001)
