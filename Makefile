@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test stories check soak mutants bench demo reconcile proto format clean
+.PHONY: help venv test pythons stories check soak mutants bench demo reconcile proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -21,6 +21,13 @@ venv: $(INSTALLED) ## Create .venv and install everything into it (the other tas
 test: check ## Run the checks, then the tests
 	$(say) 'tests'
 	@$(BIN)/python -m pytest -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not story'
+
+# What works on disk, or between processes or threads, is what differs from one Python to another; the rest of the tests
+# needs Spark, browsers and servers of others, and runs on one.
+SUITES := engine log delta mvcc store api client golden live
+
+pythons: $(INSTALLED) ## Run the tests of the store and of the client on every other supported Python that is here
+	@$(BIN)/python tools/pythons.py -q -n 3 --dist loadgroup --no-loadscope-reorder -m 'not story' $(SUITES:%=tests/%)
 
 stories: $(INSTALLED) ## The long tests: Spark drivers that are killed, twins of a task, clusters, programs (CI runs them too)
 	$(say) 'stories'
@@ -64,8 +71,8 @@ format: $(INSTALLED) ## Format the code and mend what lint can mend
 	@$(BIN)/ruff check --quiet --fix . || true
 	@$(BIN)/ruff format --quiet .
 
-clean: ## Remove .venv and everything that was built or cached
-	@rm -rf $(VENV) bench/.venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean: ## Remove .venv, those of make pythons, and everything that was built or cached
+	@rm -rf $(VENV) $(VENV)-* bench/.venv build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # pip and setuptools come first and are pinned too, so that nothing is fetched unpinned to build kivi itself.

@@ -25,6 +25,10 @@ import kivi
 ROOT = Path(__file__).resolve().parent.parent
 
 
+class EndedError(RuntimeError):
+    """The server ended by itself before it listened; ``process.returncode`` says how."""
+
+
 class ServerProcess:
     """``kivi serve`` on a directory; the port is picked at the first start and kept."""
 
@@ -49,7 +53,8 @@ class ServerProcess:
         return self.process.pid
 
     def start(self, timeout_s: float = 30.0) -> Self:
-        """Starts it and waits until it listens. Raises RuntimeError with its output if it does not."""
+        """Starts it and waits until it listens. Raises RuntimeError with its output if it does not; EndedError, which
+        is one, if it ended."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
         self._lines = queue.SimpleQueue()
         self.process = subprocess.Popen(
@@ -69,7 +74,7 @@ class ServerProcess:
                 raise RuntimeError("the server does not listen: " + "".join(self.output)) from None
             if line is None:
                 self.process.wait()
-                raise RuntimeError("the server ended: " + "".join(self.output))
+                raise EndedError("the server ended: " + "".join(self.output))
             if line.startswith("listening on "):
                 self.port = int(line.rpartition(":")[2])
                 return self

@@ -36,7 +36,7 @@ from tests.oracle import Attempt, Op, Oracle, Read
 from tests.proof.concurrent import ARGUMENTS
 from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
-from tests.serverproc import ServerProcess
+from tests.serverproc import EndedError, ServerProcess
 
 __all__ = ["Crashed", "History", "NotReachedError", "call_failed", "crash_at", "power_lost", "prepare"]
 
@@ -63,6 +63,7 @@ class Crashed:
     commits: int
     unknown: int
     checkpoints: int
+    listened: bool = True  # False: the point was reached in the recovery, before any client could connect
 
 
 def prepare(path: Path) -> History:
@@ -165,13 +166,16 @@ def crash_at(
                 raise NotReachedError(f"the point {point!r} was not reached {number} times")
             time.sleep(0.01)
 
-    operator = ran(server, oracle, where, history.first, seed, wait)
+    operator, listened = None, False
+    with contextlib.suppress(EndedError):  # a crash in the recovery is a crash: what it leaves is judged as well
+        operator = ran(server, oracle, where, history.first, seed, wait)
+        listened = True
     assert server.process is not None
     assert server.process.returncode == -9, "".join(server.output)
     unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
     recovered(data, oracle)
     checkpoints = sum(_checkpoint_holds(path, oracle) for path in (operator.checkpoints if operator else ()))
-    return Crashed(len(oracle.committed()), unknown, checkpoints)
+    return Crashed(len(oracle.committed()), unknown, checkpoints, listened)
 
 
 def power_lost(

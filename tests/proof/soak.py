@@ -137,7 +137,8 @@ class Soak:
 
             def crash(point: str = point, nth: int = nth, seed: int = seed) -> Counter[str]:
                 made = crash_at(point, nth, history, self.place("crash"), seed=seed)
-                return Counter({"commits": made.commits, "unknown": made.unknown, "checkpoints": made.checkpoints})
+                counted = {"commits": made.commits, "unknown": made.unknown, "checkpoints": made.checkpoints}
+                return Counter({**counted, "before it listened": int(not made.listened)})
 
             def lose(seed: int = seed) -> Counter[str]:
                 assert shim is not None

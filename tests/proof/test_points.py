@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.oracle import Mismatch, Op
 from tests.proof.crash import History, crash_at, prepare
 from tests.proof.points import POINTS
 
@@ -34,7 +36,26 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> History:
 def test_a_crash_at_a_named_point(point: str, history: History, tmp_path: Path) -> None:
     """R12, R13, R16."""
     crashed = crash_at(point, SHORT[point], history, tmp_path)
-    assert crashed.commits > 0
+    assert crashed.commits > 0 and crashed.listened
+
+
+def test_a_crash_before_the_server_listens_is_judged_too(history: History, tmp_path: Path) -> None:
+    """The history's log holds more than two records, and the recovery applies each of them."""
+    crashed = crash_at("applied", 2, history, tmp_path)
+    assert not crashed.listened and crashed.commits == len(history.attempts) + 1  # with the one after it
+
+
+def test_what_such_a_crash_lost_is_found(history: History, tmp_path: Path) -> None:
+    """The oracle is told of an operation that the store does not hold."""
+    *earlier, last = history.attempts
+    more = replace(last, ops=[*last.ops, Op("delta", "counters", (0,), {"n": 1})])
+    with pytest.raises(Mismatch, match="counters"):
+        crash_at("applied", 2, replace(history, attempts=[*earlier, more]), tmp_path)
+
+
+def test_a_server_that_does_not_start_is_no_crash(history: History, tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="no such point"):
+        crash_at("no such point", 1, history, tmp_path)
 
 
 def test_every_point_is_one_of_the_product() -> None:

@@ -28,6 +28,21 @@ def plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
+def extract(archive: tarfile.TarFile, into: Path) -> None:
+    """Files and folders, all of them below ``into``. ``extractall(filter="data")`` came only with Python 3.11.4."""
+    into = into.resolve()
+    for member in archive:
+        path = (into / member.name).resolve()
+        content = archive.extractfile(member) if member.isreg() else None
+        if not path.is_relative_to(into) or (content is None and not member.isdir()):
+            raise ValueError(f"the archive holds {member.name!r}, which is neither a file nor a folder below {into}")
+        if content is None:
+            path.mkdir(parents=True, exist_ok=True)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.read())
+
+
 def rows(snapshot: Any, table: str) -> list[dict[str, Any]]:
     return [{name: plain(value) for name, value in row.items()} for row in snapshot.scan(table)]
 
@@ -36,10 +51,24 @@ def test_every_older_format_has_a_store_here() -> None:
     assert {path.stem.removesuffix(".tar") for path in FORMATS.glob("*.tar.gz")} == {str(f) for f in range(1, FORMAT)}
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("../out", tarfile.REGTYPE), ("/tmp/out", tarfile.REGTYPE), ("out", tarfile.SYMTYPE), ("out", tarfile.FIFOTYPE)],
+)
+def test_an_archive_writes_nothing_but_files_below_its_folder(tmp_path: Path, name: str, kind: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "/etc/passwd"
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        archive.addfile(member)
+    with tarfile.open(tmp_path / "a.tar") as archive, pytest.raises(ValueError, match="neither a file nor a folder"):
+        extract(archive, tmp_path / "into")
+    assert not list(tmp_path.glob("**/out"))
+
+
 @pytest.fixture(params=[str(version) for version in range(1, FORMAT)])
 def older(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str, Any]]:
     with tarfile.open(FORMATS / f"{request.param}.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
+        extract(archive, tmp_path)
     assert json.loads((tmp_path / "store" / "KIVI").read_text())["format"] == int(request.param)
     return tmp_path / "store", json.loads((FORMATS / f"{request.param}.json").read_text())
 
