@@ -111,6 +111,8 @@ class Prepared:
 @dataclass(slots=True)
 class Counters:
     commits: int = 0
+    commits_grouped: int = 0
+    """Of these, the ones that entered together with at least one other (R19)."""
     conflicts: int = 0
     too_old: int = 0
     unknown: int = 0
@@ -490,6 +492,8 @@ class Committer:
             for token in group.tokens:
                 del self._by_token[token]
         self.counters.commits += len(group)
+        if len(group) > 1:
+            self.counters.commits_grouped += len(group)
 
         def acknowledge() -> None:
             done(group, None)

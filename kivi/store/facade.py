@@ -924,6 +924,7 @@ class Store:
             "watermark_lag": last - watermark,
             "in_flight": self._watermark.in_flight,
             "commits": counters.commits,
+            "commits_grouped": counters.commits_grouped,
             "aborts_conflict": counters.conflicts,
             "aborts_too_old": counters.too_old,
             "aborts_no_room": counters.no_room,
