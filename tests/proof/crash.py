@@ -318,7 +318,7 @@ def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
 def recovered(data: Path, oracle: Oracle) -> int:
     """Everything that must hold of what is left; how many unknown outcomes were resolved."""
     seen = max(
-        [a.start_ts for a in oracle.attempts]
+        [a.start_ts or 0 for a in oracle.attempts]
         + [a.commit_ts or 0 for a in oracle.attempts]
         + [read.ts for read in oracle.reads]
     )
