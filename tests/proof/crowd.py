@@ -129,6 +129,7 @@ class Crowd(Client):
         every_s: float = EVERY_S,
     ) -> None:
         super().__init__(db, oracle, seed, first=first)
+        self.face = db  # what its callers use, which may be another than what others may close
         self.callers = [Caller(self, i, random.Random(seed * 1_000 + i)) for i in range(callers)]
         self.every_s = every_s
         self.sent: deque[Sent] = deque(maxlen=REMEMBERED)
@@ -175,33 +176,24 @@ class Tasks(Crowd):
             self.failed(error)
 
     async def _main(self, stop: threading.Event) -> None:
-        closing = self.db
-        async with await kivi.aio.connect(self._endpoint, timeout=self._timeout_s) as db:
-            closing.made(db, asyncio.get_running_loop())
-            self.db = db
-            try:
-                await asyncio.gather(*(caller.run(stop, asyncio.sleep) for caller in self.callers))
-            finally:
-                self.db = closing
+        async with await kivi.aio.connect(self._endpoint, timeout=self._timeout_s) as self.face:
+            closing = asyncio.create_task(self._closed())
+            await asyncio.gather(*(caller.run(stop, asyncio.sleep) for caller in self.callers))
+            closing.cancel()
+
+    async def _closed(self) -> None:
+        while not self.db.is_closed:  # noqa: ASYNC110 (another thread says so)
+            await asyncio.sleep(0.02)
+        await self.face.close()
 
 
 class _Closing:
-    """The client of a crowd of tasks, for those who may only close it, from another thread."""
+    """Stands for the client of a crowd of tasks, which another thread may close."""
 
-    def __init__(self) -> None:
-        self._db: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def made(self, db: Any, loop: asyncio.AbstractEventLoop) -> None:
-        self._db, self._loop = db, loop
+    is_closed = False
 
     def close(self) -> None:
-        if self._loop is not None:
-            closing = self._db.close()
-            try:
-                asyncio.run_coroutine_threadsafe(closing, self._loop)
-            except RuntimeError:  # the loop has ended, and the client with it
-                closing.close()
+        self.is_closed = True
 
 
 class Caller:
@@ -217,7 +209,7 @@ class Caller:
 
     @property
     def db(self) -> Any:
-        return self.crowd.db
+        return self.crowd.face
 
     async def run(self, stop: threading.Event, sleep: Callable[[float], Any]) -> None:
         crowd = self.crowd
@@ -226,6 +218,8 @@ class Caller:
                 try:
                     for _ in range(self.random.randint(1, 4)):
                         await self.step()
+                        if stop.is_set():
+                            break
                 except SnapshotTooOld:  # a restart of the server ends every snapshot
                     crowd.restarted += 1
                 except (Unavailable, CommitUnknown):

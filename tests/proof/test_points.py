@@ -20,6 +20,9 @@ SHORT = {
     "compaction": 2,
     "backfill chunk": 4,
     "checkpoint copied": 1,
+    "group in the log": 13,
+    "half a group written": 9,
+    "group applied": 19,
 }
 """Point: which time that it is reached is the last."""
 
