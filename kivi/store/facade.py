@@ -597,6 +597,8 @@ class Store:
 
         def settled(outcome: Outcome) -> None:
             txn.commit_ts = outcome.commit_ts
+            if outcome.commit_ts is not None and not txn.lease.id:
+                txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
             if outcome.error is None:
                 self.committer.times.observe(time.monotonic() - began)
             self.leases.release(txn.lease)
@@ -986,6 +988,7 @@ class Store:
             "watermark_lag": last - watermark,
             "in_flight": self._watermark.in_flight,
             "commits": counters.commits,
+            "commits_grouped": counters.commits_grouped,
             "aborts_conflict": counters.conflicts,
             "aborts_too_old": counters.too_old,
             "aborts_no_room": counters.no_room,
