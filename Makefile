@@ -84,5 +84,5 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 	    echo 'kivi: creating $(VENV)'; $(PYTHON) -m venv --clear $(VENV); }
 	$(say) 'installing pinned packages into $(VENV) (about 1.5 GB on disk, a minute or a few)'
 	@$(PIP) pip setuptools
-	@$(PIP) --no-build-isolation -e '.[spark,demo,dev]'
+	@$(PIP) --no-build-isolation -e '.[spark,demo,docs,dev]'
 	@touch $@
