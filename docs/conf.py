@@ -44,11 +44,12 @@ html_theme_options = {"navigation_with_keys": True}
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
-suppress_warnings = ["myst.header"]  # a page of the repository's root may begin below a first heading
+# Types are named alike in several rooms on purpose (Transaction of threads and of asyncio), and any of them will do.
+suppress_warnings = ["ref.python"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
+autodoc_preserve_defaults = False
 autodoc_default_options = {"show-inheritance": True}
 default_role = "code"  # in docstrings `name` is code, and no promise that it has a page
 
@@ -60,6 +61,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r"(T|Tx|Snap|A|P|S|R|Any|Self|Generator|Iterator|AsyncIterator|Sequence|Mapping|Callable|Iterable)"),
     (r"py:.*", r"(DataFrame|SparkSession|StructType|pyspark\..*|Future|TracebackType|Generic|ABC|kivi\._.*)"),
     (r"py:.*", r"kivi\.(api|model|arrow|client|aio|spark|store|embedded|wire)\..*"),
+    (r"py:.*", r"(dt\..*|_asyncio\..*|OperatorCall|TimeSlot|Row|Kind)"),
     (r"py:.*", r".*(Arguments|Outcome|Subscription|Appender|Transaction|Snapshot|Database|TableSchema|TailPoints).*"),
 ]
 

@@ -39,7 +39,7 @@ class Settings:
     consolidate_rows: int = 2_048
     """Rows that are folded and written at a time."""
     flush_bytes: int = 32 * MIB
-    """When so much log has been written since the last flush, the engine is flushed and the log is truncated."""
+    """When so much has been written to the engine since its last flush it is flushed, and the log is truncated."""
     flush_every_s: float = 30.0
     """The same, by time."""
     block_rows: int = 131_072
@@ -55,9 +55,9 @@ class Settings:
     """What older versions may cost for open snapshots. Beyond it the oldest snapshot is cut: SnapshotTooOld."""
     # -- conflict facts
     conflict_window_s: float = 300.0
-    """Facts about commits are kept at least so long, so a transaction may be open so long."""
+    """Facts about commits are kept at least so long, unless they are too many; so long a transaction may be open."""
     conflict_entries: int = 400_000
-    """So many facts are kept at most beyond that time."""
+    """At most so many facts are kept, whatever their age."""
     # -- tokens
     request_token_ttl_s: float = 24 * 3600.0
     """How long tokens that the client library made are remembered. A caller's own are kept for ever."""
