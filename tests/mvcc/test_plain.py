@@ -1,4 +1,4 @@
-"""Plain commits: many transactions of deltas entered together, each as if it had come alone."""
+"""R19: many transactions of deltas and puts are entered together, each as if it had come alone."""
 
 from __future__ import annotations
 
