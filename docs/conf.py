@@ -65,7 +65,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r".*(Arguments|Outcome|Subscription|Appender|Transaction|Snapshot|Database|TableSchema|TailPoints).*"),
 ]
 
-# An address beyond this machine is looked at by `python -m sphinx -b linkcheck docs build/links`, where there is a network.
+# Addresses beyond this machine are looked at by `python -m sphinx -b linkcheck docs build/links`, given a network.
 linkcheck_anchors = False
 linkcheck_timeout = 10
 

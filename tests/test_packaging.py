@@ -1,7 +1,7 @@
 """The distribution: what the sdist and the wheel hold, and that an installed kivi serves without the checkout.
 
-``python -m build`` makes the sdist from a copy of the tree, and the wheel from the sdist, so a file that the sdist lacks
-is missing in the wheel too. The wheel is installed into an environment of its own. What kivi depends on is not
+``python -m build`` makes the sdist from a copy of the tree, and the wheel from the sdist, so what the sdist lacks is
+missing in the wheel too. The wheel is installed into an environment of its own. What kivi depends on is not
 downloaded again for that: the environment sees the packages of the one that the tests run in, by their path
 (``tests/ops/test_docker.py`` installs all of them from the index).
 """
@@ -59,7 +59,15 @@ def wheel(built: Path) -> Path:
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment's ``bin`` that has the wheel, and the packages that it depends on."""
     folder = tmp_path_factory.mktemp("clean")
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin/python"), "install"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+    ]
     for command in (
         [sys.executable, "-m", "venv", "--without-pip", str(folder)],
         [*pip, "-q", "--no-index", "--no-deps", str(wheel)],

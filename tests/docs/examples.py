@@ -1,6 +1,6 @@
 """The examples of the documentation, run as a reader would run them.
 
-A page's blocks run in their order, in one empty directory, in one Python and with whatever servers the page has started:
+A page's blocks run in their order, in one empty directory, in one Python and with the servers that the page starts:
 
 =================== ===========================================================================================
 ```` ```python ````   runs in the page's Python; a top-level ``await`` is allowed
@@ -55,18 +55,20 @@ class Exempt:
 
 EXCEPTIONS = (
     Exempt("README.md", "make test", "this is a part of it"),
-    Exempt("README.md", "make demo", "tests/docs/test_demo.py runs it, in CI, and compares what it prints with the page"),
+    Exempt(
+        "README.md", "make demo", "tests/docs/test_demo.py runs it, in CI, and compares what it prints with the page"
+    ),
     Exempt("docs/tutorial.md", "make venv", "the tests run in the environment that it makes"),
     Exempt("docs/tutorial.md", ". .venv/bin/activate", "so the commands are on the path already"),
     Exempt(
         "docs/howto/spark.md",
-        "spark = kivi.spark.session(\"app\", **{\"spark.jars.packages\"",
+        'spark = kivi.spark.session("app", **{"spark.jars.packages"',
         "Spark would download the connector; the session is the one from the beginning of the page",
     ),
     Exempt(
         "docs/howto/spark.md",
-        "records = (spark.readStream.format(\"kafka\")",
-        "there is no Kafka; a folder of files has the shape of its records (tests/spark/test_kafka.py has more of them)",
+        'records = (spark.readStream.format("kafka")',
+        "there is no Kafka; a folder of files has the shape of its records, as in tests/spark/test_kafka.py",
         instead="records = topic_of_files(spark)",
     ),
     Exempt(
@@ -79,7 +81,11 @@ EXCEPTIONS = (
         "python -m zipfile -c kivi.zip kivi",
         "it is for the checkout's folder; tests/spark/test_cluster.py runs it",
     ),
-    Exempt("docs/howto/run-a-server.md", "docker ", "there is no engine; tests/ops/test_docker.py builds what is in the image"),
+    Exempt(
+        "docs/howto/run-a-server.md",
+        "docker ",
+        "there is no engine; tests/ops/test_docker.py builds what is in the image",
+    ),
 )
 
 
@@ -333,7 +339,9 @@ class Page:
             if process.poll() is not None:
                 break
             time.sleep(0.02)
-        raise Failed(f"{block.where}: {command}\n--- the page says\n{wanted}\n--- it printed\n{''.join(running.printed)}")
+        raise Failed(
+            f"{block.where}: {command}\n--- the page says\n{wanted}\n--- it printed\n{''.join(running.printed)}"
+        )
 
 
 def _free_port() -> int:

@@ -19,7 +19,9 @@ def without_numbers(text: str) -> str:
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 def test_make_demo_prints_what_the_readme_shows(tmp_path: Path) -> None:
-    shown = dict(pair for block in blocks(ROOT / "README.md") if block.language == "console" for pair in dialogue(block.text))
+    shown = dict(
+        pair for block in blocks(ROOT / "README.md") if block.language == "console" for pair in dialogue(block.text)
+    )
     done = subprocess.run(
         ["make", "-s", "demo"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )

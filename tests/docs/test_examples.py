@@ -16,9 +16,7 @@ def marked(page: Path) -> list[pytest.MarkDecorator]:
     return [pytest.mark.spark, pytest.mark.timeout(400)] if "kivi.spark" in page.read_text() else []
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=marked(p)) for p in WITH_EXAMPLES]
-)
+@pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=marked(p)) for p in WITH_EXAMPLES])
 def test_the_examples_of(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

@@ -33,7 +33,11 @@ def names(file: Path) -> frozenset[str]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             found.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
+            found |= {
+                f"{node.name}.{each.name}"
+                for each in node.body
+                if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))
+            }
     return frozenset(found)
 
 
@@ -58,4 +62,6 @@ def test_what_a_rule_names_exists_and_carries_its_number(number: int) -> None:
             assert file.is_file(), f"R{number}: there is no {path}"
             assert not name or name in names(file), f"R{number}: {path} has no {name}"
             assert path.startswith("tests/") == is_test, f"R{number}: {path} is in the wrong column"
-            assert not is_test or carries(file.read_text(), number), f"R{number}: {path} does not say that it is about it"
+            assert not is_test or carries(file.read_text(), number), (
+                f"R{number}: {path} does not say that it is about it"
+            )

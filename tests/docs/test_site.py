@@ -1,4 +1,4 @@
-"""The site builds without a warning, as ``make docs`` builds it; and links work where there is no site, in the repository."""
+"""The site builds without a warning, as ``make docs`` builds it; and links work in the repository as well."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_catalog_that_has_changed_since_gives_all_back(db, change):
 
 
 def test_a_drop_conflicts_with_plain_commits_and_they_with_it(db):
-    """The schema cell (design, section 6): in flight together, one of them does not commit."""
+    """The schema is a cell too: in flight together, one of them does not commit."""
     late = plain(db, 1, "late", n=1)
     version = db.store.catalog_version
     db.drop("t")

@@ -112,4 +112,6 @@ def test_what_is_no_record_is_said(spark) -> None:
 def test_the_guide_names_the_connector_of_this_spark(spark) -> None:
     scala = spark.sparkContext._jvm.scala.util.Properties.versionNumberString()
     wanted = f"org.apache.spark:spark-sql-kafka-0-10_{scala.rpartition('.')[0]}:{spark.version}"
-    assert re.findall(r"org\.apache\.spark:spark-sql-kafka[\w.:-]+\w", (ROOT / "docs/howto/spark.md").read_text()) == [wanted]
+    assert re.findall(r"org\.apache\.spark:spark-sql-kafka[\w.:-]+\w", (ROOT / "docs/howto/spark.md").read_text()) == [
+        wanted
+    ]
