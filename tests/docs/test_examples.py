@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import require
 from tests.docs.examples import EXCEPTIONS, PAGES, ROOT, Page, blocks, fences
 
 WITH_EXAMPLES = [page for page in PAGES if blocks(page)]
@@ -18,6 +19,8 @@ def marked(page: Path) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.parametrize("page", [pytest.param(p, id=str(p.relative_to(ROOT)), marks=marked(p)) for p in WITH_EXAMPLES])
 def test_the_examples_of(page: Path, tmp_path: Path) -> None:
+    if any("curl " in block.text for block in blocks(page)):
+        require("curl")
     folder = tmp_path / "work"
     folder.mkdir()
     with Page(page, folder) as running:
