@@ -22,9 +22,10 @@ from kivi.client_transaction import TransactionCore
 from kivi.definitions import row_table_schema
 from kivi.errors import ResourceExhausted
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
-from tests.server.peers import Peer, run, until
+from tests.server.peers import Peer, run
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
+from tests.waiting import until
 
 pb = session_pb2
 MIB = 1 << 20
