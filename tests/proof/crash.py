@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -39,6 +39,7 @@ from tests.proof.crowd import Crowd, Tasks
 from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
 from tests.serverproc import EndedError, ServerProcess
+from tests.waiting import wait_until
 
 __all__ = ["Crashed", "History", "NotReachedError", "call_failed", "crash_at", "power_lost", "prepare"]
 
@@ -194,12 +195,12 @@ def crash_at(
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds_max
-        while server.process is not None and server.process.poll() is None and not failed():
-            if time.monotonic() > deadline:
-                server.kill()
-                raise NotReachedError(f"the point {point!r} was not reached {number} times")
-            time.sleep(0.01)
+        def not_reached() -> NoReturn:
+            server.kill()
+            raise NotReachedError(f"the point {point!r} was not reached {number} times")
+
+        process = server.process
+        wait_until(lambda: process is None or process.poll() is not None or failed(), seconds_max, reason=not_reached)
 
     made = None
     with contextlib.suppress(EndedError):  # a crash in the recovery is a crash: what it leaves is judged as well
@@ -240,10 +241,10 @@ def power_lost(
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds_max
-        while sum(a.outcome == "committed" for a in tuple(oracle.attempts)) < commits and not failed():
-            assert time.monotonic() < deadline, f"{commits} commits took too long"
-            time.sleep(0.01)
+        def enough() -> bool:
+            return failed() or sum(a.outcome == "committed" for a in tuple(oracle.attempts)) >= commits
+
+        wait_until(enough, seconds_max, reason=f"{commits} commits took too long")
         server.kill()
 
     made = ran(server, oracle, where, history.first, seed, wait)
