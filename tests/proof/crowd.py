@@ -583,6 +583,8 @@ class Bunches(Client):
             member.refused = error
             self.oracle.attempt(member)
             return
+        except InvalidArgument as error:
+            raise Mismatch(f"R16: {member.token!r} came with what it had brought before: {error}") from error
         if member.repeat:
             first = next((sent.commit_ts for sent in self.sent if sent.token == member.token), commit_ts)
             if commit_ts != first:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof.crash import History, crash_at, prepare
+from tests.proof.crash import History, crash_at, killed_at_rest, prepare
 from tests.proof.points import POINTS
 
 SHORT = {
@@ -38,6 +38,14 @@ def test_a_crash_at_a_named_point(point: str, history: History, tmp_path: Path) 
     """R12, R13, R16."""
     crashed = crash_at(point, SHORT[point], history, tmp_path)
     assert crashed.commits > 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_kill_when_every_group_is_acknowledged(seed: int, history: History, tmp_path: Path) -> None:
+    """R12, R16, R19: all members of the last groups are there, each under its own timestamp."""
+    killed = killed_at_rest(history, tmp_path, seed=seed, commits=100)
+    assert killed.grouped > 50, f"not run: {killed}"
 
 
 def test_every_point_is_one_of_the_product() -> None:
