@@ -56,11 +56,11 @@ REMEMBERED = 500  # commits whose tokens may come again
 APPENDERS = 4  # callers that have one
 
 SHAPES = {
-    "count": 22,
-    "deltas": 12,
+    "count": 30,
+    "deltas": 16,
     "puts": 9,
     "both": 6,
-    "transfer": 6,
+    "transfer": 10,
     "others": 3,
     "read_then_put": 7,
     "guarded": 3,
