@@ -55,6 +55,20 @@ def none_is_left(server: ServerProcess) -> bool:
 # -- writes ------------------------------------------------------------------------------------------
 
 
+def test_a_call_that_meets_the_closing_of_its_client_is_told_so(alone: ServerProcess) -> None:
+    """Another thread closes it between the look whether it is open and the call."""
+    db = alone.connect()
+    start = db._transport.calls.start
+
+    def closed_first(effect: Any) -> Any:
+        db.close()
+        return start(effect)
+
+    db._transport.calls.start = closed_first
+    with pytest.raises(kivi.Unavailable, match="this client is closed"):
+        db.watermark()
+
+
 @pytest.mark.parametrize("awaited", [False, True], ids=["threads", "asyncio"])
 def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: ServerProcess, awaited: bool) -> None:
     """It had been sent: "this client is closed" alone would say that nothing was applied (R16)."""

@@ -23,7 +23,7 @@ import pytest
 import kivi
 from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import Conflict, RowExists, SnapshotTooOld
+from kivi.errors import Conflict, InvalidArgument, RowExists, SnapshotTooOld
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 from kivi.model.outcomes import ABORTED
@@ -424,7 +424,11 @@ class World:
                     tx.put(op.table, op.key, **op.values)
                 case _:
                     getattr(tx, op.kind)(op.table, op.key, **op.values)
-        assert tx.commit() == commit_ts
+        try:
+            found = tx.commit()
+        except InvalidArgument as error:
+            raise AssertionError(f"R16: the token {token!r} came again with what it had brought before") from error
+        assert found == commit_ts
         assert self.log.last == before
         assert self.db.outcome(token) == commit_ts
         self.counted["repeat"] += 1
