@@ -54,9 +54,10 @@ class Timeline:
 
     def note_many(self, first: int, last: int, time_us: int) -> None:
         """``note`` for each from ``first`` to ``last``, which entered together."""
+        stamps = np.arange(first, last + 1, dtype=np.uint64)
         with self._mutex:
-            self._times.extend([time_us] * (last - first + 1))
-            self._stamps.extend(range(first, last + 1))
+            self._times.frombytes(np.full(len(stamps), time_us, np.uint64).tobytes())
+            self._stamps.frombytes(stamps.tobytes())
 
     def at(self, time_us: int) -> int:
         """The largest CTS with a commit time <= ``time_us``; SnapshotTooOld if that is no longer known.
