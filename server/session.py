@@ -571,8 +571,8 @@ class Session(Requests):
         return True
 
     def _commit_plain(self, commits: Commits) -> Sequence[session_pb2.Request]:
-        """Transactions of deltas and puts, together. Gives all of them back if the catalog has changed under them, or if
-        they would wait for room here, which is not the place."""
+        """Transactions of deltas and puts, together. Gives all of them back if the catalog has changed under them, or
+        if they would wait for room: this is not the place."""
         if self.store.is_full:
             return commits.requests
         try:
