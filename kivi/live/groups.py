@@ -30,9 +30,9 @@ from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.pending import PendingEvents
 from kivi.store.reads import key_range
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
 
 if TYPE_CHECKING:
+    from kivi.mvcc.applied import PendingEvents
     from kivi.mvcc.leases import Lease
-    from kivi.mvcc.pending import PendingEvents
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 

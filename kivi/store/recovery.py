@@ -53,9 +53,9 @@ from kivi.events.store import destroy
 from kivi.log import CommitLog, Kind, Record
 from kivi.log.files import is_no_space
 from kivi.log.memory import MemoryLog
+from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
-from kivi.mvcc.pending import Applied, PendingEvents
 from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_stage, is_events
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import COUNTERS, TABLES, changes

@@ -15,9 +15,10 @@ from kivi.delta import ops
 from kivi.delta.ops import Barrier
 from kivi.encoding.base_rows import Version
 from kivi.mvcc import consolidate, verdict
+from kivi.mvcc.applied import Applied
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Leases
-from kivi.mvcc.pending import Applied, Pending
+from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import Commit
 from kivi.mvcc.tokens import Tokens
 from kivi.mvcc.watermark import Watermark
