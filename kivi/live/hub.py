@@ -31,7 +31,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
@@ -48,15 +48,13 @@ from kivi.errors import (
 )
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, group_of, made_again
+from kivi.live.host import Followed
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.expressions import matches
 from kivi.model.subscriptions import Change, Durable, Row, Terms, Update
 from kivi.mvcc.leases import Lease
-
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
 
 __all__ = ["LIVES_MAX", "Hub"]
 
@@ -83,7 +81,7 @@ _log = logging.getLogger("kivi.live")
 class Hub:
     """Thread safe. Its thread runs while there is a subscription."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Followed) -> None:
         self._store = store
         self._lock = threading.RLock()
         self._starting = threading.Lock()
@@ -134,14 +132,14 @@ class Hub:
             since = None
         group = self._enter(live)
         try:
-            lease = self._store.begin()
+            lease = self._store.snapshots.begin()
             try:
                 schema = self._store.table(table, lease)
                 live.schema, live.query = schema, bind(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
             finally:
-                self._store.release(lease)
+                self._store.snapshots.release(lease)
             if since is not None:
                 self._remember(live, since)
             self._join(group, live)
@@ -153,7 +151,7 @@ class Hub:
 
     def _remember(self, live: RowsLive, since: int) -> None:
         """What the subscriber was told at ``since``; nothing if that cannot be read any more."""
-        lease = self._store.begin(as_of_ts=since)
+        lease = self._store.snapshots.begin(as_of_ts=since)
         try:
             schema = self._store.table(live.table, lease)
             live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
@@ -161,7 +159,7 @@ class Hub:
         except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
             live.told = []
         finally:
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
 
     def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
         schema = self._store.table(table)
@@ -269,7 +267,7 @@ class Hub:
 
     def _join(self, group: Group, live: Live) -> None:
         with self._lock:
-            lease = self._store.begin()
+            lease = self._store.snapshots.begin()
             try:
                 self._tick(lease)
                 if live.failure is not None:
@@ -281,7 +279,7 @@ class Hub:
                 if live.failure is not None:
                     raise live.failure
             finally:
-                self._store.release(lease)
+                self._store.snapshots.release(lease)
             if isinstance(live, EventsLive):
                 live.kept_from = self.ts
 
@@ -342,7 +340,7 @@ class Hub:
         if isinstance(live, EventsLive) and live.durable is not None and self._connected.get(live.durable[:2]) is live:
             self._disconnected(live)
         if isinstance(live, EventsLive) and not live.busy:
-            live.release(self._store.release)
+            live.release(self._store.snapshots.release)
         if group is not None and not group.lives and not group.joining:
             self._groups.pop(live.table, None)
 
@@ -448,7 +446,7 @@ class Hub:
             if then is not None:
                 _call(then, live.failure)
             if isinstance(live, EventsLive) and not live.busy:
-                live.release(self._store.release)
+                live.release(self._store.snapshots.release)
         with self._counting:
             self._lives.clear()
             self._patience.clear()
@@ -500,7 +498,7 @@ class Hub:
         """Every window to the newest snapshot, or that of a lease. Called with the lock."""
         if (self._store.watermark() if at is None else at.ts) <= self.ts and not self._lost:
             return
-        lease = at or self._store.begin()
+        lease = at or self._store.snapshots.begin()
         try:
             commits, lost = self._store.pending.feed.take(lease.ts)
             self._lost = max(self._lost, lost)
@@ -517,7 +515,7 @@ class Hub:
                 self._lost = 0
         finally:
             if at is None:
-                self._store.release(lease)
+                self._store.snapshots.release(lease)
         self.ticks += 1
         for live in touched:
             if live.then is not None and live.dirty:
@@ -622,7 +620,7 @@ class Hub:
         if live.until_us is None or live.end_ts is not None or self._store.clock() * 1e6 < live.until_us:
             return
         try:
-            lease = self._store.begin(as_of_us=live.until_us, timeout_s=0.0)
+            lease = self._store.snapshots.begin(as_of_us=live.until_us, timeout_s=0.0)
         except SnapshotTooOld:  # long ago: all that was committed by now
             live.end_ts = self.ts
         except Unavailable:  # a commit of that moment is not finished
@@ -630,7 +628,7 @@ class Hub:
         else:
             # An end that was past when it subscribed: what is there then, whenever it was committed.
             live.end_ts = max(lease.ts, live.kept_from or 0)
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
 
     def _read_page(self, live: EventsLive) -> None:
         """The next page of what it has not been told, from the table. In a thread of the readers."""
@@ -645,11 +643,11 @@ class Hub:
         with self._lock:
             live.busy = False
             if live.closed or live not in self._lives:
-                live.release(self._store.release)
+                live.release(self._store.snapshots.release)
                 return
             if isinstance(said, KiviError):
                 live.failure = said
-                live.release(self._store.release)
+                live.release(self._store.snapshots.release)
             now = time.monotonic()
             if said is None:
                 self._ripen(live, now)
@@ -666,7 +664,7 @@ class Hub:
                     live.kept_rows = 0
                     live.kept_from = self.ts
         if live.reading is not None and live.end_ts is not None and live.reading[0].ts > live.end_ts:
-            live.release(self._store.release)  # it must not read beyond its end
+            live.release(self._store.snapshots.release)  # it must not read beyond its end
         if live.reading is None:
             self._open_tail(live)
         lease, batches = live.reading
@@ -680,7 +678,7 @@ class Hub:
             else:
                 return self._caught_up(live, lease, rows)
         except SnapshotTooOld:  # the subscriber took its time: from where it is
-            live.release(self._store.release)
+            live.release(self._store.snapshots.release)
             return None
         reset, live.reset = live.reset, False
         last = rows[-1][COMMIT_TS]
@@ -691,7 +689,7 @@ class Hub:
         return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset, skip=live.skip)
 
     def _open_tail(self, live: EventsLive) -> None:
-        lease = self._store.begin(as_of_ts=live.end_ts)
+        lease = self._store.snapshots.begin(as_of_ts=live.end_ts)
         try:
             schema = self._store.table(live.table, lease)
             if schema.id != live.generation:
@@ -712,7 +710,7 @@ class Hub:
             live.partial = False
             live.reading = lease, _skipped(batches, live.skip)
         except BaseException:
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
             raise
 
     def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row]) -> Update | None:
@@ -720,7 +718,7 @@ class Hub:
         with self._lock:
             end = live.end_ts
             kept_on = live.kept_from is not None
-            live.release(self._store.release)
+            live.release(self._store.snapshots.release)
             live.ts, live.skip = max(live.ts, lease.ts), 0
             if kept_on or end is not None:
                 while live.kept and live.kept[0][0] <= live.ts:

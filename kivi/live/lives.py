@@ -9,16 +9,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import KiviError
 from kivi.live.windows import Window
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
-
-if TYPE_CHECKING:
-    from kivi.mvcc.applied import PendingEvents
-    from kivi.mvcc.leases import Lease
+from kivi.mvcc.applied import PendingEvents
+from kivi.mvcc.leases import Lease
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 

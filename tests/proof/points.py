@@ -26,8 +26,9 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.store import backfill, recovery
-from kivi.store.facade import Store
+from kivi.store import backfill, checkpoint
+from kivi.store.staging import Staging
+from kivi.store.tables import Tables
 
 __all__ = ["POINTS"]
 
@@ -56,11 +57,11 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "compaction": (Consolidator, "_compact", "after"),
     "swept": (Sweeper, "_write_swept", "after"),
     # the rest
-    "stage": (Store, "log_stage", "after"),
+    "stage": (Staging, "log_stage", "after"),
     "backfill chunk": (backfill, "derive", "after"),
-    "backfill done": (Store, "redefine", "before"),
+    "backfill done": (Tables, "redefine", "before"),
     "checkpoint copied": (RocksEngine, "checkpoint", "after"),
-    "checkpoint begun": (recovery, "write_marker", "before"),
+    "checkpoint begun": (checkpoint, "mark", "before"),
 }
 
 
