@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 say = @printf 'kivi: %s\n'
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test pythons stories check soak mutants bench demo reconcile proto format clean
+.PHONY: help venv test pythons stories check docs soak mutants bench demo reconcile proto format clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,10 @@ check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	$(say) 'check: generated code is current (make proto mends it)'
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	    $(BIN)/python proto/generate.py "$$fresh" && diff -r -x __pycache__ kivi/wire/v1 "$$fresh"
+
+docs: $(INSTALLED) ## Build the documentation into build/docs; a warning or a dead link is an error
+	@$(BIN)/python -m sphinx -q -W --keep-going -n -d build/docs-cache docs build/docs
+	$(say) 'build/docs/index.html'
 
 soak: $(INSTALLED) ## Run every checker for MINUTES (default 30) and write soak-report.md
 	@$(BIN)/python -m tests.proof.soak --minutes $(MINUTES)
@@ -91,5 +95,5 @@ $(INSTALLED): pyproject.toml setup.py constraints.txt
 	    echo 'kivi: creating $(VENV)'; $(PYTHON) -m venv --clear $(VENV); }
 	$(say) 'installing pinned packages into $(VENV) (about 1.5 GB on disk, a minute or a few)'
 	@$(PIP) pip setuptools
-	@$(PIP) --no-build-isolation -e '.[spark,demo,dev]'
+	@$(PIP) --no-build-isolation -e '.[spark,demo,docs,dev]'
 	@touch $@

@@ -6,9 +6,9 @@ there, not both, and a list of every subpackage by hand would go stale in silenc
 
 from setuptools import find_packages, setup
 
-# A folder of this repository -> the package it is installed as. These three are all that an installation
-# adds to site-packages; tests/test_packaging.py asserts it.
-FOLDERS = {"kivi": "kivi", "server": "kivi_server", "apm_demo": "apm_demo"}
+# A folder of this repository -> the package it is installed as. These two are all that an installation adds to
+# site-packages; tests/test_packaging.py asserts it. The demonstration (apm_demo) runs from the checkout only.
+FOLDERS = {"kivi": "kivi", "server": "kivi_server"}
 
 setup(
     package_dir={package: folder for folder, package in FOLDERS.items()},

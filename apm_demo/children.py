@@ -22,6 +22,12 @@ from pathlib import Path
 __all__ = ["Child", "Failure", "end_with_parent"]
 
 
+# The demonstration is not installed, it lies in the checkout: its processes, and those that Spark starts for them, find
+# it wherever they work.
+_ROOT = str(Path(__file__).resolve().parent.parent)
+_IMPORTABLE = {"PYTHONPATH": os.pathsep.join(path for path in (_ROOT, os.environ.get("PYTHONPATH")) if path)}
+
+
 class Failure(Exception):
     """The demonstration cannot go on; the text is for the person who started it."""
 
@@ -50,7 +56,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, **(environment or {}), "PYTHONUNBUFFERED": "1"},
+                env={**os.environ, **_IMPORTABLE, **(environment or {}), "PYTHONUNBUFFERED": "1"},
                 cwd=cwd,
                 start_new_session=True,
             )

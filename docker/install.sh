@@ -20,8 +20,12 @@ pip install -qq -c "$source/constraints.txt" pip setuptools
 # Built from a copy: what is installed from may be read only, and nothing is left behind in it.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for each in pyproject.toml setup.py README.md kivi server apm_demo; do
+for each in pyproject.toml setup.py README.md kivi server; do
     cp -R "$source/$each" "$work/"
 done
 pip install -qq -c "$source/constraints.txt" --no-build-isolation "$work$extras"
+# The demonstration is no part of kivi's distribution: where its packages are asked for, it is put beside them.
+case ",${2:-}," in
+    *,demo,*) cp -R "$source/apm_demo" "$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/" ;;
+esac
 "$target/bin/kivi" --help > /dev/null

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.surface import count, max, min, sum, transactional
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ABORTED",

@@ -76,6 +76,7 @@ class Commits:
             response = frame.responses.add(start_ts=first - 1)
             response.commit_each.ids.extend(numbers)
             response.commit_each.commit_ts = first
+            response.commit_each.blind = True
             return frame
         for cts, number in enumerate(numbers, first):
             response = frame.responses.add(id=number, start_ts=cts - 1)

@@ -5,8 +5,20 @@ and afterwards the committed operations are replayed in timestamp order into pla
 
 * **every read at S equals the replay of CTS <= S, exactly**, own writes on top where a transaction read after writing;
 * of two concurrent committed transactions none wrote what the other wrote or guarded, except by deltas (R2 to R8);
+* whoever was refused with a Conflict was refused because of a commit that clashes with it;
 * no timestamp is handed out twice, and each is above the snapshot of its own transaction (R13);
-* unknown outcomes are resolved through their token first (R16).
+* unknown outcomes are resolved through their token first, and every token answers for its own commit (R16).
+
+*A transaction that has read nothing* (a blind one) need not know its snapshot. By R19 it begins just before its own
+commit timestamp. As the store is today, one that comes alone over gRPC and one that enters in a group both begin at the
+watermark when the server reads their message, and the reply tells it; in process it is the watermark when it began.
+All of these lie between what its client had seen acknowledged (``after``) and the commit timestamp, so the oracle holds
+a blind commit to the snapshot that its reply told, whichever rule made it. If no reply told one (``start_ts`` is None),
+it is taken to begin just before its commit timestamp: then no earlier commit can clash with it, but it clashes with
+later ones, and every read judges it, as any other commit.
+
+*A read without a snapshot that the caller knows* (``db.get``, ``db.get_many``) is a ``Glimpse``: all that it found
+together must be the replay at one S between what was acknowledged before it was asked and what was visible after.
 
 Nothing here is shared with the store: not the operators, not the fold, not the verdict. A read that does not agree is
 reported with everything that ever happened to its row.
@@ -14,16 +26,20 @@ reported with everything that ever happened to its row.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from kivi.errors import Conflict
 
 __all__ = [
     "Aggregate",
     "Attempt",
     "EventTable",
+    "Glimpse",
     "Mismatch",
     "Op",
     "Oracle",
@@ -123,16 +139,41 @@ class Read:
     who: str = ""
 
 
+@dataclass(frozen=True)
+class Glimpse:
+    """Rows that were read together, at a snapshot that was not told: not below ``after``, and not above ``before``."""
+
+    after: int
+    before: int | None
+    table: str
+    keys: tuple[Key, ...]
+    found: list[Row | None]
+    who: str = ""
+
+
 @dataclass
 class Attempt:
-    """One attempt to commit. ``commit_ts`` is what the reply said, if there was one."""
+    """One attempt to commit. ``commit_ts`` is what the reply said, if there was one.
 
-    start_ts: int
+    ``start_ts``: its snapshot; None if it was blind and nobody told it. ``after``: what its client had seen
+    acknowledged before it was asked for. ``repeat``: it came again under a token that had committed, and answers
+    nothing but that. ``refused``: the Conflict that it got.
+    """
+
+    start_ts: int | None
     ops: list[Op]
     outcome: Outcome
     commit_ts: int | None = None
     token: str | None = None
     who: str = ""
+    after: int = 0
+    repeat: bool = False
+    refused: Conflict | None = None
+
+    @property
+    def began(self) -> int:
+        """The snapshot that it is held to; of commits only."""
+        return self.start_ts if self.start_ts is not None else (self.commit_ts or 0) - 1
 
 
 @dataclass(frozen=True)
@@ -151,6 +192,7 @@ class Oracle:
         self._mutex = threading.Lock()
         self.attempts: list[Attempt] = []
         self.reads: list[Read] = []
+        self.glimpses: list[Glimpse] = []
 
     def attempt(self, attempt: Attempt) -> None:
         with self._mutex:
@@ -160,11 +202,16 @@ class Oracle:
         with self._mutex:
             self.reads.append(read)
 
+    def glimpse(self, glimpse: Glimpse) -> None:
+        with self._mutex:
+            self.glimpses.append(glimpse)
+
     def copied(self) -> Oracle:
         """Another one that knows the same so far, for a history that branches."""
         other = Oracle(self.tables)
         other.attempts = [replace(attempt) for attempt in self.attempts]
         other.reads = list(self.reads)
+        other.glimpses = list(self.glimpses)
         return other
 
     def resolve(self, outcome: Callable[[str], int | None]) -> int:
@@ -178,23 +225,41 @@ class Oracle:
                 count += 1
         return count
 
+    def confirm(self, outcome: Callable[[str], int | None], most: int | None = None) -> int:
+        """Every token answers with the timestamp of its own commit, or of ``most`` of them, evenly chosen (R16)."""
+        known = [a for a in self.attempts if a.outcome == "committed" and a.token is not None and a.ops]
+        step = 1 if most is None or len(known) <= most else len(known) / most
+        chosen = [known[int(i * step)] for i in range(int(len(known) / step))]
+        for attempt in chosen:
+            assert attempt.token is not None
+            if (found := outcome(attempt.token)) != attempt.commit_ts:
+                raise Mismatch(f"R16: the token {attempt.token!r} answers {found}, and it committed as {attempt}")
+        return len(chosen)
+
     # -- checking -------------------------------------------------------------------------------
 
     def committed(self) -> list[Attempt]:
         """In commit order; a token's repeats count once."""
         seen: dict[int, Attempt] = {}
+        by_token: dict[str, int] = {}
         for attempt in self.attempts:
             assert attempt.outcome != "unknown", "resolve() first"
             if attempt.outcome != "committed" or not attempt.ops:
                 continue
             cts = attempt.commit_ts
             assert cts is not None
+            if attempt.token is not None and by_token.setdefault(attempt.token, cts) != cts:
+                raise Mismatch(f"R16: the token of {attempt} has committed at {by_token[attempt.token]} already")
             if cts in seen:
                 if attempt.token is None or seen[cts].token != attempt.token:
                     raise Mismatch(f"R13: two commits have the timestamp {cts}: {seen[cts]} and {attempt}")
+                if seen[cts].repeat and not attempt.repeat:
+                    seen[cts] = attempt
                 continue
-            if attempt.start_ts >= cts and attempt.token is None:
-                raise Mismatch(f"R13: the commit {cts} is not above its own snapshot {attempt.start_ts}")
+            if not attempt.repeat and max(attempt.start_ts or 0, attempt.after) >= cts:
+                raise Mismatch(f"R13: the commit {cts} is not above its own snapshot: {attempt}")
+            if attempt.start_ts is not None and attempt.start_ts < attempt.after:
+                raise Mismatch(f"R17: it begins below what its client had seen acknowledged: {attempt}")
             seen[cts] = attempt
         return [seen[cts] for cts in sorted(seen)]
 
@@ -202,18 +267,35 @@ class Oracle:
         """Raises Mismatch at the first thing that cannot be."""
         commits = self.committed()
         _check_conflicts(self, commits)
+        _check_refusals(self, commits)
         replay = Replay(self.tables)
-        waiting = sorted(self.reads, key=lambda read: read.ts)
-        at = 0
-        for read in waiting:
-            while at < len(commits) and (commits[at].commit_ts or 0) <= read.ts:
-                replay.apply(commits[at])
-                at += 1
-            expected = replay.answer(read)
-            if expected != read.found:
-                raise Mismatch(self._explain(read, expected))
+        reads = deque(sorted(self.reads, key=lambda read: read.ts))
+        glimpses = deque(sorted(self.glimpses, key=lambda glimpse: glimpse.after))
+        waiting: list[Glimpse] = []  # for a commit that makes them true
+        for commit in (*commits, None):
+            cts = math.inf if commit is None else commit.commit_ts or 0
+            while reads and reads[0].ts < cts:
+                read = reads.popleft()
+                expected = replay.answer(read)
+                if expected != read.found:
+                    raise Mismatch(self._explain(read, expected))
+            while glimpses and glimpses[0].after < cts:
+                glimpse = glimpses.popleft()
+                if replay.glimpsed(glimpse) != glimpse.found:
+                    waiting.append(glimpse)
+            for glimpse in waiting:
+                if glimpse.before is None or glimpse.before >= cts:
+                    continue
+                raise Mismatch(self._explain_glimpse(glimpse))
+            if commit is None:
+                break
+            replay.apply(commit)
+            changed = replay.changes(commit)
+            waiting = [g for g in waiting if g.table not in changed or replay.glimpsed(g) != g.found]
+        if waiting:
+            raise Mismatch(self._explain_glimpse(waiting[0]))
         aborts = sum(attempt.outcome == "aborted" for attempt in self.attempts)
-        return Report(len(commits), aborts, len(self.reads), 0)
+        return Report(len(commits), aborts, len(self.reads) + len(self.glimpses), 0)
 
     def state(self, ts: int) -> Replay:
         """Everything committed at or below ``ts``, replayed."""
@@ -228,18 +310,29 @@ class Oracle:
         if isinstance(found, list) and isinstance(wanted, list) and len(found) < 1000:
             found = [row for row in read.found if row not in expected]
             wanted = [row for row in expected if row not in read.found]
-        keys = [read.key] if read.key is not None else None
+        own = f" after own {list(read.own)}" if read.own else ""
+        return "\n".join(
+            [f"R1: {read.who} read {read.table}{read.key} at {read.ts}{own}", f"  found    {found}",
+             f"  expected {wanted}", *self._history(read.table, None if read.key is None else (read.key,))]
+        )  # fmt: skip
+
+    def _explain_glimpse(self, glimpse: Glimpse) -> str:
+        bound = "now" if glimpse.before is None else glimpse.before
+        return "\n".join(
+            [f"R1: {glimpse.who} read {glimpse.table}{glimpse.keys} at some S from {glimpse.after} to {bound}",
+             f"  found    {glimpse.found}", "  and at no S is that the replay",
+             *self._history(glimpse.table, glimpse.keys)]
+        )  # fmt: skip
+
+    def _history(self, table: str, keys: Sequence[Key] | None) -> list[str]:
+        """The newest of what was committed to these rows."""
         history = [
             f"  @{attempt.commit_ts} (from {attempt.start_ts}, {attempt.who}) {op.kind} {op.key} {dict(op.values)}"
             for attempt in self.committed()
             for op in attempt.ops
-            if op.table == read.table and (keys is None or op.key in keys) and op.kind != "guard"
+            if op.table == table and (keys is None or op.key in keys) and op.kind != "guard"
         ]
-        own = f" after own {list(read.own)}" if read.own else ""
-        return "\n".join(
-            [f"R1: {read.who} read {read.table}{read.key} at {read.ts}{own}", f"  found    {found}",
-             f"  expected {wanted}", *history[-60:]]
-        )  # fmt: skip
+        return history[-60:]
 
 
 class Replay:
@@ -258,6 +351,15 @@ class Replay:
                 self.events[op.table] += op.events
             elif op.kind == "overwrite":
                 self.events[op.table] = []
+
+    def changes(self, attempt: Attempt) -> set[str]:
+        """The tables that a commit has written to, aggregates included."""
+        written = {op.table for op in attempt.ops}
+        derived = (n for n, spec in self.tables.items() if isinstance(spec, Aggregate) and spec.source in written)
+        return written.union(derived)
+
+    def glimpsed(self, glimpse: Glimpse) -> list[Row | None]:
+        return [self.answer(Read(0, glimpse.table, key, None)) for key in glimpse.keys]
 
     def change(self, ops: Iterable[Op], rows: dict[str, dict[Key, Row]], cts: int) -> None:
         """Own operations in program order, deltas of one transaction combined before they meet the cell (R10)."""
@@ -395,9 +497,36 @@ def _check_conflicts(oracle: Oracle, commits: list[Attempt]) -> None:
         touches = touched(attempt)
         for where, touch in touches.items():
             for earlier in reversed(by_row[where]):
-                if (earlier.attempt.commit_ts or 0) <= attempt.start_ts:
+                if (earlier.attempt.commit_ts or 0) <= attempt.began:
                     break
                 if touch.clashes(earlier):
                     pair = f"{earlier.attempt}\n  {attempt}"
                     raise Mismatch(f"R2, R4: both committed, are concurrent and clash on {where}:\n  {pair}")
             by_row[where].append(touch)
+
+
+def _check_refusals(oracle: Oracle, commits: list[Attempt]) -> None:
+    """Whoever was refused names a row where it clashes with a commit above its snapshot (R2 to R5).
+
+    The commit that it met may have been in flight when the server was killed: then it is one that became nothing.
+    """
+    clashing: dict[tuple[str, Key], list[Touch]] = defaultdict(list)
+    lost = [attempt for attempt in oracle.attempts if attempt.outcome == "aborted" and attempt.refused is None]
+    for attempt in (*commits, *lost):
+        for where, touch in touched(attempt).items():
+            clashing[where].append(touch)
+    for attempt in oracle.attempts:
+        refused = attempt.refused
+        if refused is None or not isinstance(oracle.tables.get(refused.table), RowTable):
+            continue
+        where = (refused.table, tuple(refused.key))
+        mine = touched(attempt).get(where)
+        if mine is None:
+            raise Mismatch(f"R2: refused because of {where}, which it does not touch: {attempt}")
+        for theirs in clashing[where]:
+            cts = theirs.attempt.commit_ts
+            named = refused.commit_ts is None or cts == refused.commit_ts
+            if named and (cts is None or cts > refused.start_ts) and mine.clashes(theirs):
+                break
+        else:
+            raise Mismatch(f"R2 to R5: refused because of {where}, where it clashes with nothing: {attempt}: {refused}")

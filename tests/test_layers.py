@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = {"kivi": "kivi", "server": "kivi_server", "apm_demo": "apm_demo"}  # as in setup.py
+FOLDERS = {"kivi": "kivi", "server": "kivi_server", "apm_demo": "apm_demo"}  # the first two as in setup.py
 
 # Standard modules by what they reach for.
 IO = "os io socket select selectors pathlib shutil tempfile subprocess mmap fcntl asyncio"

@@ -1,41 +1,86 @@
-"""What an installation adds to site-packages: kivi, kivi_server and apm_demo, and no generic name."""
+"""The distribution: what the sdist and the wheel hold, and that an installed kivi serves without the checkout.
+
+``python -m build`` makes the sdist from a copy of the tree, and the wheel from the sdist, so what the sdist lacks is
+missing in the wheel too. The wheel is installed into an environment of its own. What kivi depends on is not
+downloaded again for that: the environment sees the packages of the one that the tests run in, by their path
+(``tests/ops/test_docker.py`` installs all of them from the index).
+"""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
+import grpc
 import pytest
 
+import kivi
+from tests.serverproc import ServerProcess
+
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = {"kivi": "kivi", "kivi_server": "server", "apm_demo": "apm_demo"}  # installed as -> folder
+PACKAGES = {"kivi": "kivi", "kivi_server": "server"}  # installed as -> folder
+SOURCES = ("pyproject.toml", "setup.py", "MANIFEST.in", "constraints.txt", *(p.name for p in ROOT.glob("*.md")))
+FOLDERS = (*PACKAGES.values(), "proto", "apm_demo", "docs", "tests")  # and what must not be packed
+
+
+def copied(folder: Path) -> Path:
+    """The tree without what was built in it: setuptools builds in place, and leftovers would be packed too."""
+    names = list(SOURCES)
+    for each in FOLDERS:
+        names += [str(p.relative_to(ROOT)) for p in (ROOT / each).rglob("*") if "__pycache__" not in p.parts]
+    for name in names:
+        if (source := ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(source.read_bytes())
+    return folder
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the tree (setuptools builds in place, and leftovers would be packed too)."""
-    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    files = ["pyproject.toml", "setup.py"]
-    for folder in PACKAGES.values():
-        files += [str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*") if "__pycache__" not in p.parts]
-    for name in files:
-        if (source := ROOT / name).is_file():
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            (copy / name).write_bytes(source.read_bytes())
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-q", "--no-deps"]
-    built = subprocess.run(
-        [*pip, "--no-build-isolation", "--no-index", "--wheel-dir", str(out), str(copy)],
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    (path,) = out.glob("kivi-*.whl")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the sdist and the wheel."""
+    source, out = copied(tmp_path_factory.mktemp("source")), tmp_path_factory.mktemp("dist")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(source)]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (path,) = built.glob("kivi-*.whl")
     return path
 
 
-def test_the_wheel_has_exactly_three_top_level_names(wheel: Path) -> None:
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment's ``bin`` that has the wheel, and the packages that it depends on."""
+    folder = tmp_path_factory.mktemp("clean")
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--disable-pip-version-check",
+        "--python",
+        str(folder / "bin/python"),
+        "install",
+    ]
+    for command in (
+        [sys.executable, "-m", "venv", "--without-pip", str(folder)],
+        [*pip, "-q", "--no-index", "--no-deps", str(wheel)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    (site,) = folder.glob("lib/python*/site-packages")
+    # A path that a .pth file adds is not looked through for .pth files, so kivi's editable install there is not seen.
+    (site / "dependencies.pth").write_text(f"{Path(grpc.__file__).parent.parent}\n")
+    return folder / "bin"
+
+
+def test_the_wheel_has_exactly_two_top_level_names(wheel: Path) -> None:
     tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES.keys()
 
@@ -50,6 +95,54 @@ def test_the_wheel_has_every_file_of_the_tree(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert packed == expected
+
+
+def test_the_sdist_has_the_sources_and_neither_tests_nor_the_demonstration(built: Path) -> None:
+    (path,) = built.glob("kivi-*.tar.gz")
+    with tarfile.open(path) as sdist:
+        names = {name.partition("/")[2] for name in sdist.getnames()}
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "constraints.txt"} <= names
+    assert {"kivi/__init__.py", "server/__init__.py", "proto/kivi/v1/service.proto"} <= names
+    assert not [name for name in names if name.startswith(("tests/", "apm_demo/", "docs/"))]
+
+
+def test_versions_agree(wheel: Path) -> None:
+    """One source, ``kivi.__version__``; and the changelog begins with it."""
+    assert wheel.name.startswith(f"kivi-{kivi.__version__}-")
+    found = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert found is not None and found[1] == kivi.__version__
+
+
+def test_an_installed_kivi_serves_and_commits(clean: Path, tmp_path: Path) -> None:
+    """From the clean environment alone: the embedded store, the server, a client, the command line."""
+
+    def run(*command: str) -> str:
+        done = subprocess.run([str(clean / command[0]), *command[1:]], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    where = "import kivi, kivi_server, sys; print(kivi.__file__); print(kivi_server.__file__); print(sys.prefix)"
+    kivi_file, server_file, prefix = run("python", "-I", "-c", where).splitlines()
+    assert kivi_file.startswith(prefix) and server_file.startswith(prefix)
+    lost = "import importlib.util as u; print([u.find_spec(n) for n in ('apm_demo', 'server', 'proto', 'tests')])"
+    assert run("python", "-I", "-c", lost) == "[None, None, None, None]"
+
+    embedded = """
+import kivi
+with kivi.open("data") as db:
+    db.create_table("accounts", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
+    with db.transaction() as tx:
+        tx.delta("accounts", (1,), balance=21)
+    print(tx.commit_ts > 0, db.get("accounts", (1,))["balance"])
+"""
+    assert run("python", "-I", "-c", embedded) == "True 21"
+
+    server = ServerProcess(tmp_path / "data")
+    server.command = [str(clean / "kivi"), "serve"]
+    with server:
+        run("kivi", "delta", "accounts", "1", "balance=16", "--endpoint", server.endpoint)
+        assert run("kivi", "get", "accounts", "1", "-o", "csv", "--endpoint", server.endpoint) == "id,balance\n1,37"
+        assert server.stop() == 0
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -5,10 +5,7 @@ codes, from where it was appended to the block that it ends in: in a commit's re
 it takes a byte or two for each event instead of ten or twenty. Whoever derives from it groups by codes; whoever reads
 its values asks for ``plain``.
 
-Measured for batches of 100,000 events with three such columns beside three of integers, all three in the key of an
-aggregate: 81 ms of CPU a batch instead of 93, and 74 instead of 101 if they were sent as dictionaries, which had been
-written out. The events of such a batch are 2.7 MB in the log and in pending, and were 7.3. Finding the codes of a
-column of text costs 3.5 ms, which grouping by it costs anyway, and writing it out again 1 ms.
+What it saves of time and bytes: decision 0015.
 
 Invariant of a coded column: its values are text or bytes, distinct, and none is null; codes are signed integers of the
 narrowest width that holds them; a null is a null among the codes. Two batches of one table may differ in which columns

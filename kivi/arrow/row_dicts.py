@@ -1,6 +1,6 @@
 """Columns to rows: a list of dicts, by a function that is made for their names.
 
-``dict(zip(names, row))`` for each row of four columns takes 0.52 us, a display with constant names 0.13 us.
+A display with constant names takes a quarter of the time of ``dict(zip(names, row))`` (decision 0026).
 """
 
 from __future__ import annotations

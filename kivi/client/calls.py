@@ -306,7 +306,8 @@ def answers(frame: session_pb2.ServerFrame) -> Iterator[tuple[int, Answer]]:
         match reply.WhichOneof("body"):
             case "commit_each":
                 each = reply.commit_each
-                yield from zip(each.ids, zip(count(each.commit_ts), repeat(reply.start_ts)), strict=False)
+                began = count(each.commit_ts - 1) if each.blind else repeat(reply.start_ts)
+                yield from zip(each.ids, zip(count(each.commit_ts), began), strict=False)
             case "get_each":
                 yield from _rows(reply.get_each, reply.start_ts)
             case _:

@@ -200,6 +200,8 @@ class Core:
             except (ConnectionLost, Timeout):
                 pass
             except errors.Unavailable as error:
+                if isinstance(error, Closed) and attempt and request.HasField("commit"):
+                    raise lost() from None  # an attempt that was sent may have committed all the same
                 if not error.details.get("stopping"):
                     raise
             attempt += 1

@@ -2,9 +2,13 @@
 
 A write carries its operation. Folding a cell is
 
+::
+
     fold(base, [(cts1, op1), (cts2, op2), ...]) = opN( ... op2(op1(base)))      cts1 < cts2 < ...
 
 and the laws that make *online* aggregates possible are
+
+::
 
     SUM over integers, MIN, MAX     commutative and associative, exactly: any grouping, any order
     SUM over floats                 neither: folded strictly left to right in CTS order, one delta per
@@ -14,6 +18,8 @@ and the laws that make *online* aggregates possible are
 
 Deltas of one operator need no order among concurrent transactions to be *accepted*; they get one, the
 CTS, when they are *folded*.
+
+::
 
     operators   SUM, MIN, MAX: identity, combine, permanent ids
     ops         RowOp: the net effect of one transaction on one row, and its program-order algebra (R7)

@@ -60,8 +60,7 @@ def is_combinable(schema: TableSchema) -> bool:
 def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
     """One run with the deltas of ``runs``, at least one: of one commit, or of a table that ``is_combinable``.
 
-    Of one CTS if all are of that, and otherwise with the newest of each key. Ten runs of 36,000 rows into 103,000, a
-    sum and a count: 9 ms; sixteen of 10,500 into 75,000 with texts of one width in the key: 13 ms. Raises OutOfRange.
+    Of one CTS if all are of that, and otherwise with the newest of each key. Raises OutOfRange.
     """
     filled = [run for run in runs if run.rows] or runs[:1]
     cts = filled[0].cts

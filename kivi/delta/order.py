@@ -3,19 +3,15 @@
 Keys of one width are read as words of 64 bits, and what varies in these becomes one integer per row, its *code*, in
 the same order: by mixed radix (of the words (7, 17:50), (7, 17:55), (9, 17:50) the second has two digits, since slots
 are multiples of their length), or else by the bits that vary (a digit in a text is 4 of 8). Then, by what the codes are
-like (nanoseconds a row on an AMD EPYC of Zen 4, of runs with some hundred thousand rows together, which are what a busy
-aggregate has pending):
+like (decision 0014 has what each takes):
 
-* Where their range is small, *a table of it*: 2 to 7 up to four codes a row, 7 to 18 at eight, however many runs there
-  are. Nothing is sorted, and sums are added by number (``np.add.at``, 1.5), so no column is put in order first.
+* Where their range is small, *a table of it*, however many runs there are. Nothing is sorted, and sums are added by
+  number (``np.add.at``), so no column is put in order first.
 * Where it is not, *sorting*, with the number of the row in the low bits so that no index is sorted along. Runs are
-  sorted already, so the stable sort merges them: 2 for four runs, 13 for ten, 16 for sixteen. NumPy's default sort has
-  vector instructions, and takes 44 to 53 on that processor whatever is sorted (that compressing stores are microcode
-  there is known; on an Intel Xeon it took less than 31). Rows in no order at all are left to it: 29 against 39.
+  sorted already, so the stable sort merges them; NumPy's default sort, with its vector instructions, is slower there.
+  Rows in no order at all are left to it.
 
-All of combining sixteen runs of 4,200 rows by (endpoint, slot) took 5.1 ms with the default sort, and takes 1.2.
-Keys in which more varies are sorted as byte strings by NumPy, and keys of several widths by Arrow: ten runs of 10,000
-keys of 16 bytes took 3.5 and 7.7 ms.
+Keys in which more varies are sorted as byte strings by NumPy, and keys of several widths by Arrow.
 
 Pure: no I/O and no clock.
 """

@@ -15,11 +15,10 @@ Found in rocksdict 0.3.29, each the reason for something below. The tests pin wh
 the lower bound and the snapshots also the finding itself, so that an upgrade which changes it is noticed:
 
 * ``Rdict.items()`` ends *silently* at a damaged or missing block. The lower-level ``iter()`` with a
-  ``status()`` at the end reports it, at 0.5 us a step instead of 0.3 us: that is the price we pay.
-  `scan_chunks` pays it for nothing but the end: it drains ``items()`` by C code, and where that ends, an ``iter()`` of
-  the same moment looks for what comes behind. Both are made between two equal sequence numbers, since two iterators
-  made one after the other may have a write between them. A row of 60 bytes, median on a busy machine: `scan` 0.63 us,
-  ``iter()`` drained by C code (its methods zipped) 0.55 us, ``items()`` 0.36 us.
+  ``status()`` at the end reports it, and costs more a step (decision 0003). `scan_chunks` pays that for nothing but the
+  end: it drains ``items()`` by C code, and where that ends, an ``iter()`` of the same moment looks for what comes
+  behind. Both are made between two equal sequence numbers, since two iterators made one after the other may have a
+  write between them.
 * ``next()`` of an iterator that has ended is a segmentation fault.
 * ``ReadOptions`` owns the bound that an iterator compares with. Dropped too early, it is freed
   memory and a scan returns anything. The generators keep it alive beside the iterator.
@@ -27,22 +26,18 @@ the lower bound and the snapshots also the finding itself, so that an upgrade wh
 * An iterator keeps the database, and its lock file, open after ``close()``. So the engine keeps weak
   references to its scans and drops their iterators when it is closed.
 * ``disable_wal`` is a property, although the type stubs call it a method.
-* Two objects for each pair are most of what ``items()`` costs: a row of 53 bytes with a key of 21 takes 0.27 us, and
-  0.155 us as one value with its key behind it, drained from ``values()``. So values of some keys are kept as such
-  *records* (``Records``), as those of base rows are. Everybody but `scan_records` gets them without their keys, which
-  takes 0.1 us a value, as it does to put them there.
+* Two objects for each pair are most of what ``items()`` costs. So values of some keys, as those of base rows, are kept
+  with their keys behind them, as *records* (``Records``), and drained from ``values()`` (decision 0003). Everybody but
+  `scan_records` gets them without their keys.
 * Without ``column_families`` a store that exists is opened by the options that it keeps in its directory, whatever it
   is given, and with a block cache of 8 MiB. So the only family is named, with ours.
-* A batched ``get`` costs what single ones cost (about 2 us a key): it only saves the loop.
-* That an unsynced ``write`` holds the GIL (0.04 ms per 100 kB) while ``flush`` and ``compact_range`` release
-  it is from the design's measurements; ours, on a busy machine, could not tell.
+* A batched ``get`` costs what single ones cost: it only saves the loop.
+* ``write`` holds the interpreter's lock, ``flush`` and ``compact_range`` release it (decision 0001).
 
 Values of `BLOB_BYTES_MIN` and more (event blocks) go to blob files and are not rewritten by
-every compaction of the keys. While RocksDB collects garbage there, they are: each compaction then copies what it meets
-of the oldest quarter of these files, whether or not anything in them is garbage, and it meets all blocks of a table,
-whose keys fill a few files only. So of 200 million appended events, none of them garbage, ever more were copied (743 MB
-by a compaction in the end); an event took 182 ns of processor time, and 143 without. It is set to collect only while
-there is garbage worth it (`_collect`, looked at after each flush); files that hold nothing else are dropped without.
+every compaction of the keys. While RocksDB collects garbage there, they are, whether or not there is any. So it is set
+to collect only while there is garbage worth it (`_collect`, looked at after each flush; decision 0004); files that
+hold nothing else are dropped without.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Rows that changed, as they are at a snapshot: by key where they are few, by a scan where they are many.
 
-A row by its key costs 15 us, and with some dozen delta runs pending, of which each is bisected, 180 us; in a scan in
-columns a row costs 1 us, and as much again if it changed (``mvcc.columns``). So many changed rows that lie close
-together are scanned for, and those in between are dropped; as soon as these turn out to be too many the rest is read by
-key after all.
+A row by its key costs many times what a row costs in a scan in columns, above all with some dozen delta runs pending,
+of which each is bisected (decision 0022). So many changed rows that lie close together are scanned for, and those in
+between are dropped; as soon as these turn out to be too many the rest is read by key after all.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """Large writes past the page cache (O_DIRECT): what the disk takes need not be copied into fresh pages first.
 
 A page cache is of little use to a log: what is written is not read again before the next start (staged batches are,
-once). And for bulk it costs more than all else that a writer does. In an append stream of 100,000 events a batch
-(records of some megabytes), copying them into fresh pages took 2.3 of the 4.9 ms of system time that a batch costs the
-server, and who waited for a processor meanwhile waited long: reads of 12 slots beside it had a p99 of 13.7 ms through
-the cache and of 9.9 past it (medians of three runs, alternately); the stream by itself was a twentieth quicker.
+once). For bulk it costs more than all else that a writer does (decision 0007).
 
 The system wants whole blocks, at block boundaries, from memory that begins at one. So the bytes are gathered into a
 buffer that does (``Direct``; NumPy copies without the interpreter's lock), and what comes before the first boundary and

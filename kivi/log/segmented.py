@@ -20,8 +20,7 @@ which it can do nothing else. Who cannot spare that asks `is_quick` first. Invar
   `_complete`).
 * **Large records go past the page cache** (`kivi.log.direct`); they are synced as all others.
 * **Small records go where zeros were written** (`_write_ahead`), by the writer who writes them, before any that follow.
-  A sync of 5 kB behind each other took 133 us into blocks that were only preallocated, and takes 85, zeros included
-  (ext4 without a journal, on a virtual disk; means of 3,000).
+  A sync into blocks that were only preallocated takes half as long again (decision 0006).
 * **Nothing is retried.** After `_fail` nothing is written, not even the mark: the next open decides.
 * **A segment that has a successor is whole and durable**: `_roll` syncs it before it writes the next one's
   header.
@@ -29,14 +28,8 @@ which it can do nothing else. Who cannot spare that asks `is_quick` first. Invar
   done().
 * **Disk space is had before a number is**: `append` asks `kivi.log.room`, which preallocates.
 
-Measured by ``tests/log/bench.py`` on two busy cores, as multiples of a bare pwritev and fdatasync of the
-same bytes into a preallocated file; ranges over runs on a machine that others used. Waiting for each record:
-300 bytes 1.6 to 2.4 (hand-overs between threads), 100 kB 1.4 to 1.7, 1 MiB 1.5 to 1.7. Nobody waiting:
-300 bytes 0.07, 100 kB 0.6 to 0.9, 1 MiB 1.2 to 2.8 (not understood; segment rolls are part of it). Two runs
-are left out of these, in which the bare loop itself was 3 and 15 times slower than usual.
-
-Every hand-over between threads waits for the GIL: beside one thread that computes in Python all the time, a
-commit took 14 ms with the interpreter's switch interval of 5 ms, and 3 ms with 0.5 ms.
+Every hand-over between threads waits for the interpreter's lock. What a commit costs beside a bare write and sync, and
+what the interpreter's switch interval does to it: decision 0005.
 """
 
 from __future__ import annotations

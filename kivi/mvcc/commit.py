@@ -78,6 +78,8 @@ class StaleCatalog(Exception):
 @dataclass(slots=True)
 class Counters:
     commits: int = 0
+    commits_grouped: int = 0
+    """Of these, the ones that entered together with at least one other (R19)."""
     conflicts: int = 0
     too_old: int = 0
     unknown: int = 0
@@ -177,8 +179,10 @@ class Committer:
         try:
             parts = self._admit(parts, turn)
             with self._log.together() if len(parts) > 1 else nullcontext(), self._entry:
+                alone = sum([part.members for part in parts]) == 1
                 for part in parts:
                     if (new := self._new_of(part, turn)) is not None:
+                        new.alone = alone
                         self._enter(new, turn)
                 for part, i in turn.repeats:
                     self._answer_known(part, i, turn)
@@ -424,6 +428,8 @@ class Committer:
             self._in_flight.pop(part.first, None)
             self._remember(part)
         self.counters.commits += part.members
+        if not part.alone:
+            self.counters.commits_grouped += part.members
         self._watermark.finish(part.last, part.settle)
 
     def _remember(self, part: Part) -> None:

@@ -86,6 +86,8 @@ class Part(ABC):
         self.digests = digests
         self.tags = tags
         self.answer = answer
+        self.alone = False
+        """Whether it is a group of one."""
         self.on_check: Callable[[], None] | None = None
         self.first = 0
         self.unknown: CommitUnknown | None = None

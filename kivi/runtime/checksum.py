@@ -1,7 +1,6 @@
 """CRC-32 as zlib has it, of log records, event blocks and request digests.
 
-By ISA-L where it is installed: 2.4 MB in 0.05 ms instead of 0.87, 50 bytes in 0.1 us instead of 0.2. zlib's own took
-7 % of what a server computes for an append stream.
+By ISA-L where it is installed, which is many times as quick as zlib (decision 0008).
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ at once, before whoever is running: a thread that reads requests, often enough. 
 gets no less of the processor (unlike one of lower priority, which may hold the interpreter's lock for seconds while
 other processes run), so nothing that waits for it waits longer.
 
-Reads of 12 slots beside a stream of batches of 100,000, on two cores, medians of six alternate runs: 2.7 ms without,
-2.1 with it; 11.6 and 10.2 ms of 99 in 100; the stream took 6.10 million events a second, and 6.10. The stream alone,
-and transactions of 64 tasks: the same with and without.
+What it is worth: decision 0013.
 """
 
 from __future__ import annotations

@@ -23,40 +23,66 @@ class Settings:
 
     # -- commit log
     segment_bytes: int = 32 * MIB
-    # -- pending: beyond the soft limit consolidation hurries, at the hard limit writers wait
+    """A segment of the commit log."""
+    # -- pending
     pending_soft_bytes: int = 128 * MIB
+    """Operations that are not in base yet. Beyond this, consolidation hurries."""
     pending_hard_bytes: int = 384 * MIB
+    """Here writers wait for consolidation, and are refused if it cannot go on."""
     # -- consolidation
     background: bool = True
+    """Whether the store consolidates by itself; tests say when instead."""
     consolidate_every_s: float = 0.05
-    fold_every_s: float = 5.0  # what can be combined in memory is folded into base this often; 0: every time
+    """How often a pass begins."""
+    fold_every_s: float = 5.0
+    """How often what can be combined in memory is folded into base; 0: with every pass."""
     consolidate_rows: int = 2_048
+    """Rows that are folded and written at a time."""
     flush_bytes: int = 32 * MIB
+    """When so much has been written to the engine since its last flush it is flushed, and the log is truncated."""
     flush_every_s: float = 30.0
+    """The same, by time."""
     block_rows: int = 131_072
+    """Events of a block."""
     # -- leases
     lease_ttl_s: float = 60.0
+    """How long a snapshot lasts that asks for nothing and is not renewed."""
     lease_ttl_max_s: float = 24 * 3600.0
+    """The longest time that one may ask for."""
     max_leases: int = 100_000
+    """Open snapshots."""
     version_budget_bytes: int = 1024 * MIB
-    # -- conflict facts are kept at least this long, so a transaction may be open this long
+    """What older versions may cost for open snapshots. Beyond it the oldest snapshot is cut: SnapshotTooOld."""
+    # -- conflict facts
     conflict_window_s: float = 300.0
+    """Facts about commits are kept at least so long, unless they are too many; so long a transaction may be open."""
     conflict_entries: int = 400_000
-    # -- tokens made by the client library are remembered this long
+    """At most so many facts are kept, whatever their age."""
+    # -- tokens
     request_token_ttl_s: float = 24 * 3600.0
+    """How long tokens that the client library made are remembered. A caller's own are kept for ever."""
     # -- stages
     stage_bytes: int = 4096 * MIB
+    """What may be staged and not committed."""
     stage_ttl_s: float = 24 * 3600.0
+    """How long a stage waits for its commit."""
     # -- published limits
     max_value_bytes: int = 16 * MIB
+    """The value of one column."""
     max_transaction_operations: int = 1_000_000
+    """Operations in a transaction."""
     max_transaction_bytes: int = 64 * MIB
+    """Bytes in a transaction."""
     max_append_rows: int = 1_000_000
+    """Events in one append."""
     # -- engine
     cache_bytes: int = 128 * MIB
+    """RocksDB's block cache."""
     memtable_bytes: int = 32 * MIB
-    # -- commit: how long a blocking call waits for a sync before it says CommitUnknown
+    """One memtable of RocksDB; up to three are there at a time."""
+    # -- commit
     commit_timeout_s: float = 60.0
+    """How long a blocking call waits for a sync before it says CommitUnknown."""
 
     @staticmethod
     def of(values: dict[str, Any]) -> Settings:

@@ -1,4 +1,4 @@
-"""From Kafka's records to a table's columns. The connector's jar is not part of PySpark: see the README."""
+"""From Kafka's records to a table's columns. The connector's jar is not part of PySpark: see docs/howto/spark.md."""
 
 from __future__ import annotations
 

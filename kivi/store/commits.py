@@ -101,6 +101,8 @@ class Commits:
 
         def settled(outcome: Outcome) -> None:
             txn.commit_ts = outcome.commit_ts
+            if outcome.commit_ts is not None and not txn.lease.id:
+                txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
             if outcome.error is None:
                 self.committer.times.observe(time.monotonic() - began)
             self.leases.release(txn.lease)

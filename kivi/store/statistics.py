@@ -78,6 +78,7 @@ def stats(store: Host) -> dict[str, int | float]:
         "watermark_lag": last - watermark,
         "in_flight": store.moved.in_flight,
         "commits": counters.commits,
+        "commits_grouped": counters.commits_grouped,
         "aborts_conflict": counters.conflicts,
         "aborts_too_old": counters.too_old,
         "aborts_no_room": counters.no_room,

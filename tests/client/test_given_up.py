@@ -58,6 +58,44 @@ def none_is_left(server: ServerProcess) -> bool:
 # -- writes ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("awaited", [False, True], ids=["threads", "asyncio"])
+def test_an_append_whose_client_is_closed_may_have_committed_and_says_so(alone: ServerProcess, awaited: bool) -> None:
+    """It had been sent: "this client is closed" alone would say that nothing was applied (R16)."""
+    events = [{"ts": 1, "n": 1}]
+    with alone.connect() as db:
+        db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "n": "int64"})
+
+    def with_threads() -> None:
+        db = alone.connect()
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            db.append("e", events, token="the first")
+            alone.signal(signal.SIGSTOP)
+            appended = pool.submit(db.append, "e", events, token="the second")
+            time.sleep(0.2)
+            db.close()
+            appended.result()
+
+    async def with_tasks() -> None:
+        db = await kivi.aio.connect(alone.endpoint)
+        await db.append("e", events, token="the first")
+        alone.signal(signal.SIGSTOP)
+        appended = asyncio.create_task(db.append("e", events, token="the second"))
+        await asyncio.sleep(0.2)
+        await db.close()
+        await appended
+
+    try:
+        with pytest.raises(kivi.CommitUnknown) as unknown:
+            asyncio.run(with_tasks()) if awaited else with_threads()
+    finally:
+        alone.signal(signal.SIGCONT)
+    assert unknown.value.token == "the second"
+    with alone.connect() as db:
+        committed = db.outcome("the second") is not kivi.ABORTED  # first: this is what makes it final
+        with db.snapshot() as snap:
+            assert len(list(snap.scan("e"))) == (2 if committed else 1)
+
+
 def test_the_writes_of_a_cancelled_read_are_committed_with_the_rest(alone: ServerProcess) -> None:
     async def test() -> None:
         async with await kivi.aio.connect(alone.endpoint) as db, db.transaction() as tx:

@@ -21,17 +21,27 @@ RANDOM = st.randoms(use_true_random=False)
 EXAMPLES = 25
 SEEDS = range(30)
 SEEDS_ON_DISK = range(100, 108)
-STEPS = 90
-MINIMA = {"commit": 500, "conflict": 30, "held": 40, "crash": 25, "crash in flight": 8, "reread": 1500, "repeat": 40}
+STEPS = 100
+MINIMA = {
+    "commit": 800,
+    "grouped": 400,
+    "conflict": 30,
+    "held": 40,
+    "crash": 25,
+    "crash in flight": 8,
+    "reread": 1500,
+    "repeat": 40,
+}
 WEIGHTS = {
     World.run: 25,
     World.begin: 20,
     World.work: 12,
     World.commit: 14,
-    World.commit_held: 8,
+    World.commit_held: 11,
     World.let_go: 8,
     World.rollback: 1,
     World.repeat: 3,
+    World.together: 8,
     World.snapshot: 4,
     World.close_snapshot: 3,
     World.as_of: 3,
@@ -75,6 +85,10 @@ class Machine(RuleBasedStateMachine):
     @rule(rng=RANDOM)
     def let_go(self, rng: random.Random) -> None:
         self.world.let_go(rng)
+
+    @rule(rng=RANDOM)
+    def together(self, rng: random.Random) -> None:
+        self.world.together(rng)
 
     @rule(rng=RANDOM)
     def repeat(self, rng: random.Random) -> None:

@@ -11,6 +11,7 @@ an earlier one.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections import Counter
@@ -33,6 +34,7 @@ from kivi.runtime.settings import Settings
 from kivi.store import reads as scan
 from kivi.store.facade import Store
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table, touched
+from tests.proof.groups import Together
 
 __all__ = ["TABLES", "World"]
 
@@ -68,6 +70,26 @@ class Open:
         return bool(self.outcomes) and isinstance(self.outcomes[0].error, Conflict)
 
 
+class Member:
+    """A transaction of a group. It reads nothing, so it has no snapshot until its answer tells one."""
+
+    def __init__(self, ops: list[Op], token: str) -> None:
+        self.ops = ops
+        self.token = token
+        self.logged: Attempt | None = None
+
+    def attempt(self, commit_ts: int | None) -> Attempt:
+        """The one that is logged, so that it learns its snapshot when that is told."""
+        if self.logged is None:
+            self.logged = Attempt(None, self.ops, "committed", commit_ts, self.token)
+        return self.logged
+
+
+def _fits(ops: list[Op]) -> bool:
+    """Whether they may come in a group: puts and deltas, each of another row."""
+    return all(op.kind in ("put", "delta") for op in ops) and len({(op.table, op.key) for op in ops}) == len(ops)
+
+
 class World:
     """Each public method but ``check`` and ``close`` is one step; a step that has nothing to act on does nothing."""
 
@@ -82,6 +104,7 @@ class World:
         self.held: dict[int, Open] = {}
         self.transactions: list[Open] = []
         self.snapshots: list[tuple[Snapshot, dict[str, Any]]] = []
+        self.untold: list[tuple[Together, dict[int, Attempt]]] = []  # groups, and by place who entered with them
         self.tokens: list[tuple[str, list[Op], int]] = []
         self.counted: Counter[str] = Counter()
         self.made = 0
@@ -145,11 +168,15 @@ class World:
 
     def _conflicts(self, opened: Open) -> bool:
         """R2 to R5, R8: something entered the log after its snapshot that does not commute with it."""
-        mine = touched(opened.attempt(None))
+        return self._meets(opened.attempt(None), opened.tx.start_ts)
+
+    def _meets(self, attempt: Attempt, start_ts: int) -> bool:
+        """Whether it clashes with what entered the log above ``start_ts``, and before itself if it has entered."""
+        mine = touched(attempt)
         return any(
             touch.clashes(theirs)
             for other in self.entered
-            if (other.commit_ts or 0) > opened.tx.start_ts
+            if start_ts < (other.commit_ts or 0) and (attempt.commit_ts or math.inf) > (other.commit_ts or 0)
             for where, theirs in touched(other).items()
             if (touch := mine.get(where)) is not None
         )
@@ -164,6 +191,7 @@ class World:
             assert max([0, *below]) <= watermark < min(self.held), "R11: the gap-free prefix"
         else:
             assert watermark == self.log.last, "R11: everything has finished"
+        self._hear()
         for snap, expected in self.snapshots:
             assert self.seen(snap) == expected, f"R1, R14: the snapshot at {snap.ts} changed"
             self.counted["reread"] += 1
@@ -272,7 +300,68 @@ class World:
             else:
                 assert opened.outcomes == [], "R17: acknowledged before the watermark was there"
 
-    def _committed(self, opened: Open, commit_ts: int) -> None:
+    def together(self, rng: random.Random) -> None:
+        """R19: blind transactions that reach the store as a group. Those that do not enter with it come alone."""
+        members = [self._member(rng) for _ in range(rng.randint(2, 8))]
+        repeated = rng.choice(self.tokens) if self.tokens and not self.held and rng.random() < 0.3 else None
+        if repeated is not None and _fits(repeated[1]):
+            members.insert(rng.randint(0, len(members)), Member(repeated[1], repeated[0]))
+        group, entered = self._enter(members)
+        self._arrive()
+        for cts, member in entered:
+            self._committed(member, cts)
+        for place in group.left:
+            member = members[place]
+            if repeated is not None and member.token == repeated[0]:
+                self._repeat(*repeated)
+                continue
+            opened = Open(self.db.transaction(member.token), member.token)
+            for op in member.ops:
+                getattr(opened.tx, op.kind)(op.table, op.key, **op.values)
+            opened.ops = member.ops
+            self._commit(opened)
+
+    def _member(self, rng: random.Random) -> Member:
+        self.made += 1
+        ops = []
+        for key in rng.sample(range(3), rng.choice((1, 1, 1, 2))):
+            if rng.random() < 0.4:
+                op = Op("put", rng.choice("th"), (key,), {rng.choice(("n", "v")): rng.randint(-5, 5)})
+            else:
+                op = Op("delta", rng.choice("th"), (key,), {rng.choice(("n", "hi")): rng.randint(-5, 5)})
+            ops.append(op)
+        return Member(ops, f"token {self.made}")
+
+    def _enter(self, members: list[Member]) -> tuple[Together, list[tuple[int, Member]]]:
+        """A group into the log: those that enter do so in their order, and get consecutive timestamps (R19)."""
+        group, before = Together(self.store, members), self.log.last
+        group.enter()
+        places = [place for place in range(len(members)) if place not in group.left]
+        assert self.log.last == before + len(places), "R13"
+        entered = [(before + 1 + i, members[place]) for i, place in enumerate(places)]
+        attempts = [member.attempt(cts) for cts, member in entered]
+        self.entered += attempts
+        if places:
+            self.untold.append((group, dict(zip(places, attempts, strict=True))))
+        self.counted["commit"] += len(places)
+        self.counted["grouped"] += len(places) if len(places) > 1 else 0
+        return group, entered
+
+    def _hear(self) -> None:
+        """Answers to groups: each member gets the timestamp of its place, and nothing that it clashes with lies between
+        that and the snapshot that it is told (R2, R19)."""
+        for group, attempts in [*self.untold]:
+            if self.held and not group.is_answered:
+                continue
+            group.wait()
+            self.untold.remove((group, attempts))
+            for place, attempt in attempts.items():
+                answer = group.answers[place]
+                assert (answer.commit_ts, answer.error) == (attempt.commit_ts, None), (attempt, answer)
+                attempt.start_ts = answer.start_ts
+                assert not self._meets(attempt, answer.start_ts), f"R2, R19: entered in a group all the same: {attempt}"
+
+    def _committed(self, opened: Open | Member, commit_ts: int) -> None:
         self.oracle.attempt(opened.attempt(commit_ts))
         if opened.token:
             self.tokens.append((opened.token, opened.ops, commit_ts))
@@ -320,7 +409,9 @@ class World:
         """R16: the reply was dropped, and the commit comes again."""
         if not self.tokens or self.held:
             return
-        token, ops, commit_ts = rng.choice(self.tokens)
+        self._repeat(*rng.choice(self.tokens))
+
+    def _repeat(self, token: str, ops: list[Op], commit_ts: int) -> None:
         before = self.log.last
         tx = self.db.transaction(token=token)
         for op in ops:
@@ -398,12 +489,15 @@ class World:
     def crash(self, rng: random.Random) -> None:
         """Records were on their way to the disk: a prefix of them arrived, and a prefix of the batches of base."""
         self.memory.hold = True
-        flying: list[tuple[int, Open]] = []
-        for one in self.transactions:
-            if one.ops and one.token:
-                self._submit(one, arrives=False)
-                if not one.refused:
-                    flying.append((self.log.last, one))
+        flying: list[tuple[int, Open | Member]] = []
+        if rng.random() < 0.5:
+            _, entered = self._enter([self._member(rng) for _ in range(rng.randint(2, 8))])
+            flying += entered
+        for opened in self.transactions:
+            if opened.ops and opened.token:
+                self._submit(opened, arrives=False)
+                if not opened.refused:
+                    flying.append((self.log.last, opened))
         keep = rng.randint(0, len(flying))
         if isinstance(self.log, SegmentedLog):
             self.log.abandon()
@@ -440,6 +534,7 @@ class World:
         for cts, opened in self.held.items():  # durable before the restart: there after it (R12)
             self._committed(opened, cts)
         self.held.clear()
+        self.untold.clear()
         self.entered.clear()
         self.transactions.clear()
         self.snapshots.clear()

@@ -4,10 +4,12 @@
 
     server process   kivi serve, consolidating every 50 ms, killed with SIGKILL now and then if asked
     8 threads        each a client of its own, one workload each in turn (``workloads``)
+    2 crowds         64 threads of one client, and 64 tasks of one ``kivi.aio`` client (``crowd``)
     afterwards       unknown outcomes are resolved through their tokens; every table is read once more, before and
                      after a forced consolidation; every answer of every client must be the replay of CTS <= S
 
-A run that does not reach its stated minima proves nothing and says so: *not run*.
+``grouped`` counts the commits that entered in groups of two or more. A run that does not reach its stated minima proves
+nothing and says so: *not run*.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.oracle import Oracle, Report
+from tests.proof.crowd import CALLERS, Crowd, Tasks
 from tests.proof.workloads import TABLES, WORKLOADS, Client, fund, make_tables, settled
 from tests.serverproc import ServerProcess
 
 __all__ = ["ARGUMENTS", "Result", "checked"]
 
 CLIENTS = 8
+CONFIRMED = 400  # tokens of known commits that are asked for in the end
 SETTINGS = (
     "consolidate_every_s=0.05",
     "fold_every_s=0.3",
@@ -37,6 +41,8 @@ SETTINGS = (
 )
 ARGUMENTS = tuple(argument for setting in SETTINGS for argument in ("--set", setting))
 """Of the server: small units, so that everything happens often."""
+STATS = {"consolidations": "consolidations", "entered": "commits", "grouped": "commits_grouped"}
+"""What the server counts. ``entered`` are all commits, those of groups included."""
 
 
 @dataclass
@@ -55,7 +61,13 @@ class Result:
 
 
 def checked(
-    data: Path, *, minima: Mapping[str, int], seconds_max: float, seed: int = 0, kill_every_s: float | None = None
+    data: Path,
+    *,
+    minima: Mapping[str, int],
+    seconds_max: float,
+    seed: int = 0,
+    kill_every_s: float | None = None,
+    callers: int = CALLERS,
 ) -> Result:
     """Runs until the minima are reached or the time is up, then checks. Raises Mismatch, or what a client met."""
     began = time.monotonic()
@@ -64,9 +76,13 @@ def checked(
         oracle = Oracle(TABLES)
         make_tables(db)
         first = fund(db, oracle)
-        clients = [
+        clients: list[Client] = [
             WORKLOADS[i % len(WORKLOADS)](server.connect(timeout=30.0), oracle, seed * 1_000 + i, first=first)
             for i in range(CLIENTS)
+        ]
+        clients += [
+            Crowd(server.connect(timeout=30.0), oracle, seed * 1_000 + 100, first=first, callers=callers),
+            Tasks(server.endpoint, oracle, seed * 1_000 + 101, first=first, callers=callers),
         ]
         counted = _drive(server, db, oracle, clients, minima, seconds_max, kill_every_s)
         for client in clients:
@@ -74,6 +90,7 @@ def checked(
                 raise client.failure
             client.db.close()
         oracle.resolve(lambda token: settled(db, token))
+        oracle.confirm(lambda token: settled(db, token), CONFIRMED)
         last = clients[0].__class__(db, oracle, -1)
         last.name = "last"
         with db.snapshot() as snap:
@@ -103,7 +120,7 @@ def _drive(
     stop = threading.Event()
     threads = [threading.Thread(target=client.run, args=(stop,), name=client.name) for client in clients]
     counted: Counter[str] = Counter()
-    passed = 0  # consolidations of servers that were killed
+    passed: Counter[str] = Counter()  # of servers that were killed
     for thread in threads:
         thread.start()
     try:
@@ -111,10 +128,11 @@ def _drive(
         deadline, next_kill = now + seconds_max, now + (kill_every_s or seconds_max + 1)
         while time.monotonic() < deadline and not any(client.failure for client in clients):
             time.sleep(0.1)
-            running = int(db.stats()["consolidations"])
+            stats = db.stats()
+            running = Counter({name: int(stats[of]) for name, of in STATS.items()})
             if time.monotonic() > next_kill:
                 passed += running
-                running = 0
+                running.clear()
                 server.restart()
                 counted["kills"] += 1
                 assert kill_every_s is not None
@@ -124,8 +142,8 @@ def _drive(
                 {
                     "commits": outcomes["committed"] - counted["commits"],
                     "aborts": outcomes["aborted"] - counted["aborts"],
-                    "reads": len(oracle.reads) - counted["reads"],
-                    "consolidations": passed + running - counted["consolidations"],
+                    "reads": len(oracle.reads) + len(oracle.glimpses) - counted["reads"],
+                    **{name: passed[name] + running[name] - counted[name] for name in STATS},
                 }
             )
             if all(counted[name] >= least for name, least in minima.items()):

@@ -3,8 +3,9 @@
 ::
 
     before     a store with a history (made once, copied for every crash)
-    meanwhile  three clients and an operator (consolidate, checkpoint, create and drop an aggregate, append and stage in
-               bulk) against a server that ends itself at the point; the acknowledgements are kept here
+    meanwhile  three clients, two crowds whose commits enter in groups, and an operator (consolidate, checkpoint,
+               create and drop an aggregate, append and stage in bulk) against a server that ends itself at the
+               point; the acknowledgements are kept here
     after      what is left is opened:
                R13  a new timestamp is above every one and every snapshot handed out before
                R16  each token says what became of its commit; every answer before and after is the replay of that
@@ -34,6 +35,7 @@ import kivi
 from kivi.errors import KiviError, NotFound
 from tests.oracle import Attempt, Op, Oracle, Read
 from tests.proof.concurrent import ARGUMENTS
+from tests.proof.crowd import Crowd, Tasks
 from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
 from tests.serverproc import EndedError, ServerProcess
@@ -41,6 +43,7 @@ from tests.serverproc import EndedError, ServerProcess
 __all__ = ["Crashed", "History", "NotReachedError", "call_failed", "crash_at", "power_lost", "prepare"]
 
 CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
+CALLERS = 24  # of each of the crowds
 
 
 class NotReachedError(AssertionError):
@@ -58,11 +61,14 @@ class History:
 
 @dataclass
 class Crashed:
-    """What a crash was made of."""
+    """What a crash was made of. ``grouped`` of the ``entered`` commits had entered in groups of two or more, as the
+    server said when it was last asked."""
 
     commits: int
     unknown: int
     checkpoints: int
+    entered: int = 0
+    grouped: int = 0
     listened: bool = True  # False: the point was reached in the recovery, before any client could connect
 
 
@@ -147,6 +153,35 @@ class Operator:
         self.db.checkpoint(str(path))
 
 
+class Gauge:
+    """Asks the server, until it has gone, how many commits entered, and how many of them in groups."""
+
+    def __init__(self, db: Any) -> None:
+        self.db = db
+        self.failure: BaseException | None = None
+        self.entered = self.grouped = 0
+
+    def run(self, stop: threading.Event) -> None:
+        with contextlib.suppress(KiviError):
+            while not stop.is_set():
+                stats = self.db.stats()
+                self.entered, self.grouped = int(stats["commits"]), int(stats["commits_grouped"])
+                time.sleep(0.02)
+
+
+@dataclass
+class Ran:
+    """What ran beside the clients; both are None where the server never listened."""
+
+    operator: Operator | None = None
+    gauge: Gauge | None = None
+
+    def crashed(self, oracle: Oracle, unknown: int, checkpoints: int = 0) -> Crashed:
+        commits, gauge = len(oracle.committed()), self.gauge
+        entered, grouped = (0, 0) if gauge is None else (gauge.entered, gauge.grouped)
+        return Crashed(commits, unknown, checkpoints, entered, grouped)
+
+
 def crash_at(
     point: str, number: int, history: History, where: Path, *, seed: int = 0, seconds_max: float = 40
 ) -> Crashed:
@@ -166,16 +201,17 @@ def crash_at(
                 raise NotReachedError(f"the point {point!r} was not reached {number} times")
             time.sleep(0.01)
 
-    operator, listened = None, False
+    made = None
     with contextlib.suppress(EndedError):  # a crash in the recovery is a crash: what it leaves is judged as well
-        operator = ran(server, oracle, where, history.first, seed, wait)
-        listened = True
+        made = ran(server, oracle, where, history.first, seed, wait)
     assert server.process is not None
     assert server.process.returncode == -9, "".join(server.output)
     unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
     recovered(data, oracle)
-    checkpoints = sum(_checkpoint_holds(path, oracle) for path in (operator.checkpoints if operator else ()))
-    return Crashed(len(oracle.committed()), unknown, checkpoints, listened)
+    if made is None:
+        return Crashed(len(oracle.committed()), unknown, 0, listened=False)
+    checkpoints = sum(_checkpoint_holds(path, oracle) for path in (made.operator.checkpoints if made.operator else ()))
+    return made.crashed(oracle, unknown, checkpoints)
 
 
 def power_lost(
@@ -210,7 +246,7 @@ def power_lost(
             time.sleep(0.01)
         server.kill()
 
-    ran(server, oracle, where, history.first, seed, wait)
+    made = ran(server, oracle, where, history.first, seed, wait)
     disk.read(journal)
     assert disk.unsynced, "nothing was left to lose"
     disk.restore(where / "all", None)
@@ -224,7 +260,7 @@ def power_lost(
         disk.restore(place, random.Random(seed * 1_000 + state))
         recovered(place, again)
         shutil.rmtree(place)
-        out.append(Crashed(len(again.committed()), unknown, 0))
+        out.append(made.crashed(again, unknown))
     return out
 
 
@@ -266,11 +302,12 @@ def call_failed(
             time.sleep(0.01)
         server.kill()
 
+    made = Ran()
     with contextlib.suppress(RuntimeError):  # it may refuse to start
-        ran(server, oracle, where, history.first, seed, wait)
+        made = ran(server, oracle, where, history.first, seed, wait)
     unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
     recovered(data, oracle)
-    return Crashed(len(oracle.committed()), unknown, 0)
+    return made.crashed(oracle, unknown)
 
 
 def ran(
@@ -280,19 +317,26 @@ def ran(
     first: int,
     seed: int,
     wait: Callable[[Callable[[], bool]], None],
-) -> Operator | None:
-    """Clients and an operator against the server, until ``wait`` returns. Raises what one of them met."""
+) -> Ran:
+    """Clients, crowds and an operator against the server, until ``wait`` returns. Raises what one of them met."""
     stop = threading.Event()
     threads: list[threading.Thread] = []
-    operator: Operator | None = None
-    running: list[Client | Operator] = []
+    made = Ran()
+    running: list[Client | Operator | Gauge] = []
     try:
         with server, contextlib.suppress(KiviError):  # some points are reached while the clients still connect
             clients: list[Client] = [
                 kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=first) for i, kind in enumerate(CLIENTS)
             ]
-            operator = Operator(server.connect(timeout=5.0), oracle, where)
-            running += [*clients, operator]
+            clients += [
+                Crowd(server.connect(timeout=5.0), oracle, seed * 100 + 50, first=first, callers=CALLERS, every_s=0.05),
+                Tasks(
+                    server.endpoint, oracle, seed * 100 + 51, first=first, callers=CALLERS, every_s=0.05, timeout=5.0
+                ),
+            ]
+            made.operator = Operator(server.connect(timeout=5.0), oracle, where)
+            made.gauge = Gauge(server.connect(timeout=5.0))
+            running += [*clients, made.operator, made.gauge]
             threads += [threading.Thread(target=each.run, args=(stop,)) for each in running]
             for thread in threads:
                 thread.start()
@@ -306,7 +350,7 @@ def ran(
     for each in running:
         if each.failure is not None:
             raise each.failure
-    return operator
+    return made
 
 
 def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -322,12 +366,13 @@ def _contents(db: Any) -> tuple[int, dict[str, list[dict[str, Any]]]]:
 def recovered(data: Path, oracle: Oracle) -> int:
     """Everything that must hold of what is left; how many unknown outcomes were resolved."""
     seen = max(
-        [a.start_ts for a in oracle.attempts]
+        [a.start_ts or 0 for a in oracle.attempts]
         + [a.commit_ts or 0 for a in oracle.attempts]
         + [read.ts for read in oracle.reads]
     )
     with kivi.open(data, background=False) as db:
         resolved = oracle.resolve(lambda token: settled(db, token))
+        oracle.confirm(lambda token: settled(db, token))
         ts, found = _contents(db)
         for table in TABLES:
             oracle.read(Read(ts, table, None, found[table], who="after the crash"))

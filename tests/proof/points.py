@@ -22,6 +22,7 @@ from kivi.log.records import BLOCK_BYTES
 from kivi.log.segmented import SegmentedLog
 from kivi.mvcc import watermark
 from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.groups import Writes
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
@@ -32,6 +33,7 @@ from kivi.store.tables import Tables
 
 __all__ = ["POINTS"]
 
+RECORD: Final = b"\x52\x6b"  # how the header of one begins, behind its checksum
 When = Literal["before", "after"]
 
 POINTS: Final[dict[str, tuple[Any, str, When]]] = {
@@ -45,6 +47,11 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "applied": (Pending, "apply", "after"),
     "watermark moved": (watermark, "call_all", "before"),
     "acknowledged": (Watermark, "finish", "after"),
+    # a group, on its way through the same steps: where the store takes it, and not how it handles it
+    "group encoded": (Writes, "entries", "after"),
+    "group entered": (Store, "write", "after"),
+    "half a group written": (SegmentedLog, "_put", "before"),
+    "group applied": (Writes, "applied", "after"),
     # the log
     "segment rolled": (SegmentedLog, "_roll", "after"),
     "log truncated": (SegmentedLog, "truncate", "after"),
@@ -91,21 +98,25 @@ def arm(name: str, number: int) -> None:
     setattr(owner, attribute, pointed)
 
 
-def half_write(number: int) -> None:
-    """The N-th write of a record leaves its first half, as a kernel that was stopped in the middle would."""
+def half_write(number: int, records_min: int = 0) -> None:
+    """The N-th write of a record leaves its first half, as a kernel that was stopped in the middle would.
+
+    ``records_min``: only writes of at least so many records count, as those of a group are.
+    """
     real = Files.pwritev
     reached = 0
 
     def pwritev(self: Files, fd: int, buffers: Any, offset: int) -> int:
         nonlocal reached
-        reached += 1
-        if reached >= number and (len(buffers) > 1 or len(buffers[0]) > BLOCK_BYTES):
-            if len(buffers) > 1:
-                whole = b"".join(bytes(part) for part in buffers)
-                real(self, fd, [whole[: len(whole) // 2]], offset)
-            else:  # past the page cache: whole blocks, from where they lie
-                blocks = memoryview(buffers[0])
-                real(self, fd, [blocks[: len(blocks) // 2 // BLOCK_BYTES * BLOCK_BYTES]], offset)
+        whole = b"".join(bytes(part) for part in buffers)
+        if whole.count(RECORD) >= records_min:
+            reached += 1
+        if reached >= number and whole.count(RECORD) >= max(1, records_min):
+            half = len(whole) // 2
+            if len(whole) % BLOCK_BYTES:
+                real(self, fd, [whole[:half]], offset)
+            else:  # it may go past the page cache: whole blocks, from where they lie
+                real(self, fd, [memoryview(buffers[0])[: half // BLOCK_BYTES * BLOCK_BYTES]], offset)
             os.kill(os.getpid(), signal.SIGKILL)
         return real(self, fd, buffers, offset)
 
@@ -123,6 +134,8 @@ if __name__ == "__main__":
         no_sync()
     elif point == "half written":
         half_write(nth)
+    elif point == "half a group written":
+        half_write(nth, 4)
     else:
         arm(point, nth)
     raise SystemExit(main(sys.argv[3:]))

@@ -20,6 +20,6 @@ def test_every_planted_bug_applies_and_names_a_checker_that_is_there(tmp_path: P
     assert len(planted) >= LISTED
     tree = scratch(tmp_path)
     for mutant in planted:
-        assert (ROOT / mutant.checker.split()[0]).exists()
+        assert all((ROOT / checker.split()[0]).exists() for checker in mutant.checkers)
         applied(mutant, tree)
         applied(mutant, tree, reverse=True)

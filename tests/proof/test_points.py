@@ -22,6 +22,9 @@ SHORT = {
     "compaction": 2,
     "backfill chunk": 4,
     "checkpoint copied": 1,
+    "group encoded": 13,
+    "half a group written": 9,
+    "group applied": 19,
 }
 """Point: which time that it is reached is the last."""
 

@@ -57,6 +57,7 @@ TABLES: dict[str, Table] = {
     "bank": RowTable(("id",), {"balance": "sum"}),
     "counters": RowTable(("id",), {"n": "sum"}),
     "fork": RowTable(("id",), {"v": None}),
+    "past": RowTable(("id",), {"n": "sum", "f": "fsum", "v": None}),
 }
 EVENT = {"a": "int64", "b": "string", "ts": "timestamp", "x": "int64"}
 
@@ -71,6 +72,8 @@ def make_tables(db: Any) -> None:
     db.create_table("bank", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
     db.create_table("counters", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
     db.create_table("fork", key={"id": "int64"}, columns={"v": "int64"})
+    summed = {"n": kivi.sum("int64"), "f": kivi.sum("float64"), "v": "int64"}
+    db.create_table("past", key={"id": "int64"}, columns=summed, history="1h")
 
 
 def fund(db: Any, oracle: Oracle) -> int:
@@ -137,8 +140,8 @@ class Client:
             attempt.commit_ts = tx.commit()
             attempt.outcome = "committed"
             self.acknowledged = max(self.acknowledged, attempt.commit_ts or 0)
-        except Conflict:
-            pass
+        except Conflict as error:
+            attempt.refused = error
         except (Retryable, SnapshotTooOld):  # the server went away before the commit was logged
             self.restarted += 1
         except CommitUnknown as error:

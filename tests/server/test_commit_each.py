@@ -1,4 +1,4 @@
-"""Commits in columns: each is a transaction of its own, whatever becomes of the others."""
+"""R19: of commits in columns each is a transaction of its own, whatever becomes of the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A real cluster: a standalone master and two workers, none of which can import the kivi of this clone.
 
-The commands are those of the README, taken from there.
+The commands are those of the guide (docs/howto/spark.md), taken from there.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ SETTINGS = {
 SMALL = [part for name, value in SETTINGS.items() for part in ("--conf", f"{name}={value}")]
 
 
-def readme_commands() -> list[str]:
-    """The lines of the README that ship kivi to a cluster."""
-    blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+def commands_of_the_guide() -> list[str]:
+    """The lines of the guide that ship kivi to a cluster."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", (ROOT / "docs/howto/spark.md").read_text(), re.DOTALL | re.MULTILINE)
     (found,) = [block for block in blocks if "spark-submit" in block]
     joined = found.replace("\\\n", " ")
     return [line.partition("  #")[0].strip() for line in joined.splitlines()]
@@ -140,7 +140,7 @@ def cluster(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.story
 def test_a_job_that_brings_kivi_along(cluster, environment, python, server, db, tmp_path) -> None:
-    pack, submit = readme_commands()
+    pack, submit = commands_of_the_guide()
     (tmp_path / "job.py").write_text(JOB.read_text())
     create(db, "shipped")
     packed(pack, tmp_path)
@@ -163,7 +163,7 @@ def test_a_job_that_brings_kivi_along(cluster, environment, python, server, db, 
 @pytest.mark.story
 def test_spark_connect(environment, python, server, db, tmp_path) -> None:
     """The server's Python has no kivi: the client brings it along."""
-    packed(readme_commands()[0], tmp_path)
+    packed(commands_of_the_guide()[0], tmp_path)
     create(db, "connected")
     connect = "org.apache.spark.sql.connect.service.SparkConnectServer"
     arguments = ("--master", "local[2]", "--conf", "spark.connect.grpc.binding.port=0")
@@ -190,7 +190,7 @@ def told(stderr: str) -> str:
 
 
 def packed(command: str, folder: Path) -> None:
-    """Runs the README's command beside ``kivi``, which then goes: programs look beside themselves, too."""
+    """Runs the command of the guide beside ``kivi``, which then goes: programs look beside themselves, too."""
     words = shlex.split(command)
     assert words[0] == "python"
     (folder / "kivi").symlink_to(ROOT / "kivi")

@@ -57,7 +57,7 @@ def topic(tmp_path) -> Topic:
 
 @pytest.fixture
 def consume(spark, server, table, topic, tmp_path):
-    """As the README does it, with another source."""
+    """As the guide does it, with another source."""
 
     def consume() -> None:
         place = {"endpoint": server.endpoint, "table": table}
@@ -109,7 +109,9 @@ def test_what_is_no_record_is_said(spark) -> None:
         kivi.spark.from_kafka(spark.sql("select 'text' as value"), "seq long")
 
 
-def test_the_readme_names_the_connector_of_this_spark(spark) -> None:
+def test_the_guide_names_the_connector_of_this_spark(spark) -> None:
     scala = spark.sparkContext._jvm.scala.util.Properties.versionNumberString()
     wanted = f"org.apache.spark:spark-sql-kafka-0-10_{scala.rpartition('.')[0]}:{spark.version}"
-    assert re.findall(r"org\.apache\.spark:spark-sql-kafka[\w.:-]+\w", (ROOT / "README.md").read_text()) == [wanted]
+    assert re.findall(r"org\.apache\.spark:spark-sql-kafka[\w.:-]+\w", (ROOT / "docs/howto/spark.md").read_text()) == [
+        wanted
+    ]

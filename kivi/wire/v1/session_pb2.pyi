@@ -289,12 +289,14 @@ class CommitReply(_message.Message):
     def __init__(self, commit_ts: _Optional[int] = ...) -> None: ...
 
 class CommitEachReply(_message.Message):
-    __slots__ = ("ids", "commit_ts")
+    __slots__ = ("ids", "commit_ts", "blind")
     IDS_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    BLIND_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     commit_ts: int
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., commit_ts: _Optional[int] = ...) -> None: ...
+    blind: bool
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., commit_ts: _Optional[int] = ..., blind: _Optional[bool] = ...) -> None: ...
 
 class OutcomeReply(_message.Message):
     __slots__ = ("state", "commit_ts")
