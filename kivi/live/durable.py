@@ -173,7 +173,7 @@ class DurableSubscriptions:
                 self._store.commits.commit_wait(txn)
                 return result
             except Conflict:
-                self._store.moved.wait_for(self._store.log.last, 1.0)
+                self._store.commits.wait_for_entered(1.0)
             finally:
                 self._store.commits.rollback(txn)
                 if user is not None:

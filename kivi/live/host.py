@@ -7,10 +7,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from kivi.log import CommitLog
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
-from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.snapshot import Reader
@@ -43,9 +41,7 @@ class Followed(Readable, Protocol):
     """For the hub, which follows its commits, and for the rows of durable subscriptions."""
 
     clock: Callable[[], float]
-    log: CommitLog
     pending: Pending
-    committer: Committer
     leases: Leases
     moved: Watermark
     snapshots: Snapshots

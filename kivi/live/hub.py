@@ -284,9 +284,7 @@ class Hub:
         """From here on the feed is complete above a snapshot that the hub has, and the thread runs."""
         feed = self._store.pending.feed
         feed.start()
-        with self._store.committer.entry_lock:
-            last = self._store.log.last
-        if not self._store.moved.wait_for(last, _START_S):  # what was applied before is below the first snapshot
+        if not self._store.commits.wait_for_entered(_START_S):  # what was applied before is below the first snapshot
             feed.stop()
             raise Unavailable("commits before this moment are not finished yet: subscribe again")
         with self._lock:

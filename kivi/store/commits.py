@@ -314,6 +314,12 @@ class Commits:
         assert outcome.commit_ts is not None
         return outcome.commit_ts
 
+    def wait_for_entered(self, timeout_s: float) -> bool:
+        """Waits until every commit that has entered the log by now is finished. False when the time is up."""
+        with self.committer.entry_lock:
+            last = self.log.last
+        return self.watermark.wait_for(last, timeout_s)
+
     def rollback(self, txn: Txn) -> None:
         """Gives the transaction up, and its lease. Harmless after a commit."""
         txn.closed = txn.closed or "it was rolled back"

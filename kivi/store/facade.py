@@ -203,7 +203,7 @@ class Store:
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
 
-        self._tables = Tables(self.catalog, self.log, self.moved, commits, self.transaction, opened)
+        self._tables = Tables(self.catalog, commits, self.transaction, opened)
         self.drop = self._tables.drop
         self.backfill = Backfill(
             self.settings, self.catalog, self.pending, self.retention, self.event_tables, snapshots, staging,

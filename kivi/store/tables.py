@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, RowExists
-from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
-from kivi.mvcc.watermark import Watermark
 from kivi.store.catalog import COUNTERS, FIRST_ID, NAMES, TABLES, Catalog
 from kivi.store.commits import Commits
 from kivi.store.transaction import Txn
@@ -23,8 +21,6 @@ class Tables:
     """Thread safe. ``lock``: one change of the catalog at a time enters from here."""
 
     catalog: Catalog
-    log: CommitLog
-    watermark: Watermark
     commits: Commits
     transaction: Callable[[], Txn]
     check_open: Callable[[], None]
@@ -113,6 +109,6 @@ class Tables:
                     self.commits.commit_wait(txn)
                     return
                 except Conflict:
-                    self.watermark.wait_for(self.log.last, 1.0)  # the next attempt begins after the commits in flight
+                    self.commits.wait_for_entered(1.0)  # the next attempt begins after the commits in flight
                 finally:
                     self.commits.rollback(txn)

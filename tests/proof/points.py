@@ -28,6 +28,7 @@ from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
 from kivi.store import backfill, checkpoint
+from kivi.store.commits import Commits
 from kivi.store.staging import Staging
 from kivi.store.tables import Tables
 
@@ -49,7 +50,7 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "acknowledged": (Watermark, "finish", "after"),
     # a group, on its way through the same steps: where the store takes it, and not how it handles it
     "group encoded": (Writes, "entries", "after"),
-    "group entered": (Store, "write", "after"),
+    "group entered": (Commits, "write", "after"),
     "half a group written": (SegmentedLog, "_put", "before"),
     "group applied": (Writes, "applied", "after"),
     # the log
