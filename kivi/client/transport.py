@@ -358,6 +358,10 @@ class Transport(Link[_Session]):
                 call.cancel()
         except grpc.RpcError as error:
             raise failed(error, self.core.endpoint, effect.timeout_s) from None
+        except ValueError:  # gRPC's way to say that another thread has closed the channel in between
+            if not self._closed:
+                raise
+            raise Closed(self._why_closed) from None
 
     def run(self, steps: Steps[T]) -> T:
         try:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kivi.errors import DataLoss, FormatTooNew
@@ -98,6 +99,13 @@ class Segment:
         """A record begins at ``offset``, and has these numbers."""
         self.offsets.append(offset)
         self.numbers.append(first - self.header.first)
+        self.last = last
+
+    def extend(self, offsets: Iterable[int], firsts: Iterable[int], last: int) -> None:
+        """``enter`` for records that follow each other, of which ``last`` is the last number."""
+        base = self.header.first
+        self.offsets.extend(offsets)
+        self.numbers.extend([first - base for first in firsts])
         self.last = last
 
     def start(self) -> End:

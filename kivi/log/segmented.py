@@ -42,6 +42,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kivi.errors import (
     DataLoss,
@@ -63,13 +64,11 @@ from kivi.log.records import (
     HEADER_BYTES,
     SegmentHeader,
     is_segment_name,
-    pack_checksum,
-    pack_header,
+    pack_records,
 )
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import Segment, recover
 from kivi.log.room import Room
-from kivi.runtime.checksum import crc32
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import computes
 
@@ -80,7 +79,6 @@ QUEUED_BYTES_MAX = 2 << 30
 _SEGMENT_BYTES_MAX = 2 << 30
 _TAIL_BYTES = 4 << 20
 _IOV_MAX = 1024
-_COPIED_BYTES = 4 << 10
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
 _LEADER = _WRITERS  # its place among those who write
@@ -108,29 +106,6 @@ class _Group:
     offset: int
     size: int
     done: Done
-
-    def pack(self, chain: int) -> tuple[_Parts, int]:
-        """What is written, and the chain behind it. Small bodies are copied sooner than each is written by itself."""
-        buffers: _Parts = []
-        small: list[bytes] = []
-        sequence, time_us = self.first, self.time_us
-        for (kind, parts, count), length in zip(self.records, self.lengths, strict=True):
-            head = pack_header(kind, length, count, sequence, time_us)
-            sequence += count
-            if length <= _COPIED_BYTES:
-                data = head + b"".join(parts)
-                chain = crc32(data, chain)
-                small += pack_checksum(chain), data
-                continue
-            chain = crc32(head, chain)
-            for part in parts:
-                chain = crc32(part, chain)
-            buffers.append(b"".join((*small, pack_checksum(chain), head)))
-            small = []
-            buffers += [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-        if small:
-            buffers.append(b"".join(small))
-        return buffers, chain
 
 
 class SegmentedLog(CommitLog):
@@ -277,11 +252,11 @@ class SegmentedLog(CommitLog):
             segment = self._find_room(count, size)
             first, offset = self._next, segment.end
             self._time_us = max(self._time_us, self._clock() // 1000)
-            for numbers, length in zip(counts, lengths, strict=True):
-                segment.enter(segment.end, self._next, self._next + numbers - 1)
-                segment.end += HEADER_BYTES + length
-                self._next += numbers
+            ends = accumulate([HEADER_BYTES + length for length in lengths], initial=offset)
+            *offsets, segment.end = ends
+            *numbers, self._next = accumulate(counts, initial=first)
             self._last = self._next - 1
+            segment.extend(offsets, numbers, self._last)
             self._inflight_records += count
             self._inflight_bytes += size
             ticket = Ticket(first, self._last, self._time_us)
@@ -434,7 +409,7 @@ class SegmentedLog(CommitLog):
                 self._roll(me, group)
             if not buffers:
                 start = group.offset
-            parts, self._chain = group.pack(self._chain)
+            parts, self._chain = pack_records(group.records, group.lengths, group.first, group.time_us, self._chain)
             buffers += parts
             self._written, self._written_time_us = group.first + group.count - 1, group.time_us
         self._put(me, buffers, start)

@@ -65,7 +65,8 @@ class Applied(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        varying = {id(op): op.varying_bytes for _, _, _, op in self.rows}  # many commits may share one
+        distinct = {id(op): op for _, _, _, op in self.rows}  # many commits may share one
+        varying = {name: op.varying_bytes for name, op in distinct.items()}
         return (
             sum([ROW_BYTES + len(key) + varying[id(op)] for _, _, key, op in self.rows])
             + sum(int(events.batch.nbytes) for _, events in self.events)

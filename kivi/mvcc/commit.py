@@ -318,8 +318,7 @@ class Committer:
                 part.on_check()
             if isinstance(part, Single) and not part.blind:
                 self._judge(part)
-            entries = part.entries(self._log.next)
-            ticket = self._log.append(entries, lambda error: self._durable(part, error))
+            ticket = self._log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1
             turn.stale.append(part)

@@ -77,8 +77,19 @@ class Pending:
     def apply(self, last: int, applied: Applied) -> None:
         """The commits up to ``last`` that entered together are durable."""
         with self._mutex:
+            index, of = None, 0
             for cts, table, key, op in applied.rows:
-                self._put(table, key, cts, op)
+                if index is None or table != of:
+                    index, of = self._table(table).index, table
+                ops = index.get(key)
+                if ops is None:
+                    index[key] = [(cts, op)]
+                elif ops[-1][0] < cts:  # readers look at the lists without the mutex: one that is in order only grows
+                    ops.append((cts, op))
+                else:
+                    copied = list(ops)
+                    insort(copied, (cts, op), key=_cts)
+                    index[key] = copied
             for table, events in _by_table(applied.events):
                 pending = self._table(table)
                 pending.events = _in_order(pending.events, events, attrgetter("last"))
@@ -91,19 +102,6 @@ class Pending:
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
         if self.feed.on:
             self.feed.add(Committed(last, applied.rows, applied.runs, applied.events, nbytes))
-
-    def _put(self, table: int, key: bytes, cts: int, op: RowOp) -> None:
-        """Called with the mutex held. Readers look at the lists without it: one that is in order only grows."""
-        index = self._table(table).index
-        ops = index.get(key)
-        if ops is None:
-            index[key] = [(cts, op)]
-        elif ops[-1][0] < cts:
-            ops.append((cts, op))
-        else:
-            copied = list(ops)
-            insort(copied, (cts, op), key=lambda item: item[0])
-            index[key] = copied
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""

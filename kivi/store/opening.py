@@ -37,13 +37,15 @@ __all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Of what is on disk: a program refuses a larger one, and opens a smaller one and makes it its own.
 
 1  the first
 2  text in codes and integers of 3, 5, 6 and 7 bytes in event blocks, generations and late counts in the catalog
 3  base rows with their keys behind them, in engines that were empty then (``kivi.engine.rocks.Records``)
 4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), besides rows of their own
+5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
+   several members, and commits without a start timestamp
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it

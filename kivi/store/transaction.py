@@ -31,7 +31,7 @@ from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.record import Bulk, Commit
+from kivi.mvcc.record import BLIND, Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
@@ -344,7 +344,7 @@ def prepare(
 
     ``new``: the generations that the tables it overwrites will have.
     """
-    commit = Commit(txn.start_ts, batch=batch)
+    commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
     commit.rows = sorted((*own_rows, *new.rows), key=lambda row: row[:2])
     commit.guards = sorted(txn.guards)
@@ -417,7 +417,6 @@ def prepare(
         schema_guards=[] if changes(commit.rows) and not txn.overwritten else guards,
         describe=describe,
         aggregate_newest=newest,
-        blind=txn.blind,
     )
 
 

@@ -27,6 +27,7 @@ from kivi.log.memory import MemoryLog
 from kivi.store.facade import Store
 from tests.log.faults import FaultyFiles
 from tests.otlp import Recorder
+from tests.waiting import until
 
 
 @contextlib.asynccontextmanager
@@ -50,12 +51,6 @@ def put(to: Intake, spans: list[ReadableSpan]) -> asyncio.Task[Taken]:
 
 def rows(store: Store) -> int:
     return store.statistics(store.table("invocations")).get("rows", 0)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 (of threads that tell nobody)
-            await asyncio.sleep(0.001)
 
 
 def run(story: Callable[[Store], Coroutine[Any, Any, None]], path: Path | None = None) -> None:

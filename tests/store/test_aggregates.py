@@ -28,6 +28,7 @@ from kivi.store.staging import Staging
 from kivi.store.tables import Tables
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
+from tests.waiting import wait_until
 
 EVENT = {
     "customer": "string",
@@ -282,12 +283,10 @@ def test_backfill_is_exact_while_writers_append(driver: EmbeddedDriver) -> None:
 
     def create() -> None:
         try:
-            while min(appended) < 3:
-                time.sleep(0.001)
+            wait_until(lambda: min(appended) >= 3, 60)
             aggregates(db)
             before = sum(appended)
-            while sum(appended) < before + 8:
-                time.sleep(0.001)
+            wait_until(lambda: sum(appended) >= before + 8, 60)
         finally:
             stop.set()
 
@@ -642,8 +641,7 @@ def test_an_aggregate_that_is_dropped_while_its_backfill_commits_is_not_found(dr
         made.set()
         committer.hold = lambda commit: any(table == TABLES.id for table, _, _ in commit.rows)
         dropping.start()
-        while not committer.held:
-            time.sleep(0.001)
+        wait_until(lambda: committer.held, pause_s=0.001)
         committer.hold = None
         later.start()
 
