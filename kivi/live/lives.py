@@ -49,7 +49,7 @@ class Live:
         """To be told at this moment that it is alive, if nothing else."""
         self.asked = 0
         """How often."""
-        self.ripe_at: float | None = None
+        self.scheduled_at: float | None = None
         """The hub looks at it then."""
         self.failure: KiviError | None = None
         self.closed = False
