@@ -68,7 +68,7 @@ from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import Segment, recover
 from kivi.log.room import Room
 from kivi.runtime.histogram import Histogram
-from kivi.runtime.scheduling import computes
+from kivi.runtime.scheduling import use_batch_scheduling
 
 __all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
 
@@ -140,7 +140,7 @@ class SegmentedLog(CommitLog):
         self._queue: deque[_Group] = deque()
         self._taken = False  # by one who has not written yet what was in the queue
         self._gathering = 0
-        self._here = threading.local()  # `led`: what this thread has appended while it is leading
+        self._here = threading.local()  # `written_by_leader`: what this thread has appended while it is leading
         self._sync_s = 0.0  # the syncs' moving average
         self._segments = state.segments
         self._active: Segment | None = None
@@ -223,9 +223,9 @@ class SegmentedLog(CommitLog):
             ticket = Ticket(first, self._last, self._time_us)
             group = _Group(records, lengths, count, first, self._time_us, segment, offset, size, done)
             self._queue.append(group)
-            led: list[_Group] | None = getattr(self._here, "led", None)
-            if led is not None:
-                led.append(group)
+            mine: list[_Group] | None = getattr(self._here, "written_by_leader", None)
+            if mine is not None:
+                mine.append(group)
             elif not self._taken:
                 self._ready.notify()
             if segment.end > segment.capacity // 2:
@@ -246,21 +246,22 @@ class SegmentedLog(CommitLog):
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        led: list[_Group] = []
-        self._here.led = led
+        appended: list[_Group] = []
+        self._here.written_by_leader = appended
         try:
             yield
         finally:
-            self._here.led = None
-            if led:
-                self._lead(led)
+            self._here.written_by_leader = None
+            if appended:
+                self._lead(appended)
 
-    def _lead(self, led: list[_Group]) -> None:
+    def _lead(self, appended: list[_Group]) -> None:
         """Writes, syncs and completes these, if they are all that there is; else a writer does."""
         with self._lock:
             idle = not self._taken and self._turns == self._completing and not self._closing
-            mine = len(led) == len(self._queue) and led[0] is self._queue[0]
-            if not (idle and mine) or led[-1].segment is not self._writing or led[0].segment is not self._writing:
+            all_there_is = len(appended) == len(self._queue) and appended[0] is self._queue[0]
+            one_segment = appended[0].segment is appended[-1].segment is self._writing
+            if not (idle and all_there_is and one_segment):
                 self._ready.notify()
                 return
             turn, groups = self._take()
@@ -317,7 +318,7 @@ class SegmentedLog(CommitLog):
     # -- writing, syncing, completing
 
     def _writer(self, me: int) -> None:
-        computes()
+        use_batch_scheduling()
         while True:
             with self._lock:
                 while self._taken or not (self._queue or self._closing):

@@ -65,7 +65,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Taken, Tokens
 from kivi.mvcc.turns import Turns
 from kivi.runtime.histogram import Histogram
-from kivi.runtime.scheduling import computes
+from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import Settings
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
@@ -213,7 +213,7 @@ class Consolidator:
         self._wake.set()
 
     def _work(self) -> None:
-        computes()
+        use_batch_scheduling()
         while not self._stop.is_set():
             hurried = self._wake.wait(self._settings.consolidate_every_s)
             self._wake.clear()

@@ -146,7 +146,7 @@ class Commits:
         return plans_of(self.catalog, self.settings.max_value_bytes)
 
     def write_set(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> WriteSet | None:
-        """What a transaction of deltas and puts does, for ``write``; None if a row occurs twice."""
+        """The deltas and puts of a transaction, for ``write``; None if a row occurs twice."""
         ordered = [(plan.id, key, op) for plan, key, op in rows]
         guards = [plan.guard for plan, _, _ in rows]
         if len(rows) > 1:
@@ -162,7 +162,7 @@ class Commits:
     def write(
         self,
         catalog_version: int,
-        does: Sequence[WriteSet],
+        write_sets: Sequence[WriteSet],
         tokens: Sequence[str],
         tags: Sequence[Any],
         answer: Answer,
@@ -173,7 +173,7 @@ class Commits:
         and nobody told: the tags of all are returned. ``answer`` is called by the log's thread: it must be quick.
         """
         self.check_open()
-        part = Writes(catalog_version, does, tokens, tags, _Timed(answer, self.committer.times))
+        part = Writes(catalog_version, write_sets, tokens, tags, _Timed(answer, self.committer.times))
         return [tag for stale in self.committer.submit([part]) for tag in stale.tags]
 
     def append_each(

@@ -39,7 +39,7 @@ from kivi.mvcc.tokens import Tokens
 from kivi.mvcc.turns import Turns
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.runtime.forks import told_of_forks
+from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import COMPUTING, Settings
 from kivi.store import backups, checkpoint, statistics
@@ -101,7 +101,7 @@ class Store:
         self._why_closed = "the store is closed"
         self.is_parents = False
         """This is a child of the process that opened it, which has none of its threads."""
-        told_of_forks(self)
+        register_fork_handler(self)
         position = load_base(self)
         self.recovered = replay(self, position)
         lock = threading.RLock()
