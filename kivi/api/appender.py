@@ -45,7 +45,7 @@ from kivi.api.gathering import (
 from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import InvalidArgument
-from kivi.runtime.forks import told_of_forks
+from kivi.runtime.forks import register_fork_handler
 
 if TYPE_CHECKING:
     from kivi.model.schema import TableSchema
@@ -104,7 +104,7 @@ class Appender:
         self.append = self._rows.compiled(self._put, self._put_large)  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._send, name="kivi-appender", daemon=True)
         self._thread.start()
-        told_of_forks(self)
+        register_fork_handler(self)
 
     def forked(self) -> None:
         """This is a child, where nobody sends, and what has gathered is the parent's to commit."""

@@ -9,16 +9,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import KiviError
 from kivi.live.windows import Window
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
-
-if TYPE_CHECKING:
-    from kivi.mvcc.leases import Lease
-    from kivi.mvcc.pending import PendingEvents
+from kivi.mvcc.applied import PendingEvents
+from kivi.mvcc.leases import Lease
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 
@@ -51,7 +49,7 @@ class Live:
         """To be told at this moment that it is alive, if nothing else."""
         self.asked = 0
         """How often."""
-        self.ripe_at: float | None = None
+        self.scheduled_at: float | None = None
         """The hub looks at it then."""
         self.failure: KiviError | None = None
         self.closed = False

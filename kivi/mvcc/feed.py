@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from kivi.delta.ops import RowOp
-    from kivi.delta.runs import DeltaRun
-    from kivi.mvcc.pending import PendingEvents
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import DeltaRun
+from kivi.mvcc.applied import PendingEvents
 
 __all__ = ["Committed", "Feed"]
 
@@ -25,7 +24,7 @@ _ROWS_BYTES: Final = 200
 
 
 class Committed(NamedTuple):
-    """Commits that entered together, the last at ``cts``, by their parts (``pending.Applied``)."""
+    """Commits that entered together, the last at ``cts``, by their parts (``applied.Applied``)."""
 
     cts: int
     rows: Sequence[tuple[int, int, bytes, RowOp]]

@@ -35,8 +35,8 @@ from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun, shifted, with_cts
 from kivi.errors import CommitUnknown, KiviError
 from kivi.log import Entry, Kind
+from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.pending import Applied, PendingEvents
 from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_bodies, deltas_body, deltas_section
 from kivi.mvcc.verdict import Collision, Footprint, Guard
 from kivi.mvcc.watermark import call_all

@@ -25,84 +25,23 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from sortedcontainers import SortedDict
 
 from kivi.delta.ops import Barrier, RowOp
-from kivi.delta.runs import Array, DeltaRun
+from kivi.delta.runs import DeltaRun
+from kivi.mvcc.applied import ROW_BYTES, Applied, PendingEvents
 from kivi.mvcc.feed import Committed, Feed
 
-__all__ = ["Applied", "Pending", "PendingEvents", "TablePending"]
-
-_ROW_BYTES = 400
-"""Measured: one key, its list, a tuple, a RowOp and two small dictionaries."""
-
+__all__ = ["Pending", "TablePending"]
 
 _FEED_BYTES = 64 << 20
 """What followers may leave lying, besides what is pending anyway: a fraction of a second of the fastest appends."""
 
 
 def _row_bytes(key: bytes, op: RowOp) -> int:
-    return _ROW_BYTES + len(key) + op.varying_bytes
-
-
-class PendingEvents(NamedTuple):
-    """Events of the commits ``first`` to ``last``. ``stamps``: the CTS of each, ascending; None: all are of
-    ``first``."""
-
-    first: int
-    last: int
-    batch: pa.RecordBatch
-    stamps: Array | None = None
-
-    def upto(self, cts: int) -> PendingEvents | None:
-        """Those at or below ``cts``."""
-        if self.last <= cts:
-            return self
-        if self.first > cts or self.stamps is None:
-            return None
-        end = int(np.searchsorted(self.stamps, np.uint64(cts), "right"))
-        return PendingEvents(self.first, cts, self.batch.slice(0, end), self.stamps[:end])
-
-    def after(self, cts: int) -> PendingEvents | None:
-        """Those above ``cts``."""
-        if self.first > cts:
-            return self
-        if self.last <= cts or self.stamps is None:
-            return None
-        begin = int(np.searchsorted(self.stamps, np.uint64(max(cts, 0)), "right"))
-        return PendingEvents(cts + 1, self.last, self.batch.slice(begin), self.stamps[begin:])
-
-    def cts_of_each(self) -> Array:
-        """The CTS of each event."""
-        return np.full(self.batch.num_rows, self.first, np.uint64) if self.stamps is None else self.stamps
-
-    def commits(self) -> tuple[Array, Array]:
-        """The CTS of its commits that brought an event, and how many each brought."""
-        if self.stamps is None:
-            return np.array([self.first], np.uint64), np.array([self.batch.num_rows], np.int64)
-        return self.stamps, np.ones(len(self.stamps), np.int64)
-
-
-class Applied(NamedTuple):
-    """What commits that entered together do, as pending holds it: (CTS, table, key, operation), (table, ...)."""
-
-    rows: Sequence[tuple[int, int, bytes, RowOp]] = ()
-    events: Sequence[tuple[int, PendingEvents]] = ()
-    runs: Sequence[tuple[int, DeltaRun]] = ()
-
-    @property
-    def nbytes(self) -> int:
-        distinct = {id(op): op for _, _, _, op in self.rows}  # many commits may share one
-        varying = {name: op.varying_bytes for name, op in distinct.items()}
-        return (
-            sum([_ROW_BYTES + len(key) + varying[id(op)] for _, _, key, op in self.rows])
-            + sum(int(events.batch.nbytes) for _, events in self.events)
-            + sum(run.nbytes for _, run in self.runs)
-        )
+    return ROW_BYTES + len(key) + op.varying_bytes
 
 
 class TablePending:
@@ -293,7 +232,7 @@ class Pending:
                 else:
                     del pending.index[key]
                 sizes: dict[int, int] = {}  # of those that many commits share, once
-                nbytes = end * (_ROW_BYTES + len(key))
+                nbytes = end * (ROW_BYTES + len(key))
                 for _, op in ops[:end]:
                     size = sizes.get(id(op))
                     if size is None:

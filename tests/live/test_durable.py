@@ -99,7 +99,7 @@ def test_nobody_connected_is_a_row_and_nothing_else(db: Any) -> None:
     for i in range(200):
         db.subscribe("calls", name=f"s{i:03}", user="u", where=kivi.col("us") >= i).close()
     wait_until(lambda: not db.hub.count and not db.store.pending.feed.on)
-    assert not db.hub._connected
+    assert not db.hub._connections
     assert len(db.subscriptions("u")) == 200
     assert db.subscriptions() == []
     events = add(db, 0, 1_000)

@@ -16,7 +16,7 @@ import pytest
 import kivi
 from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.live import lives
-from kivi.live.hub import Hub
+from kivi.live.tails import Tails
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
@@ -208,14 +208,14 @@ def test_nothing_is_read_for_those_who_have_gone(monkeypatch: pytest.MonkeyPatch
         db.append("past", [{"seq": i, "ts": 1_750_000_000_000_000 + i} for i in range(10)])
         read: list[Any] = []
         held = threading.Event()
-        page = Hub._page
+        page = Tails.page
 
-        def slow(self: Hub, live: Any) -> Any:
+        def slow(self: Tails, live: Any) -> Any:
             read.append(live)
             assert held.wait(10.0)
             return page(self, live)
 
-        monkeypatch.setattr(Hub, "_page", slow)
+        monkeypatch.setattr(Tails, "page", slow)
         gone: list[Any] = [db.subscribe("past", since=0, interval_ms=0) for _ in range(30)]
 
         def all_ask() -> bool:

@@ -15,8 +15,7 @@ import pytest
 import kivi
 from kivi.embedded.database import Database
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted
-from kivi.live import hub as hubs
-from kivi.live import windows
+from kivi.live import schedule, windows
 from kivi.model.expressions import Scan
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.runtime.settings import Settings
@@ -224,7 +223,7 @@ def test_one_that_is_forgotten_is_not_kept_up(db: Any) -> None:
 
 def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the interval and the heartbeat, and however many come and go."""
-    monkeypatch.setattr(hubs, "_RIPE_SPARE", 8)
+    monkeypatch.setattr(schedule, "_SPARE", 8)
     with db.subscribe("rows", interval_ms=3_600_000, heartbeat_ms=3_600_000) as live:
         live.next(5.0)
         put(db, 0, v=0)
@@ -236,7 +235,7 @@ def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -
             with db.subscribe("rows", interval_ms=0, heartbeat_ms=3_600_000) as short:
                 short.next(5.0)
                 short.next(0.02)
-            assert len(db.hub._ripe) <= 12, i
+            assert len(db.hub._schedule) <= 12, i
 
 
 # -- tables that are made again, and limits ---------------------------------------------------------------

@@ -15,7 +15,7 @@ import kivi
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.engine.rocks import RocksEngine
-from kivi.store.recovery import FORMAT
+from kivi.store.opening import FORMAT
 
 FORMATS = Path(__file__).parent / "formats"
 
