@@ -21,8 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kivi.spark.sink import Stager
-from kivi.spark.sink import BatchWriter, Staged, StreamWriter
+from kivi.spark.sink import BatchWriter, Staged, Stager, StreamWriter
 from kivi.spark.source import KiviDataSource
 
 SPARK_COLUMNS = "seq long, endpoint_id long, ts timestamp, resp_time_us long"
