@@ -430,7 +430,7 @@ class World:
             raise AssertionError(f"R16: the token {token!r} came again with what it had brought before") from error
         assert found == commit_ts
         assert self.log.last == before
-        assert self.db.outcome(token) == commit_ts
+        assert self.db.outcome(token) == commit_ts, f"R16: {token}"
         self.counted["repeat"] += 1
 
     # -- snapshots ------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class World:
         ts = rng.randint(self.first, self.db.watermark())
         expected = self.state(ts)
         with self.db.snapshot(as_of=ts) as snap:
-            assert self._scan(snap, "h") == expected["h"]
+            assert self._scan(snap, "h") == expected["h"], f"R1, R15: as of {ts}"
             for table in ("t", "agg", "e"):
                 try:
                     assert self._scan(snap, table) == expected[table]
@@ -518,7 +518,7 @@ class World:
         self._restarted()
         for i, (cts, one) in enumerate(flying):
             assert one.token is not None
-            assert self.db.outcome(one.token) == (cts if i < keep else ABORTED)
+            assert self.db.outcome(one.token) == (cts if i < keep else ABORTED), f"R16: {one.token} after a crash"
             if i >= keep:
                 self._comes_too_late(one.token)
         with self.db.transaction() as tx:

@@ -233,7 +233,8 @@ class Soak:
     @property
     def entered(self) -> Counter[str]:
         """Of all commits that servers took: how many ``entered``, and how many of them ``grouped``."""
-        return sum((part.counted for part in self.parts), Counter[str]())
+        by_servers = (part.counted for part in self.parts if "entered" in part.counted)  # the models have none
+        return sum(by_servers, Counter[str]())
 
     @property
     def is_grouped(self) -> bool:
