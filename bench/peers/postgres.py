@@ -46,7 +46,7 @@ __all__ = ["COPIES_OF", "SINGLE_CLIENTS", "Cluster", "copies", "counters", "sing
 
 _VERSION_MIN: Final = 15
 _FILES: Final = 20  # of one batch each, for COPY
-SINGLE_CLIENTS: Final = (8, 32, 64)
+SINGLE_CLIENTS: Final = (1, 8, 32, 64)
 PIPELINE_DEPTHS: Final = (10, 100)
 COUNTER_CLIENTS: Final = (8, 32, 64)
 # Trigger, rows, clients. Row by row the rows are locked in the order of the events: several clients only deadlock.
