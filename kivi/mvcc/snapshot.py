@@ -44,7 +44,6 @@ _OLDER_RANGE_KEYS: Final = 32
 _OLDER_RANGE_FACTOR: Final = 8
 
 T = TypeVar("T")
-Ops = Iterable[tuple[int, RowOp]]
 
 
 class Reader:

@@ -188,7 +188,6 @@ class Store:
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
         self.get_plan = GetPlan.of
-        self.event_store = self.event_tables.of
 
         changes = self.changes = ChangeReads(reads, self.moved, self.parts.store_id)
         self.tail_points = changes.tail_points

@@ -162,5 +162,5 @@ def _replay_events(store: Contents, record: Record) -> None:
     batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
     found.derived = [row for row in found.derived if known(row[0]) is not None]
     store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
-    store.timeline.note_many(record.sequence, record.last, record.time_us)
+    store.timeline.note(record.sequence, record.time_us, record.count)
     store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)
