@@ -8,7 +8,9 @@ downloaded again for that: the environment sees the packages of the one that the
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -35,7 +37,7 @@ def copied(folder: Path) -> Path:
     for name in names:
         if (source := ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(source.read_bytes())
+            shutil.copy(source, folder / name)  # with its mode: there is a program among them
     return folder
 
 
@@ -95,6 +97,11 @@ def test_the_wheel_has_every_file_of_the_tree(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert packed == expected
+
+
+def test_the_launcher_of_java_can_be_run_where_the_wheel_is_installed(clean: Path) -> None:
+    (launcher,) = clean.parent.glob("lib/python*/site-packages/kivi/spark/launcher/bin/java")
+    assert os.access(launcher, os.X_OK)
 
 
 def test_the_sdist_has_the_sources_and_neither_tests_nor_the_demonstration(built: Path) -> None:

@@ -253,14 +253,13 @@ class Appender:
                 except BaseException as error:
                     outcome = error
                 halves.settle(token, outcome)
-            places = None
-            if self._each or len(halves.settled) > 1:
-                places = dict(zip(map(id, batch.rows[:size]), range(size), strict=True))
+            of_each = self._each or len(halves.settled) > 1
+            ids = list(map(id, batch.rows[:size])) if of_each else ()
             with self._changed:
                 del batch.rows[:size]
                 batch.size = 0  # what is there now came too late
                 self._waiting -= size
                 self._waiting_bytes -= self._bytes(batch, size)
                 self._changed.notify_all()
-            batch.resolve(halves.settled, places)
+            batch.resolve(halves.settled, ids)
             self._sent = None

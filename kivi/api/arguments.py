@@ -15,7 +15,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS, Changes
@@ -142,9 +142,7 @@ class ScanArguments:
 
     def __post_init__(self) -> None:
         self.columns = _columns(self.columns)
-        limit: object = self.limit
-        if limit is not None:
-            _number(limit, "limit is a number of rows")
+        _number_or_none(self.limit, "limit is a number of rows")
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
@@ -208,10 +206,8 @@ class ChangesArguments(ScanArguments):
         ScanArguments.__post_init__(self)
         _number(self.since, "since is a commit timestamp")
         _number(self.skip, "skip is a number of events")
-        if self.take is not None:
-            _number(self.take, "take is a number of events")
-        if self.remembered_at is not None:
-            _number(self.remembered_at, "remembered_at is a commit timestamp")
+        _number_or_none(self.take, "take is a number of events")
+        _number_or_none(self.remembered_at, "remembered_at is a commit timestamp")
 
     def bound(self, schema: TableSchema) -> Scan:
         changes = Changes(
@@ -268,14 +264,12 @@ class SubscribeArguments:
         for term in self.order_by:
             if not isinstance(term, str) or not term.strip("-"):
                 raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
-        if self.limit is not None:
-            _number(self.limit, "limit is a number of rows")
+        _number_or_none(self.limit, "limit is a number of rows")
         _number(self.offset, "offset is a number of rows")
         _number(self.skip, "skip is a number of events")
-        if self.since is not None:
-            _number(self.since, "since is a commit timestamp")
+        _number_or_none(self.since, "since is a commit timestamp")
         for name, value, least in (("interval_ms", self.interval_ms, 0), ("heartbeat_ms", self.heartbeat_ms, 10)):
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= 3_600_000:
+            if not _is_real(value) or not least <= value <= 3_600_000:
                 raise InvalidArgument(f"{name} is a number from {least} to 3,600,000, not {value!r}")
         self.interval_ms = round(self.interval_ms)
         # Its store hears of a durable one when it is heard of itself, which is before it expires.
@@ -289,12 +283,8 @@ class SubscribeArguments:
                 raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {self.rows!r:.200}")
 
     @property
-    def from_us(self) -> int | None:
-        """Raises InvalidArgument for a moment without a time zone."""
-        return _MOMENT.to_stored(self.from_time, "from_time")  # type: ignore[no-any-return]
-
-    @property
     def until_us(self) -> int | None:
+        """Raises InvalidArgument for a moment without a time zone."""
         return _MOMENT.to_stored(self.until_time, "until_time")  # type: ignore[no-any-return]
 
     def terms(self, schema: TableSchema) -> Terms:
@@ -342,46 +332,53 @@ class TailArguments:
         table_name(self.table)
         _number(self.since, "since is a commit timestamp")
         check_rows(self.rows)
-        if self.upto is not None:
-            _number(self.upto, "upto is a commit timestamp")
-        most: object = self.most
-        if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= POINTS_MAX:
-            raise InvalidArgument(f"most is a number of points up to {POINTS_MAX}, not {most!r}")
+        _number_or_none(self.upto, "upto is a commit timestamp")
+        _number(self.most, f"most is a number of points up to {POINTS_MAX}", below=POINTS_MAX + 1)
 
 
 # -- transactions and snapshots -----------------------------------------------------------------------
 
 
-def _number(value: object, what: str) -> None:
-    """From 0, of 63 bits. Raises InvalidArgument."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise InvalidArgument(f"{what}, not {value!r}")
+def _number(value: object, rule: str, least: int = 0, below: int = 2**63) -> int:
+    """A whole number in [least, below). Raises InvalidArgument, with the ``rule`` that it breaks."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < below:
+        raise InvalidArgument(f"{rule}, not {value!r}")
+    return value
 
 
-def _is_text(value: object) -> bool:
+def _number_or_none(value: object, rule: str, least: int = 0, below: int = 2**63) -> int | None:
+    return None if value is None else _number(value, rule, least, below)
+
+
+def _is_real(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> TypeGuard[str]:
     """Whether it can be written down: Python's strings may have halves of characters."""
     return isinstance(value, str) and (value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value))
 
 
+def _text(value: object, rule: str, least: int = 0) -> str:
+    """Raises InvalidArgument, with the ``rule`` that it breaks, for what is no text of that length."""
+    if not _is_text(value) or len(value) < least:
+        raise InvalidArgument(f"{rule}, not {value!r}")
+    return value
+
+
 def check_token(token: object) -> str:
     """A request token. Raises InvalidArgument."""
-    if not isinstance(token, str) or not token or not _is_text(token):
-        raise InvalidArgument(f"a token is a string, not {token!r}")
-    return token
+    return _text(token, "a token is a string", 1)
 
 
 def check_place(place: object) -> int | None:
     """Of which member of a token. Raises InvalidArgument."""
-    if place is not None and (isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < 2**32):
-        raise InvalidArgument(f"a place is a number from 0 on, or None for the first member, not {place!r}")
-    return place
+    return _number_or_none(place, "a place is a number from 0 on, or None for the first member", below=2**32)
 
 
 def table_name(name: object) -> str:
     """Raises InvalidArgument for what cannot be one."""
-    if not isinstance(name, str) or not _is_text(name):
-        raise InvalidArgument(f"a table is named by a string, not {name!r}")
-    return name
+    return _text(name, "a table is named by a string")
 
 
 def stage_ids(ids: object) -> list[bytes]:
@@ -406,10 +403,8 @@ def drops_late(late: object) -> bool:
 
 
 def check_keep(keep: object) -> int | None:
-    """How many backups stay."""
-    if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or not 1 <= keep < 2**31):
-        raise InvalidArgument(f"keep is a number of backups from 1 on, or None for all, not {keep!r}")
-    return keep
+    """How many backups stay. Raises InvalidArgument."""
+    return _number_or_none(keep, "keep is a number of backups from 1 on, or None for all", 1, 2**31)
 
 
 def directory(path: object) -> str:
@@ -421,16 +416,14 @@ def directory(path: object) -> str:
 
 def endpoint_name(endpoint: object) -> str:
     """Where a server is. Raises InvalidArgument."""
-    if not isinstance(endpoint, str) or not endpoint or not _is_text(endpoint):
-        raise InvalidArgument(f"a server's endpoint is a text, 'host:port', and not {endpoint!r}")
-    return endpoint
+    return _text(endpoint, "a server's endpoint is a text, 'host:port'", 1)
 
 
 def patience_s(timeout: object, what: str = "timeout") -> float | None:
     """For how many seconds somebody waits; None for ever. Raises InvalidArgument."""
     if timeout is None or timeout == math.inf:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+    if not _is_real(timeout) or math.isnan(timeout):
         raise InvalidArgument(f"{what} is a number of seconds, or None to wait for ever, and not {timeout!r}")
     return min(float(timeout), _PATIENCE_S_MAX)
 
@@ -443,9 +436,7 @@ def check_work(fn: object) -> None:
 
 def plain_text(value: object, what: str) -> str:
     """Raises InvalidArgument for what is no text."""
-    if not isinstance(value, str) or not _is_text(value):
-        raise InvalidArgument(f"{what} is a text, not {value!r}")
-    return value
+    return _text(value, f"{what} is a text")
 
 
 def check_names(user: object, name: object) -> None:
@@ -458,15 +449,13 @@ def check_names(user: object, name: object) -> None:
 def check_batching(linger_ms: object, max_events: object) -> None:
     """Of an appender. Raises InvalidArgument."""
     for name, value, least in (("linger_ms", linger_ms, 0), ("max_events", max_events, 1)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value < math.inf:
+        if not _is_real(value) or not least <= value < math.inf:
             raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
 
 
 def check_rows(rows: object) -> int:
     """Of ``split_points``. Raises InvalidArgument."""
-    if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise InvalidArgument(f"rows is a number of rows from 1 on, not {rows!r}")
-    return rows
+    return _number(rows, "rows is a number of rows from 1 on", 1)
 
 
 def check_batch(batch: object) -> None:
@@ -474,7 +463,7 @@ def check_batch(batch: object) -> None:
     match batch:
         case None:
             return
-        case (str(scope), int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool):
+        case (scope, int(sequence)) if isinstance(batch, tuple) and not isinstance(sequence, bool):
             if _is_text(scope) and 0 <= sequence < 2**63:
                 return
     raise InvalidArgument(f"a batch token is (scope, number from 0), not {batch!r}")
@@ -492,8 +481,7 @@ class TransactionArguments:
         if self.token is not None:
             check_token(self.token)
         check_batch(self.batch)
-        if self.min_snapshot is not None:
-            _number(self.min_snapshot, "min_snapshot is a commit timestamp")
+        _number_or_none(self.min_snapshot, "min_snapshot is a commit timestamp")
 
 
 NO_ARGUMENTS: Final = TransactionArguments()
@@ -511,10 +499,9 @@ class SnapshotArguments:
     def __post_init__(self) -> None:
         if self.as_of is not None and not isinstance(self.as_of, dt.datetime):
             _number(self.as_of, "as_of is a commit timestamp or a datetime")
-        if self.min_snapshot is not None:
-            _number(self.min_snapshot, "min_snapshot is a commit timestamp")
-        ttl: object = self.ttl_s
-        if ttl is not None and (isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not 0 < ttl < math.inf):
+        _number_or_none(self.min_snapshot, "min_snapshot is a commit timestamp")
+        ttl = self.ttl_s
+        if ttl is not None and not (_is_real(ttl) and 0 < ttl < math.inf):
             raise InvalidArgument(f"ttl_s is a number of seconds, not {ttl!r}")
 
     @property

@@ -16,22 +16,22 @@ Pure: no I/O and no clock; timestamps are given.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 
-from kivi.delta.order import sorted_keys
+from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of
 from kivi.encoding.base_rows import RowLayout, is_wide
 from kivi.errors import DataLoss
 from kivi.model.schema import Column
 
-__all__ = ["Gathered", "gather", "merged_items", "new_rows", "stamps_of"]
+__all__ = ["Gathered", "cells_of", "gather", "in_cts_order", "merged_items", "new_rows", "stamps_of"]
 
 _ITEMS_AT_ONCE: Final = 1_024
-_FEW_ITEMS: Final = 1_024
 _first: Final = itemgetter(0)
 
 
@@ -63,13 +63,10 @@ def gather(runs: Sequence[DeltaRun], start: bytes | None, limit: int, upto: int)
         next_start = keys[limit]
         count = int(np.searchsorted(group_of, limit))
         keys, group_of, rows, stamps = keys[:limit], group_of[:count], rows[:count], stamps[:count]
-    width = len(live[0].columns) if live else 0
-    parts = [[run.columns[i].take(slice(r.start, r.stop)) for run, r in windows if r] for i in range(width)]
-    columns = tuple(Cells.joined(part).take(rows) for part in parts if part)
-    return Gathered(keys, next_start, group_of, stamps, columns)
+    return Gathered(keys, next_start, group_of, stamps, cells_of([window for window in windows if window[1]], rows))
 
 
-def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list[bytes], Array, Array, Array]:
+def _ordered(windows: Sequence[Window], upto: int) -> tuple[list[bytes], Array, Array, Array]:
     """The windows' rows with cts <= upto in (key, cts) order.
 
     Gives the distinct keys, and for each row the number of its key, its place among the rows of the windows one
@@ -89,15 +86,29 @@ def _ordered(windows: Sequence[tuple[DeltaRun, range]], upto: int) -> tuple[list
         np.not_equal(number[1:], number[:-1], out=first[1:])
     if not len(order):
         return [], empty, empty, np.zeros(0, np.uint64)
-    group_of = np.cumsum(first) - 1
-    stamps = stamps[order]
-    if ((stamps[1:] < stamps[:-1]) & ~first[1:]).any():  # the sort is stable, so only if runs were not in CTS order
+    keys = found.listed(order[first])
+    group_of, order, stamps = in_cts_order(np.cumsum(first) - 1, order, stamps[order])
+    return keys, group_of, order, stamps
+
+
+def in_cts_order(group_of: Array, order: Array, stamps: Array) -> tuple[Array, Array, Array]:
+    """Rows in a stable order of their groups, with their stamps, in that of (group, CTS).
+
+    They are already, unless the runs that they are from were not in CTS order.
+    """
+    if ((stamps[1:] < stamps[:-1]) & (group_of[1:] == group_of[:-1])).any():
         by_cts = np.lexsort((stamps, group_of))
         order, stamps = order[by_cts], stamps[by_cts]
-    return found.listed(order[first]), group_of, order, stamps
+    return group_of, order, stamps
 
 
-def stamps_of(windows: Sequence[tuple[DeltaRun, range]]) -> Array:
+def cells_of(windows: Sequence[Window], rows: Array) -> tuple[Cells, ...]:
+    """The columns of some of the windows' rows, which are numbered one window after the other."""
+    parts = zip(*([cells.take(slice(r.start, r.stop)) for cells in run.columns] for run, r in windows), strict=True)
+    return tuple(Cells.joined(part).take(rows) for part in parts)
+
+
+def stamps_of(windows: Sequence[Window]) -> Array:
     """The CTS of each row of the windows, one window after the other."""
     return np.concatenate(
         [
@@ -248,41 +259,12 @@ def merged_items(
 ) -> Iterator[tuple[bytes, list[tuple[int, dict[int, Any]]]]]:
     """(key, [(cts, deltas), ...]) of start <= key < end in key order, deltas with cts <= upto in CTS order.
 
-    Lazy, but where they are few: then they are put together at once, which is quicker.
+    Lazy: it looks at no more rows than are asked for, and some more of each run.
     """
     live = [run for run in runs if not isinstance(run.cts, int) or run.cts <= upto]
-    windows = [(run, rows) for run in live if (rows := run.slice_range(start, end))]
-    if sum([len(rows) for _, rows in windows]) <= _FEW_ITEMS:
-        yield from _together(windows, upto)
-        return
-    streams = [_stream(run, number, rows, upto) for number, (run, rows) in enumerate(windows)]
-    key: bytes | None = None
-    found: list[tuple[int, dict[int, Any]]] = []
-    for next_key, cts, _, deltas in heapq.merge(*streams):
-        if next_key != key:
-            if key is not None:
-                yield key, found
-            key, found = next_key, []
-        found.append((cts, deltas))
-    if key is not None:
-        yield key, found
-
-
-def _together(
-    windows: Sequence[tuple[DeltaRun, range]], upto: int
-) -> Iterator[tuple[bytes, list[tuple[int, dict[int, Any]]]]]:
-    found: dict[bytes, list[tuple[int, dict[int, Any]]]] = {}
-    for run, rows in windows:
-        for key, cts, deltas in run.items(rows):
-            if cts <= upto:
-                if (of_key := found.get(key)) is None:
-                    found[key] = [(cts, deltas)]
-                else:
-                    of_key.append((cts, deltas))
-    for key in sorted(found):
-        of_key = found[key]
-        of_key.sort(key=_first)  # stable: of one commit in the order of the runs
-        yield key, of_key
+    streams = [_stream(run, number, run.slice_range(start, end), upto) for number, run in enumerate(live)]
+    for key, found in itertools.groupby(heapq.merge(*streams), _first):
+        yield key, [(cts, deltas) for _, cts, _, deltas in found]
 
 
 def _stream(run: DeltaRun, number: int, rows: range, upto: int) -> Iterator[tuple[bytes, int, int, dict[int, Any]]]:

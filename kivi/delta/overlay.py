@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kivi.delta.gather import new_rows, stamps_of
+from kivi.delta.gather import cells_of, in_cts_order, new_rows, stamps_of
 from kivi.delta.order import Window, sorted_keys
-from kivi.delta.runs import Array, Cells, DeltaRun
+from kivi.delta.runs import Array, DeltaRun
 from kivi.encoding.base_rows import RowLayout
 
 __all__ = ["FixedRows", "Waiting", "Window", "fold_over", "put_over"]
@@ -96,13 +96,9 @@ def fold_over(layout: RowLayout, base: FixedRows, windows: Sequence[Window], upt
     after = (stamps <= upto) & (stamps > old["cts"][group_of])
     if not after.all():
         place, group_of, stamps = place[after], group_of[after], stamps[after]
-    if ((stamps[1:] < stamps[:-1]) & (group_of[1:] == group_of[:-1])).any():  # only if runs were not in CTS order
-        by_cts = np.lexsort((stamps, group_of))
-        place, group_of, stamps = place[by_cts], group_of[by_cts], stamps[by_cts]
+    group_of, place, stamps = in_cts_order(group_of, place, stamps)
     if len(place):
-        width = len(layout.columns)
-        taken = [[run.columns[i].take(slice(r.start, r.stop)) for run, r in windows] for i in range(width)]
-        columns = [Cells.joined(part).take(place) for part in taken]
+        columns = cells_of(windows, place)
         target, new = new_rows(layout, old, old["flags"] & 1 == 1, group_of, stamps, columns)
         old[target] = new
     return FixedRows(found.array(found.order[found.first]), old)

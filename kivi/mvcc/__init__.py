@@ -1,4 +1,4 @@
-"""Transactions over versions: the essay. Read this first, then ``verdict``, ``commit`` and ``snapshot``.
+"""Transactions over versions: the essay. Read this first, then ``verdict``, ``groups``, ``commit`` and ``snapshot``.
 
 Comes in: parts of groups, which somebody derived and encoded, and reads at a snapshot. Goes out: outcomes, rows and
 batches as of that snapshot. May not touch: the catalog, event blocks, the store; only ``log``, ``engine``, ``delta``
@@ -39,10 +39,15 @@ Base is not written for every commit. In between, the deltas of aggregates that 
 *combined* in memory (``combine``): those that every snapshot that is or can be opened sees together, or not at
 all, become one. They wait some seconds for their fold, so a row that a thousand commits touch is written once.
 
-**Groups.** Commits that arrive together enter together (``groups``): one hold of the entry lock, one append to the log,
-one step of W, however many they are; one alone is a group of one. Each member keeps its own verdict, CTS and outcome,
-as if they had come one after the other (R19). A member that has read nothing begins just before its own CTS, so it sees
-the cells of those before it in the group and conflicts with nobody; whoever began earlier is judged against it.
+**Groups.** Commits that arrive together enter together (``groups``): a part of a group is members of one shape, in
+columns, and every part goes through the same steps. Each member is a transaction with its own verdict, CTS and outcome,
+as if they had entered one after the other. A member that has read nothing begins just before its own CTS::
+
+    member       put a=1    +2 on a    put a=7    +1 on b
+    cts          41         42         43         44             W goes from 40 to 44 in one step,
+    a, as of it  1          3          7          7              and "as of 42" reads 3 all the same
+
+Events that are each a transaction are one record of the log, which has as many numbers as it has members.
 
 **Leases.** An open snapshot is a lease with a time limit (``leases``). A reader never makes a writer wait: if its
 versions cost too much, the oldest lease is cut and its reader gets SNAPSHOT_TOO_OLD, never a guess.
@@ -58,8 +63,7 @@ Where each invariant is enforced:
     R14              leases.Leases.boundaries: one mutex for "register S = W" and "fold up to W, keeping these"
     R15              Leases.check, after every read and before every commit
     R16              tokens.Tokens, looked up under the entry lock, recorded in the commit's own log record
-    R18              commit.Committer takes every part through its steps in that order
-    R19              Committer.submit judges the members of a group in turn, and appends them as one
+    R18, R19         Committer.submit takes the parts of a group through the steps in that order
 
 The files:
 

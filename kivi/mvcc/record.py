@@ -158,7 +158,7 @@ def deltas_body(start_ts: int, rows: int, section: bytes, token: str = "", diges
 
 
 class Deltas(Protocol):
-    """What a commit of deltas does, encoded: see ``kivi.mvcc.plain``."""
+    """What a commit of deltas and puts does, encoded: see ``kivi.mvcc.groups.WriteSet``."""
 
     @property
     def places(self) -> Sequence[tuple[int, bytes]]: ...

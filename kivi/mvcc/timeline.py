@@ -49,8 +49,12 @@ class Timeline:
         """So many commits, with consecutive CTS, entered the log together. Called in log order."""
         # Each of several commits in one microsecond has an entry: a pass may fold some of these and not the last.
         with self._mutex:
-            self._times.extend([time_us] * commits)
-            self._stamps.extend(range(first, first + commits))
+            if commits == 1:
+                self._times.append(time_us)
+                self._stamps.append(first)
+            else:  # many at once: in columns
+                self._times.frombytes(np.full(commits, time_us, np.uint64).tobytes())
+                self._stamps.frombytes(np.arange(first, first + commits, dtype=np.uint64).tobytes())
 
     def at(self, time_us: int) -> int:
         """The largest CTS with a commit time <= ``time_us``; SnapshotTooOld if that is no longer known.

@@ -11,14 +11,13 @@ The mark is what other applications' warnings see. It has no rows, so it may be 
 
 from __future__ import annotations
 
-import functools
 import logging
 import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 
 from kivi.spark.commit import commit_stages
-from kivi.spark.options import Options, patiently
+from kivi.spark.options import Options
 
 __all__ = ["SecondApplication", "announce", "scope_of", "scope_of_several", "warn_of_others"]
 
@@ -45,7 +44,7 @@ def warn_of_others(options: Options, application_id: str) -> bool:
     Whether this one has fed it before.
     """
     prefix = scope_of(options.table, "")
-    scopes = patiently(functools.partial(options.client().batch_scopes, prefix), options.timeout_s)
+    scopes = options.ask(lambda db: db.batch_scopes(prefix))
     if scope_of(options.table, application_id) in scopes:
         return True
     if scopes:

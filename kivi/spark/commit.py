@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from kivi.errors import CommitUnknown
-from kivi.spark.options import Options, patiently
+from kivi.spark.options import Options
 
 if TYPE_CHECKING:
-    from kivi.client.database import Transaction
+    from kivi.client.database import Database, Transaction
 
 __all__ = ["commit_stages"]
 
@@ -33,8 +33,7 @@ def commit_stages(
     is known to have done nothing is followed by another; and a stage is committed once, whoever names it.
     """
 
-    def attempt() -> tuple[int, int]:
-        db = options.client()
+    def attempt(db: Database) -> tuple[int, int]:
         for table in stages:
             db.describe(table)  # this process may have known one of that name that was dropped since
         with db.transaction(batch=batch) as tx:
@@ -50,7 +49,7 @@ def commit_stages(
 
     counted = list(stages) if options.late_events == "drop" else []
     before = _late(options, counted)
-    ended = patiently(attempt, options.timeout_s, *(() if batch is None else (CommitUnknown,)))
+    ended = options.ask(attempt, *(() if batch is None else (CommitUnknown,)))
     for table, dropped in _late(options, counted).items():
         if dropped > before[table]:
             _log.warning(
@@ -63,8 +62,6 @@ def commit_stages(
 def _late(options: Options, tables: Sequence[str]) -> dict[str, int]:
     """How many late events each table has dropped so far."""
 
-    def late() -> dict[str, int]:
-        db = options.client()
-        return {table: int(db.describe(table)["statistics"].get("late_dropped", 0)) for table in tables}
-
-    return patiently(late, options.timeout_s) if tables else {}
+    return options.ask(
+        lambda db: {table: int(db.describe(table)["statistics"].get("late_dropped", 0)) for table in tables}
+    )

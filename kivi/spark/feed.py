@@ -31,13 +31,12 @@ from kivi.model.changes import TailPoints
 from kivi.spark.filters import Range
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, forgotten
-from kivi.spark.options import patiently
 from kivi.spark.tail import StreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.client.database import Snapshot
+    from kivi.client.database import Database, Snapshot
 
 __all__ = ["AggregateFeed", "FeedPart"]
 
@@ -112,10 +111,7 @@ class AggregateFeed(StreamReader):
         if batch is None or batch.end != ends.ts or not self._is_alive(batch):
             self._let_go(batch)
             batch = self._batch = self._held_again(ends.ts)
-        options = self._options
-        points = patiently(
-            lambda: options.client().split_points(self._table, options.partition_rows), options.timeout_s
-        )
+        points = self._options.ask(lambda db: db.split_points(self._table, self._options.partition_rows))
         snapshot = batch.snapshot
         return [FeedPart(snapshot.lease, snapshot.ts, since, part) for part in Range().cut(points)]
 
@@ -158,16 +154,14 @@ class AggregateFeed(StreamReader):
 
     def _hold(self, as_of: int | None = None) -> _Held:
         """A snapshot that the tasks may use."""
-        options = self._options
 
-        def begin() -> _Held:
-            snapshot = options.client().snapshot(as_of=as_of, ttl_s=options.lease_ttl_s, shared=True)
+        def begin(db: Database) -> _Held:
+            snapshot = db.snapshot(as_of=as_of, ttl_s=self._options.lease_ttl_s, shared=True)
             snapshot.__enter__()
-            return _Held(
-                options.client().tail_points(self._table, upto=snapshot.ts, most=0).changed_at(snapshot.ts), snapshot
-            )
+            found = db.tail_points(self._table, upto=snapshot.ts, most=0)
+            return _Held(found.changed_at(snapshot.ts), snapshot)
 
-        return patiently(begin, options.timeout_s)
+        return self._options.ask(begin)
 
     def _held_again(self, end: int) -> _Held:
         """For a batch that was planned by another process, or before the server was started again."""

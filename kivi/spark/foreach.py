@@ -32,9 +32,9 @@ import pyarrow as pa
 from kivi.errors import InvalidArgument
 from kivi.spark.applications import announce, scope_of_several
 from kivi.spark.commit import commit_stages
-from kivi.spark.options import Options, patiently
+from kivi.spark.options import Options
 from kivi.spark.schemas import Target
-from kivi.spark.sink import _discard, _stage_all
+from kivi.spark.sink import Stager, discard
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,7 +101,7 @@ def write_batch(
     for table, frame in frames.items():
         if getattr(frame, "isStreaming", True):
             raise InvalidArgument(f"frames[{table!r}] is not the data frame of a batch: call this in foreachBatch")
-        target = patiently(functools.partial(Target.of, options.client(), table), options.timeout_s)
+        target = options.ask(functools.partial(Target.of, table=table))
         target.check_appendable(frame.schema, overwrite=False)
         targets[table] = target
     application = options.application_id or _query_id(frames)
@@ -115,7 +115,7 @@ def write_batch(
         stages = {table: ids for table, (ids, _) in staged.items()}
         started, committed = commit_stages(options, stages, (scope, batch_id), also)
     except BaseException:
-        _discard(options, [stage for ids, _ in staged.values() for stage in ids])
+        discard(options, [stage for ids, _ in staged.values() for stage in ids])
         raise
     return Written(committed, {table: rows for table, (_, rows) in staged.items()}, committed <= started)
 
@@ -144,20 +144,8 @@ def _query_id(frames: Mapping[str, DataFrame]) -> str:
     return str(query_id)
 
 
-@dataclass(frozen=True)
-class Stager:
-    """What a task does with its rows: stages all of them, and returns the ids."""
-
-    options: Options
-    target: Target
-    owner: str
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[bytes, ...], int]:
-        return _stage_all(self.options, self.target, batches, self.owner)
-
-
 def _collected(frame: DataFrame, stager: Stager) -> tuple[list[bytes], int]:
-    """Runs the staging; (the stages, how many rows are in them)."""
+    """Runs the staging; (the stages, how many rows are in them). ``mapInArrow`` would do it, and needs pandas."""
     from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined]  # PySpark's own stubs lack it
 
     names = frame.columns

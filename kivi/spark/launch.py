@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import kivi.client
 from kivi.errors import InvalidArgument, KiviError
-from kivi.spark.java import JavaFailed, cache_folders, find_java, private_file
+from kivi.spark.java import JavaFailed, find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,24 +31,7 @@ _DEFAULTS: Final = {
     # A data frame on one machine needs no 200 shuffle partitions.
     "spark.sql.shuffle.partitions": "4",
 }
-_LOG_LEVELS: Final = """\
-# Warnings and errors of Spark, without its remarks about the machine. Made by kivi.spark.
-rootLogger.level = warn
-rootLogger.appenderRef.stderr.ref = console
-appender.console.type = Console
-appender.console.name = console
-appender.console.target = SYSTEM_ERR
-appender.console.layout.type = PatternLayout
-appender.console.layout.pattern = %d{yy/MM/dd HH:mm:ss} %p %c{1}: %m%n%ex{short}
-logger.hostname.name = org.apache.spark.util.Utils
-logger.hostname.level = error
-logger.native.name = org.apache.hadoop.util.NativeCodeLoader
-logger.native.level = error
-logger.resolve.name = org.apache.spark.sql.execution.streaming.runtime.ResolveWriteToStream
-logger.resolve.level = error
-logger.resolve4.name = org.apache.spark.sql.execution.streaming.ResolveWriteToStream
-logger.resolve4.level = error
-"""
+_LOG_LEVELS: Final = Path(__file__).with_name("log4j2.properties")
 
 
 def session(app: str, *, master: str = "local[2]", **conf: str | int | bool) -> SparkSession:
@@ -93,7 +76,7 @@ def _text(value: str | int | bool) -> str:
 
 @contextlib.contextmanager
 def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
-    """What starting Java reads from the environment; JAVA_HOME and PYTHONPATH are put back afterwards.
+    """What starting Java reads from the environment; what is about Java, and PYTHONPATH, are put back afterwards.
 
     Nothing happens if this process has started its Java already.
     """
@@ -102,8 +85,7 @@ def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         yield
         return
-    java = find_java()
-    changes: dict[str, str | None] = {"JAVA_HOME": java.home}
+    changes = dict(find_java().environment)
     if master.startswith("local"):
         # Workers are this Python and import what this process imports, however kivi got onto its path. On a
         # cluster the paths are the workers' own, and what the environment says is right.
@@ -116,13 +98,7 @@ def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
         os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     flags = settings.get("spark.driver.extraJavaOptions", "")
     if "log4j" not in flags:
-        for folder in cache_folders(os.environ):
-            with contextlib.suppress(OSError):
-                levels = private_file(folder, "log4j2.properties", _LOG_LEVELS)
-                settings["spark.driver.extraJavaOptions"] = (
-                    f"-Dlog4j.configurationFile={levels.as_uri()} {flags}".strip()
-                )
-                break
+        settings["spark.driver.extraJavaOptions"] = f"-Dlog4j.configurationFile={_LOG_LEVELS.as_uri()} {flags}".strip()
     before = {name: os.environ.get(name) for name in changes}
     _apply(changes)
     try:

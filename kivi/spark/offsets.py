@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld
-from kivi.spark.options import as_of_option
+from kivi.spark.options import as_of_option, rows_option
 
 if TYPE_CHECKING:
     from kivi.model.changes import TailPoints
@@ -53,7 +53,7 @@ class StreamOptions:
         values = {name.lower(): text.strip() for name, text in given.items()}
         return StreamOptions(
             _start(values.get("startingoffsets"), values.get("startingtimestamp")),
-            _rows(values["maxrowspertrigger"]) if "maxrowspertrigger" in values else None,
+            rows_option(values["maxrowspertrigger"], "maxRowsPerTrigger") if "maxrowspertrigger" in values else None,
             _boolean(values, "commitTs", False),
             _boolean(values, "failOnDataLoss", True),
         )
@@ -69,12 +69,6 @@ def _start(offsets: str | None, timestamp: str | None) -> str | int | dt.datetim
     if offsets.isdecimal():
         return int(offsets)
     raise InvalidArgument(f"option startingOffsets is earliest, latest or a commit timestamp, not {offsets!r}")
-
-
-def _rows(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**63:
-        raise InvalidArgument(f"option maxRowsPerTrigger is a number of rows from 1 on, not {text!r}")
-    return int(text)
 
 
 def _boolean(values: Mapping[str, str], name: str, default: bool) -> bool:

@@ -47,7 +47,7 @@ from kivi.model.declarations import parse_duration_us
 if TYPE_CHECKING:
     from kivi.client.database import Database
 
-__all__ = ["Options", "as_of_option", "patiently"]
+__all__ = ["Options", "as_of_option", "rows_option"]
 
 T = TypeVar("T")
 _clients: dict[tuple[int, str, str | None, str | None], Database] = {}
@@ -101,7 +101,7 @@ class Options:
             columns=_columns(values["columns"]) if "columns" in values else None,
             as_of=as_of_option(values["asof"]) if "asof" in values else None,
             lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
-            partition_rows=_rows(values.get("partitionrows", "1000000")),
+            partition_rows=rows_option(values.get("partitionrows", "1000000"), "partitionRows"),
             late_events=_late(values.get("lateevents", "fail")),
             aggregate=aggregate,
             start=_moment(values["start"], "start") if values.get("start") else None,
@@ -114,27 +114,28 @@ class Options:
         key = (os.getpid(), self.endpoint, self.access_token, self.tls)
         if key not in _clients:
             tls = True if self.tls == "true" else self.tls
-            _clients[key] = patiently(
+            _clients[key] = self._patiently(
                 lambda: kivi.client.connect(
                     self.endpoint, access_token=self.access_token, tls=tls, timeout=self.timeout_s
-                ),
-                self.timeout_s,
+                )
             )
         return _clients[key]
 
+    def ask(self, call: Callable[[Database], T], *also: type[KiviError]) -> T:
+        """``call(db)``, again while it did nothing and may yet succeed, or failed with ``also``, for ``timeout_s``."""
+        return self._patiently(lambda: call(self.client()), *also)
 
-def patiently(call: Callable[[], T], timeout_s: float, *also: type[KiviError]) -> T:
-    """``call()``, again while it did nothing and may yet succeed, or failed with ``also``, for ``timeout_s``."""
-    deadline, pause_s = time.monotonic() + timeout_s, 0.05
-    while True:
-        try:
-            return call()
-        except KiviError as error:
-            again = isinstance(error, (Unavailable, Retryable, SnapshotTooOld, *also))
-            if not again or time.monotonic() + pause_s > deadline:
-                raise
-        time.sleep(random.uniform(0.5, 1.0) * pause_s)
-        pause_s = min(2.0, pause_s * 2)
+    def _patiently(self, call: Callable[[], T], *also: type[KiviError]) -> T:
+        deadline, pause_s = time.monotonic() + self.timeout_s, 0.05
+        while True:
+            try:
+                return call()
+            except KiviError as error:
+                again = isinstance(error, (Unavailable, Retryable, SnapshotTooOld, *also))
+                if not again or time.monotonic() + pause_s > deadline:
+                    raise
+            time.sleep(random.uniform(0.5, 1.0) * pause_s)
+            pause_s = min(2.0, pause_s * 2)
 
 
 def _seconds(text: str) -> float:
@@ -153,9 +154,10 @@ def _late(text: str) -> str:
     return text.lower()
 
 
-def _rows(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise InvalidArgument(f"option partitionRows is a number of rows from 1 on, not {text!r}")
+def rows_option(text: str, name: str) -> int:
+    """A number of rows. Raises InvalidArgument."""
+    if not text.isdecimal() or not 0 < int(text) < 2**63:
+        raise InvalidArgument(f"option {name} is a number of rows from 1 on, not {text!r}")
     return int(text)
 
 

@@ -21,13 +21,15 @@ is a reading of a clock of nobody knows which zone, and is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as spark
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
+from kivi.arrow.columns import arrow_type
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.predicate_text import type_names
 from kivi.model.types import ColumnType
 
 if TYPE_CHECKING:
@@ -50,9 +52,7 @@ class Target:
     def of(db: Database, table: str) -> Target:
         """As the catalog has it now. Raises NotFound."""
         described: dict[str, Any] = db.describe(table)
-        columns = {**described["key"], **described["columns"]}
-        types = {name: ColumnType.parse(_bare(text)) for name, text in columns.items()}
-        types |= {name: ColumnType("float64") for name in described.get("derived", ())}
+        types = {name: ColumnType.parse(text) for name, text in type_names(described).items()}
         return Target(table, described["kind"], tuple(described["key"]), types, described.get("event_time"))
 
     def check_appendable(self, frame: spark.StructType, overwrite: bool) -> None:
@@ -86,18 +86,16 @@ class Target:
     def conform(self, batches: list[pa.RecordBatch]) -> pa.Table:
         """The rows with the table's columns in the table's types and order; of a row table with those that it has."""
         rows = pa.Table.from_batches(batches)
+        fields = [field.with_nullable(True) for field in arrow_schema(spark_schema(self))]
         if self.kind == "row":
-            given = [column for column in arrow_schema(spark_schema(self)) if column.name in rows.column_names]
-            return rows.select([column.name for column in given]).cast(
-                pa.schema(column.with_nullable(True) for column in given)
-            )
+            fields = [field for field in fields if field.name in rows.column_names]
         arrays = [
-            rows.column(column.name).cast(column.type)
-            if column.name in rows.column_names
-            else pa.nulls(rows.num_rows, column.type)
-            for column in arrow_schema(spark_schema(self))
+            rows.column(field.name).cast(field.type)
+            if field.name in rows.column_names
+            else pa.nulls(rows.num_rows, field.type)
+            for field in fields
         ]
-        return pa.Table.from_arrays(arrays, names=list(self.columns))
+        return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
     def check_readable(self, wanted: spark.StructType) -> None:
         """Raises SchemaError unless ``wanted``, which the user may have given, is what a read would give."""
@@ -127,49 +125,26 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
     return to_arrow_schema(schema, timezone="UTC")
 
 
-def _bare(described: str) -> str:
-    """``sum(int64)`` -> ``int64``: what is stored is of that type, whatever the operator."""
-    operator, _, rest = described.partition("(")
-    return rest[:-1] if operator in ("sum", "count", "min", "max") else described
-
-
 def spark_type(type_: ColumnType) -> spark.DataType:
     """What a read gives of a column."""
-    match type_.name:
-        case "bool":
-            return spark.BooleanType()
-        case "int64":
-            return spark.LongType()
-        case "float64":
-            return spark.DoubleType()
-        case "decimal":
-            return spark.DecimalType(type_.precision, type_.scale)
-        case "string":
-            return spark.StringType()
-        case "bytes":
-            return spark.BinaryType()
-        case "timestamp":
-            return spark.TimestampType()
+    return from_arrow_type(arrow_type(type_))
+
+
+_SMALL: Final = (spark.ByteType, spark.ShortType, spark.IntegerType)
+_FIT: Final[dict[str, tuple[type[spark.DataType], ...]]] = {
+    "bool": (spark.BooleanType,),
+    "int64": (*_SMALL, spark.LongType),
+    "float64": (*_SMALL, spark.FloatType, spark.DoubleType),
+    "decimal": (spark.DecimalType,),
+    "string": (spark.StringType,),
+    "bytes": (spark.BinaryType,),
+    "timestamp": (spark.TimestampType,),
+}
 
 
 def _fits(given: spark.DataType, type_: ColumnType) -> bool:
-    small = isinstance(given, spark.ByteType | spark.ShortType | spark.IntegerType)
-    match type_.name:
-        case "bool":
-            return isinstance(given, spark.BooleanType)
-        case "int64":
-            return small or isinstance(given, spark.LongType)
-        case "float64":
-            return small or isinstance(given, spark.FloatType | spark.DoubleType)
-        case "decimal":
-            return (
-                isinstance(given, spark.DecimalType)
-                and given.scale <= type_.scale
-                and given.precision - given.scale <= type_.precision - type_.scale
-            )
-        case "string":
-            return isinstance(given, spark.StringType)
-        case "bytes":
-            return isinstance(given, spark.BinaryType)
-        case "timestamp":
-            return isinstance(given, spark.TimestampType)
+    """Whether every value of the one is a value of the other."""
+    if isinstance(given, spark.DecimalType) and type_.name == "decimal":
+        whole = type_.precision - type_.scale
+        return given.scale <= type_.scale and given.precision - given.scale <= whole
+    return isinstance(given, _FIT[type_.name])

@@ -26,14 +26,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from kivi.errors import InvalidArgument
 from kivi.spark.applications import SecondApplication, scope_of, warn_of_others
 from kivi.spark.commit import commit_stages
-from kivi.spark.options import Options, patiently
+from kivi.spark.options import Options
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.spark.schemas import Target
 
-__all__ = ["BatchWriter", "SecondApplication", "Staged", "StreamWriter", "scope_of"]
+__all__ = ["BatchWriter", "SecondApplication", "Staged", "Stager", "StreamWriter", "discard", "scope_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         owner = f"{scope_of(self._options.table, self._options.application_id or query_id or '?')}/{batch}"
         target = self._target or (self._find and self._find())
         assert target is not None
-        stages, rows = _stage_all(self._options, target, iterator, owner)
-        return Staged(stages, rows, query_id)
+        return Staged(*Stager(self._options, target, owner)(iterator), query_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """The micro-batch, once, whatever was tried before. Rows or not, it takes its number."""
@@ -89,7 +88,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """Gives the stages up; those that were committed after all are passed over by the server."""
-        _discard(self._options, _stages(messages))
+        discard(self._options, _stages(messages))
 
     def _application_id(self, messages: Sequence[WriterCommitMessage | None]) -> str:
         if self._options.application_id is not None:
@@ -113,8 +112,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._job = f"spark/{options.table}/{uuid.uuid4().hex}"  # made where the job is planned; every task has it
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        stages, rows = _stage_all(self._options, self._target, iterator, self._job)
-        return Staged(stages, rows)
+        return Staged(*Stager(self._options, self._target, self._job)(iterator))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         stages = _stages(messages)
@@ -122,7 +120,7 @@ class BatchWriter(DataSourceArrowWriter):
             commit_stages(self._options, {self._options.table: stages}, overwrite=self._overwrite)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _discard(self._options, _stages(messages))
+        discard(self._options, _stages(messages))
 
 
 def _local(name: str) -> str | None:
@@ -135,33 +133,37 @@ def _stages(messages: Sequence[WriterCommitMessage | None]) -> list[bytes]:
     return [stage for message in messages if isinstance(message, Staged) for stage in message.stages]
 
 
-def _stage_all(
-    options: Options, target: Target, iterator: Iterator[pa.RecordBatch], owner: str
-) -> tuple[tuple[bytes, ...], int]:
-    """Stages all rows of a task; Spark's next rows are read while the last ones travel."""
-    db = options.client()
-    staged: list[bytes] = []
-    waiting: deque[Future[bytes]] = deque()
-    rows = 0
+@dataclass(frozen=True)
+class Stager:
+    """What a task does with its rows. Pickles."""
 
-    def stage(batches: list[pa.RecordBatch]) -> bytes:
-        table = target.conform(batches)
-        return patiently(lambda: db.stage(target.table, table, owner=owner), options.timeout_s)
+    options: Options
+    target: Target
+    owner: str
 
-    try:
-        with ThreadPoolExecutor(1, thread_name_prefix="kivi-stage") as pool:
-            for batches in _chunks(iterator):
-                if len(waiting) >= _STAGES_UNDER_WAY:
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[bytes, ...], int]:
+        """Stages all of them: the stages' ids, and how many rows. Spark's next rows are read while the last travel."""
+        staged: list[bytes] = []
+        waiting: deque[Future[bytes]] = deque()
+        rows = 0
+        try:
+            with ThreadPoolExecutor(1, thread_name_prefix="kivi-stage") as pool:
+                for chunk in _chunks(batches):
+                    if len(waiting) >= _STAGES_UNDER_WAY:
+                        staged.append(waiting.popleft().result())
+                    rows += sum(batch.num_rows for batch in chunk)
+                    waiting.append(pool.submit(self._stage, chunk))
+                while waiting:
                     staged.append(waiting.popleft().result())
-                rows += sum(batch.num_rows for batch in batches)
-                waiting.append(pool.submit(stage, batches))
-            while waiting:
-                staged.append(waiting.popleft().result())
-    except BaseException:
-        done = [future.result() for future in waiting if future.done() and future.exception() is None]
-        _discard(options, [*staged, *done])
-        raise
-    return tuple(staged), rows
+        except BaseException:
+            done = [future.result() for future in waiting if future.done() and future.exception() is None]
+            discard(self.options, [*staged, *done])
+            raise
+        return tuple(staged), rows
+
+    def _stage(self, batches: list[pa.RecordBatch]) -> bytes:
+        table = self.target.conform(batches)
+        return self.options.ask(lambda db: db.stage(self.target.table, table, owner=self.owner))
 
 
 def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -180,7 +182,7 @@ def _chunks(iterator: Iterator[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
         yield batches
 
 
-def _discard(options: Options, stages: Sequence[bytes]) -> None:
+def discard(options: Options, stages: Sequence[bytes]) -> None:
     """Best effort, and one attempt: what is not given up expires.
 
     Nothing is raised, whatever it is: Spark would report that in place of the error that led here.

@@ -38,7 +38,7 @@ from kivi.spark.feed import AggregateFeed
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.holding import held
 from kivi.spark.offsets import StreamOptions
-from kivi.spark.options import Options, patiently
+from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema
 from kivi.spark.sink import BatchWriter, StreamWriter
 from kivi.spark.tail import EventTail, StreamReader, stream_schema, streamed
@@ -64,8 +64,7 @@ class KiviDataSource(DataSource):
 
     def _target(self) -> tuple[Options, Target]:
         options = Options.of(self.options)
-        target = patiently(lambda: Target.of(options.client(), options.table), options.timeout_s)
-        return options, target
+        return options, options.ask(lambda db: Target.of(db, options.table))
 
     def schema(self) -> StructType:
         """From the catalog. It is not told whether a stream asks."""
@@ -93,7 +92,7 @@ class KiviDataSource(DataSource):
             raise InvalidArgument(
                 "option aggregate is for spark.read: a stream reads an event table, or an aggregate's rows"
             )
-        target = patiently(lambda: streamed(options, stream, schema), options.timeout_s)
+        target = options.ask(lambda db: streamed(db, options, stream, schema))
         return (AggregateFeed if target.kind == "aggregate" else EventTail)(options, stream, target, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -104,7 +103,7 @@ class KiviDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         find = _Find(Options.of(self.options), schema, overwrite)
         try:
-            return StreamWriter(find.options, find.once(), find)
+            return StreamWriter(find.options, find.once(find.options.client()), find)
         except Unavailable:  # the tasks will wait for the server and look then; an abort needs no table
             return StreamWriter(find.options, None, find)
 
@@ -117,13 +116,13 @@ class _Find:
     schema: StructType
     overwrite: bool
 
-    def once(self) -> Target:
-        target = Target.of(self.options.client(), self.options.table)
+    def once(self, db: Database) -> Target:
+        target = Target.of(db, self.options.table)
         target.check_appendable(self.schema, self.overwrite)
         return target
 
     def __call__(self) -> Target:
-        return patiently(self.once, self.options.timeout_s)
+        return self.options.ask(self.once)
 
 
 def _asks_for_filters() -> bool:
@@ -168,14 +167,13 @@ class Reader(DataSourceReader):
         """Runs where the job is planned: opens the snapshot, which outlives this process."""
         options = self._options
 
-        def begin() -> list[InputPartition]:
-            db = options.client()
+        def begin(db: Database) -> list[InputPartition]:
             # Not closed, which would end it for the tasks: it ends by its time limit.
             snapshot = db.snapshot(as_of=options.as_of, ttl_s=options.lease_ttl_s, shared=True)
             snapshot.__enter__()
             return self._parts(db, snapshot.lease, snapshot.ts)
 
-        return patiently(begin, options.timeout_s)
+        return options.ask(begin)
 
     def _parts(self, db: Database, lease: bytes, ts: int) -> list[InputPartition]:
         """Events by their commits, as they lie in blocks, unless the job is about some time: times may be in any order,

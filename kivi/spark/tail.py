@@ -41,11 +41,13 @@ from kivi.errors import InvalidArgument, KiviError, SchemaError, SnapshotTooOld,
 from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, StreamDataLoss, StreamOptions, check_offset, dropped, forgotten, lost
-from kivi.spark.options import Options, patiently
+from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema, spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kivi.client.database import Database
 
 __all__ = ["EventTail", "StreamReader", "TailPart", "stream_schema", "streamed"]
 
@@ -60,9 +62,8 @@ def stream_schema(target: Target, columns: tuple[str, ...] | None, *, commit_ts:
     return StructType([*found.fields, StructField(COMMIT_TS, LongType(), False)])
 
 
-def streamed(options: Options, stream: StreamOptions, schema: StructType) -> Target:
+def streamed(db: Database, options: Options, stream: StreamOptions, schema: StructType) -> Target:
     """The table, if it can be streamed with these options. Raises InvalidArgument, SchemaError; Unavailable for now."""
-    db = options.client()
     described = db.describe(options.table)
     if described["kind"] == "row":
         raise InvalidArgument(
@@ -98,10 +99,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._schema = schema
 
     def _points(self, since: int, rows: int = 1, upto: int | None = None, most: int = 0) -> TailPoints:
-        options = self._options
-        return patiently(
-            lambda: options.client().tail_points(self._table, since, rows, upto=upto, most=most), options.timeout_s
-        )
+        return self._options.ask(lambda db: db.tail_points(self._table, since, rows, upto=upto, most=most))
 
     def _checked(self, offset: Offset, found: TailPoints) -> int | None:
         return check_offset(self._table, offset, found, fail=self._stream.fail_on_data_loss)
@@ -114,13 +112,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The commit timestamp that the user gave, or that of a moment."""
         start = self._stream.start
         if isinstance(start, dt.datetime):
-            moment = start
 
-            def look() -> int:
-                with self._options.client().snapshot(as_of=moment) as snapshot:
+            def look(db: Database) -> int:
+                with db.snapshot(as_of=start) as snapshot:
                     return snapshot.ts
 
-            return patiently(look, self._options.timeout_s)
+            return self._options.ask(look)
         ts = int(start)
         if ts > found.watermark:
             raise InvalidArgument(

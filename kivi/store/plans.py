@@ -1,7 +1,8 @@
-"""Reading plain requests: what clients send most, held to their tables' columns by plans that are made once.
+"""Plans: small requests of known shape are held to their tables' columns by what is made once for each table.
 
-*Plain commits* are transactions of deltas and puts (``kivi.mvcc.plain``), *plain gets* read rows of fixed width by key.
-Whatever is not just so is None here, and goes the general way, which accepts it or says what is wrong with it.
+They are the deltas and puts of transactions that have read nothing (``kivi.mvcc.groups.Writes``), and reads by key of
+rows of fixed width. A plan gives None for whatever is not of that shape; such a request is translated like any other,
+which accepts it or says what is wrong with it.
 """
 
 from __future__ import annotations

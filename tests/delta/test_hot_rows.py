@@ -1,4 +1,4 @@
-"""A row that many operations were done to: folded at once where it is a counter's, and always as one by one."""
+"""A row that many operations were done to: folded at once, as if one by one."""
 
 from __future__ import annotations
 

@@ -541,17 +541,13 @@ def test_nothing_to_gather() -> None:
 def test_merged_items(
     case: tuple[TableSchema, Rows], single: set[int], upto: int, start: bytes | None, end: bytes | None
 ) -> None:
-    """Few, which are put together at once, and as if they were many."""
     schema, rows = case
     runs, expected = as_runs(schema, rows, single), by_key(rows, upto)
     keys = [k for k in sorted(expected) if (start is None or k >= start) and (end is None or k < end)]
-    for few in (1_024, 0):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("kivi.delta.gather._FEW_ITEMS", few)
-            found = list(merged_items(runs, start, end, upto))
-        assert [(key, [(cts, exact(d)) for cts, d in ops]) for key, ops in found] == [
-            (key, [(cts, exact(d)) for cts, d in expected[key]]) for key in keys
-        ]
+    found = list(merged_items(runs, start, end, upto))
+    assert [(key, [(cts, exact(d)) for cts, d in ops]) for key, ops in found] == [
+        (key, [(cts, exact(d)) for cts, d in expected[key]]) for key in keys
+    ]
 
 
 def test_merged_items_is_lazy() -> None:

