@@ -67,7 +67,7 @@ MAX_RECORD_NUMBERS = 1 << 20
 
 
 class Kind(IntEnum):
-    """What a record says; stored, so the numbers are permanent."""
+    """The kind of a record; stored, so the numbers are permanent."""
 
     COMMIT = 1
     STAGE = 2

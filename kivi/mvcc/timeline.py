@@ -83,7 +83,7 @@ class Timeline:
         return encode_moments(np.array(times, np.uint64), np.array(stamps, np.uint64))
 
     def forget(self, upto: int) -> None:
-        """What lies at or below ``upto`` is in the engine."""
+        """Drops what lies at or below ``upto``: the engine has it."""
         with self._mutex:
             end = bisect_right(self._stamps, upto)
             del self._times[:end], self._stamps[:end]

@@ -103,7 +103,7 @@ class Watermark:
             return self._moved.wait_for(ready, timeout_s)
 
     def nudge(self) -> None:
-        """Those in ``wait_until`` look again."""
+        """Wakes the threads in ``wait_until``, which look again."""
         with self._lock:
             self._moved.notify_all()
 

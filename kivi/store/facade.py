@@ -292,7 +292,7 @@ class Store:
         return sorted(self.catalog.visible.by_id.values(), key=lambda schema: schema.name)
 
     def tables_as_seen(self) -> object:
-        """What tables readers see, to be compared by identity: another object after any change of them."""
+        """The tables that readers see. Compare it by identity: any change of them makes another object."""
         return self.catalog.visible
 
     @property
@@ -351,7 +351,7 @@ class Store:
         return backups.make(self, repository, keep)
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
-        """What is cheap to know about a table's contents."""
+        """Numbers about a table's contents that are cheap to have."""
         return statistics.table_statistics(self, schema)
 
     def split_points(self, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:

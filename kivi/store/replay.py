@@ -1,4 +1,4 @@
-"""What a store has in memory when it opens: what base says, and the log after that.
+"""Filling the memory of a store that opens: from base, and from the log after that.
 
 ::
 
@@ -39,7 +39,7 @@ __all__ = ["Recovered", "load_base", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What opening found: records replayed after the position, and what of the log was cut off as torn."""
+    """The result of opening: how many records were replayed after the position, and how much of the log was cut off."""
 
     position: int
     last: int
