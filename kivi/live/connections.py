@@ -1,4 +1,4 @@
-"""Which connection a durable subscription has, and what of its user's others it need not be handed.
+"""The connections of durable subscriptions, and the events that one of a user's need not be handed.
 
 See ``kivi.live.durable`` for what is promised. Everything here is called with the hub's lock.
 """
@@ -47,7 +47,7 @@ class Connections:
             self._left(live, live.durable)
 
     def _left(self, live: EventsLive, durable: Durable) -> None:
-        """What it was handed and has not acknowledged it gets again, for others passed over that."""
+        """It gets again what it was handed and has not acknowledged, since others passed over that."""
         del self._connected[durable[:2]]
         if live.unseen and live.given:
             acknowledged = 0

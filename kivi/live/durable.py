@@ -87,7 +87,7 @@ class DurableSubscriptions:
         return stored
 
     def acknowledge(self, user: str, name: str, ts: int, skip: int, *, table: str | None = None) -> None:
-        """What is at or before this position is delivered. An older position changes nothing. Raises NotFound."""
+        """Everything at or before this position is delivered. An older position changes nothing. Raises NotFound."""
 
         def work(txn: Txn) -> None:
             row = self._known(txn, user, name, table)
@@ -220,7 +220,7 @@ def _stored(user: str, name: str, row: dict[str, Any]) -> Stored:
 
 
 def _written(query: Query) -> str:
-    """What is selected and shown, in stored form; equal for equal queries."""
+    """The query as text, in stored form; equal for equal queries."""
     scan = query.scan
     return json.dumps(
         {

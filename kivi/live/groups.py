@@ -71,7 +71,7 @@ class Group:
         self.lives: set[Live] = set()
         self.matcher: Matcher[Live] = Matcher(types_of(schema))
         self._holders: dict[bytes, set[RowsLive]] = {}
-        """Of each row that is in a window: whose."""
+        """For each row that is in a window: the subscriptions that hold it."""
         self.joining: set[Live] = set()
 
     # -- who belongs to it ------------------------------------------------------------------------------
@@ -177,14 +177,14 @@ class Group:
 
 
 class RowGroup(Group):
-    """Of a row table or an aggregate."""
+    """The subscriptions of a row table or an aggregate."""
 
     def __init__(self, store: Readable, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._types = types_of(schema)
         self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
         self._cover: Cover | None = None
-        """Of its subscriptions' keys; None: to be made."""
+        """The keys that its subscriptions want; None: it has to be made."""
         self._noted: set[bytes] = set()
         """Rows to be read again."""
 
@@ -323,7 +323,7 @@ class RowGroup(Group):
         return touched
 
     def _within(self, live: Live, keys: Sequence[bytes], at: list[int]) -> list[int]:
-        """Those of the rows that are in its key range."""
+        """The rows, of these, that are in its key range."""
         if (bounds := self._ranges.get(live)) is None:
             return at
         low, high = bounds
@@ -362,7 +362,7 @@ class RowGroup(Group):
 
 
 class EventGroup(Group):
-    """Of an event table."""
+    """The subscriptions of an event table."""
 
     def __init__(self, store: Readable, schema: TableSchema) -> None:
         super().__init__(store, schema)

@@ -1,4 +1,4 @@
-"""What live queries use of a store."""
+"""The parts of a store that live queries use."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class Hub:
         return live
 
     def _remember(self, live: RowsLive, since: int) -> None:
-        """What the subscriber was told at ``since``; nothing if that cannot be read any more."""
+        """Restores the state that the subscriber was told at ``since``; none if it cannot be read any more."""
         lease = self._store.snapshots.begin(as_of_ts=since)
         try:
             schema = self._store.table(live.table, lease)
@@ -356,7 +356,7 @@ class Hub:
                 self._hurried.wait(min(left, _NAP_S))
 
     def _digested(self) -> bool:
-        """Of what the feed has, notes which rows to read by the next tick; False if there is more to it than that."""
+        """Notes which rows the commits in the feed changed, for the next tick; False if that is not enough."""
         with self._lock:
             groups = list(self._groups.values())
             if not all(group.can_note for group in groups):

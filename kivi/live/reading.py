@@ -40,7 +40,7 @@ def key_of(schema: TableSchema, row: Row) -> bytes:
 
 
 def types_of(schema: TableSchema) -> dict[str, ColumnType]:
-    """Of all columns that a read returns."""
+    """The types of all columns that a read returns."""
     types = {name: column.type for name, column in schema.by_name.items()}
     return types | dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
 

@@ -1,4 +1,4 @@
-"""When to look at whom."""
+"""A schedule: which subscription is to be looked at when."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Schedule:
             heapq.heapify(self._entries)
 
     def due(self, now: float) -> list[Live]:
-        """Those whose moment has come; they are not in it any more."""
+        """Takes out the subscriptions whose moment has come."""
         found = []
         while self._entries and self._entries[0][0] <= now:
             at, _, live = heapq.heappop(self._entries)

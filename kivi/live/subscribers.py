@@ -1,4 +1,4 @@
-"""Everybody who subscribes, and how patient they are."""
+"""All subscriptions that are open, and how patient their subscribers are."""
 
 from __future__ import annotations
 

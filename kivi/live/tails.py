@@ -27,7 +27,7 @@ class Tails:
         self._store, self._lock, self._hub_ts = store, lock, hub_ts
 
     def page(self, live: EventsLive) -> Update | None:
-        """None: it may have caught up, or begins again."""
+        """The next page of events that it has not been told. None: it may have caught up, or begins again."""
         if live.reading is None:
             with self._lock:
                 if live.kept_from is None:  # what commits bring from this snapshot on is kept

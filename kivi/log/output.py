@@ -1,4 +1,4 @@
-"""What one append entered becomes bytes in a segment: large records past the page cache, small ones into zeros."""
+"""Writing to a segment: large records past the page cache, small ones where zeros were written before."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the valid records of a segment end, the last number there, and the state of the chain.
+    """The end of the valid records of a segment, the last number there, and the state of the chain.
 
     ``damage`` is None if nothing but zeros follows at this place, otherwise what is wrong with what does.
     """

@@ -60,7 +60,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What opening the log found and did."""
+    """The result of opening the log: what it found, and what it cut off."""
 
     clean: bool
     segments: int = 0
@@ -266,7 +266,7 @@ def _check_mark(path: str, end: End, mark: Mark) -> None:
 
 
 def _torn(files: Files, fd: int, size: int, segment: Segment, end: End) -> list[Cut]:
-    """What lies behind the last valid record, if it is more than preallocated zeros."""
+    """The bytes behind the last valid record, if they are more than preallocated zeros."""
     last = 0
     offset: int | None = end.offset
     while offset is not None and offset < size and (offset := files.next_data(fd, offset)) is not None:

@@ -86,7 +86,7 @@ _GATHER_S = 0.001  # how long a writer waits for those who said that they have m
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """What one append entered: its records and their lengths, their numbers, and their place."""
+    """The records that one append entered: their lengths, their numbers, and their place."""
 
     records: Sequence[Entry]
     lengths: list[int]
@@ -332,7 +332,7 @@ class SegmentedLog(CommitLog):
             self._write_through(me, turn, groups)
 
     def _take(self) -> tuple[int, list[_Group]]:
-        """What is written next, and when it completes; under the lock, with something in the queue."""
+        """Takes what is written next, and its turn to complete; under the lock, with something in the queue."""
         groups: list[_Group] = []
         size = 0
         while self._queue and size < _FLIGHT_BYTES:

@@ -1,5 +1,9 @@
 """Transactions over versions: the essay. Read this first, then ``verdict``, ``groups``, ``commit`` and ``snapshot``.
 
+Comes in: parts of groups, which somebody derived and encoded, and reads at a snapshot. Goes out: outcomes, rows and
+batches as of that snapshot. May not touch: the catalog, event blocks, the store; only ``log``, ``engine``, ``delta``
+and what lies below them.
+
 **Versions.** Every commit gets a *commit timestamp* (CTS): the sequence number of its record in the commit
 log. Every transaction reads at a *snapshot* S, its start timestamp. A cell at S is its newest base version
 with CTS <= S, and the operations after it up to S, in CTS order.
@@ -61,5 +65,17 @@ Where each invariant is enforced:
     R16              tokens.Tokens, looked up under the entry lock, recorded in the commit's own log record
     R18, R19         Committer.submit takes the parts of a group through the steps in that order
 
-Not done here: serializability, range guards, distributed commit. Below are only ``log``, ``engine`` and ``delta``.
+The files:
+
+    groups       parts of a group: any transaction, deltas and puts, events that are each a transaction
+    commit       the steps of a group, from its tokens to its outcomes
+    verdict      what conflicts with what; ``record`` is how a commit lies in the log
+    watermark    what a new reader gets; ``leases`` are the snapshots that are open
+    tokens       what became of the commits under a token; ``timeline``: which CTS was current at a moment
+    pending      operations that are not in base yet; ``applied`` is what commits bring, ``feed`` hands it to followers
+    snapshot     what a read sees; ``columns``: the same for thousands of rows
+    consolidate  the passes; ``folding``, ``combine`` and ``sweep`` are their steps
+    shortage     what happens while there is no room; ``turns``: who computes in columns when
+
+Not done here: serializability, range guards, distributed commit.
 """

@@ -1,4 +1,4 @@
-"""What commits that entered together do, once they are durable: plain data, for pending and for those who follow it."""
+"""The effects of commits that entered together: data without methods that change it, for pending and its followers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kivi.delta.runs import Array, DeltaRun
 __all__ = ["ROW_BYTES", "Applied", "PendingEvents"]
 
 ROW_BYTES: Final = 400
-"""What a pending row operation takes, besides its key: measured, one key, its list, a tuple, a RowOp and two small
+"""Memory of a pending row operation, besides its key: measured, one key, its list, a tuple, a RowOp and two small
 dictionaries."""
 
 
@@ -28,7 +28,7 @@ class PendingEvents(NamedTuple):
     stamps: Array | None = None
 
     def upto(self, cts: int) -> PendingEvents | None:
-        """Those at or below ``cts``."""
+        """The events at or below ``cts``."""
         if self.last <= cts:
             return self
         if self.first > cts or self.stamps is None:
@@ -37,7 +37,7 @@ class PendingEvents(NamedTuple):
         return PendingEvents(self.first, cts, self.batch.slice(0, end), self.stamps[:end])
 
     def after(self, cts: int) -> PendingEvents | None:
-        """Those above ``cts``."""
+        """The events above ``cts``."""
         if self.first > cts:
             return self
         if self.last <= cts or self.stamps is None:
@@ -57,7 +57,7 @@ class PendingEvents(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What commits that entered together do, as pending holds it: (CTS, table, key, operation), (table, ...)."""
+    """The effects of commits that entered together: (CTS, table, key, operation), and (table, events or run)."""
 
     rows: Sequence[tuple[int, int, bytes, RowOp]] = ()
     events: Sequence[tuple[int, PendingEvents]] = ()

@@ -330,8 +330,8 @@ class Committer:
             self._refuse(part, error, turn)
             return
         first = part.first = ticket.first
-        self._watermark.enter_many(first, ticket.last)
-        self._timeline.note_many(first, ticket.last, ticket.time_us)
+        self._watermark.enter(first, ticket.last)
+        self._timeline.note(first, ticket.time_us, part.members)
         self._in_flight[first] = part
         self._by_token.update(zip(part.tokens, repeat(part)))
         if isinstance(part, Single):

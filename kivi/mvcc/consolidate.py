@@ -83,7 +83,7 @@ _LOG_FACTOR: Final = 2
 
 
 class Sealer(Protocol):
-    """What consolidation needs of an event table: turn pending batches into blocks."""
+    """The part of an event table that consolidation uses: it turns pending batches into blocks."""
 
     def seal(self, batch: WriteBatch, parts: Sequence[tuple[Array, Array, pa.RecordBatch]], upto: int) -> None: ...
 
@@ -91,7 +91,7 @@ class Sealer(Protocol):
 
 
 class StageIndex(Protocol):
-    """What consolidation needs of the stages: how far back they need the log, and what to record of them."""
+    """The part of the stages that consolidation uses: how far back they need the log, and their rows."""
 
     def oldest(self, upto: int) -> int | None: ...
 

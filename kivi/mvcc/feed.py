@@ -31,7 +31,7 @@ class Committed(NamedTuple):
     runs: Sequence[tuple[int, DeltaRun]]
     events: Sequence[tuple[int, PendingEvents]]
     nbytes: int
-    """What keeping it holds."""
+    """The memory that keeping it takes."""
 
 
 class Feed:
@@ -46,7 +46,7 @@ class Feed:
         self.on = False
 
     def start(self) -> None:
-        """What is applied from now on is kept."""
+        """Keeps the commits that are applied from now on."""
         with self._mutex:
             self.on = True
 

@@ -37,7 +37,7 @@ from kivi.mvcc.feed import Committed, Feed
 __all__ = ["Pending", "TablePending"]
 
 _FEED_BYTES = 64 << 20
-"""What followers may leave lying, besides what is pending anyway: a fraction of a second of the fastest appends."""
+"""So much may wait for followers, besides what is pending anyway: a fraction of a second of the fastest appends."""
 
 
 def _row_bytes(key: bytes, op: RowOp) -> int:
@@ -45,7 +45,7 @@ def _row_bytes(key: bytes, op: RowOp) -> int:
 
 
 class TablePending:
-    """What is pending for one table. ``index`` is sorted by key."""
+    """The pending operations of one table. ``index`` is sorted by key."""
 
     __slots__ = ("changes", "events", "index", "runs")
 

@@ -97,7 +97,7 @@ class ChangeReads:
     store_id: bytes
 
     def _source(self, schema: TableSchema) -> EventStore:
-        """Whose tail it is about. Raises InvalidArgument for a row table."""
+        """The event table that the changes are read from. Raises InvalidArgument for a row table."""
         if schema.kind == "row":
             raise InvalidArgument(
                 f"{schema.name!r} is a row table, which does not keep its changes: event tables and aggregates do",
@@ -109,7 +109,7 @@ class ChangeReads:
         return events
 
     def tail_points(self, schema: TableSchema, since: int, rows: int, upto: int | None, most: int) -> TailPoints:
-        """Where the commits in (since, upto] of an event table, or of an aggregate's source, can be cut.
+        """The points at which the commits in (since, upto] of an event table, or an aggregate's source, can be cut.
 
         No event is read; while there is nothing new, one header.
         """

@@ -334,7 +334,7 @@ class Commits:
     def outcome(
         self, token: str, place: int | None = None, *, timeout_s: float = 10.0
     ) -> tuple[TokenState, int | None]:
-        """What became of a request token, or of one of its members; without ``place``, of the first.
+        """The outcome of the commits under a request token: of the member at ``place``, or of the first.
 
         Fences it before it says aborted, so that a late attempt cannot commit. Raises InvalidArgument for a place that
         the token has no member at.

@@ -188,7 +188,6 @@ class Store:
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
         self.get_plan = GetPlan.of
-        self.event_store = self.event_tables.of
 
         changes = self.changes = ChangeReads(reads, self.moved, self.parts.store_id)
         self.tail_points = changes.tail_points
@@ -293,7 +292,7 @@ class Store:
         return sorted(self.catalog.visible.by_id.values(), key=lambda schema: schema.name)
 
     def tables_as_seen(self) -> object:
-        """What tables readers see, to be compared by identity: another object after any change of them."""
+        """The tables that readers see. Compare it by identity: any change of them makes another object."""
         return self.catalog.visible
 
     @property
@@ -352,7 +351,7 @@ class Store:
         return backups.make(self, repository, keep)
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
-        """What is cheap to know about a table's contents."""
+        """Numbers about a table's contents that are cheap to have."""
         return statistics.table_statistics(self, schema)
 
     def split_points(self, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:

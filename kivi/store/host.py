@@ -1,4 +1,4 @@
-"""What the helpers of a store may use of it: never the whole of it."""
+"""The parts of a store that its helpers may use: never the whole store."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Contents", "Running"]
 
 
 class Contents(Protocol):
-    """What a store holds, on disk and in memory."""
+    """The contents of a store, on disk and in memory."""
 
     parts: Parts
     engine: Engine

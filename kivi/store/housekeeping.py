@@ -1,4 +1,4 @@
-"""What the background does besides folding, in bounded steps: it gives up what nobody needs any more."""
+"""Housekeeping: the background gives up what nobody needs any more, in bounded steps."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Housekeeping:
                 break
 
     def _release_replaced(self) -> None:
-        """What was overwritten goes when no open snapshot sees it."""
+        """Releases overwritten generations that no open snapshot sees."""
         store = self._store
         old = store.catalog.visible.replaced
         unseen = [table for table, it in old.items() if not store.leases.may_read(it.schema.created_ts, it.cts)]

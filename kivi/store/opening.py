@@ -38,7 +38,7 @@ __all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"
 _log = logging.getLogger("kivi")
 
 FORMAT: Final = 5
-"""Of what is on disk: a program refuses a larger one, and opens a smaller one and makes it its own.
+"""The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
 2  text in codes and integers of 3, 5, 6 and 7 bytes in event blocks, generations and late counts in the catalog
@@ -53,7 +53,7 @@ _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a store is made of; ``release`` closes it all, in reverse order."""
+    """The parts that a store stands on; ``release`` closes them all, in reverse order."""
 
     engine: Engine
     log: CommitLog

@@ -30,7 +30,7 @@ _KINDS: Final[dict[str, Any]] = {"int64": int, "timestamp": int, "decimal": int,
 
 
 class WritePlan:
-    """What deltas and puts of one row table may be. Values are in stored form."""
+    """Reads deltas and puts of one row table. Values are in stored form."""
 
     __slots__ = ("_columns", "_text_max", "guard", "id", "key", "origin")
 
@@ -80,7 +80,7 @@ class WritePlan:
 
 
 class GetPlan:
-    """What is read by key from one table: ``columns`` of rows of bounded size, so that thousands fit a message."""
+    """A read of rows by key from one table: ``columns``, in rows of bounded size, so that thousands fit a message."""
 
     __slots__ = ("columns", "integers", "key", "schema")
 

@@ -52,7 +52,7 @@ _WIDE: Final = frozenset({"string", "bytes"})
 
 
 class _Captured(NamedTuple):
-    """What a scan of an event table captured: blocks, then what is pending, then own events, in commit order."""
+    """The events that a scan has captured: blocks, then pending events, then own events, in commit order."""
 
     lease: Lease
     schema: TableSchema
@@ -65,7 +65,7 @@ class _Captured(NamedTuple):
 
     @property
     def tail(self) -> list[tuple[pa.RecordBatch, bool]]:
-        """What is in memory, and whether it is committed."""
+        """The batches in memory, and whether each is committed."""
         return [*((batch, True) for batch in self.recent), *((batch, False) for batch in self.own)]
 
 
@@ -253,7 +253,7 @@ class Reads:
     def watched(
         self, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Those that have rows, each read wholly while the lease held; closes the view of an event table at the end."""
+        """Passes on the batches that have rows, each read wholly while the lease held; closes the view at the end."""
         with view:
             try:
                 for batch in batches:
@@ -335,7 +335,7 @@ def trimmer(
     floor_us: int | None,
     outputs: list[str],
 ) -> Callable[[pa.RecordBatch, bool], pa.RecordBatch]:
-    """What the block scan does to stored batches, for batches in memory: time range, floor, predicate, columns."""
+    """Does to batches in memory what the block scan does to stored ones: time range, floor, predicate, columns."""
     time_column = schema.event_time or ""
 
     def bounds(low: int | None) -> Expr | None:

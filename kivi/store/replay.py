@@ -1,4 +1,4 @@
-"""What a store has in memory when it opens: what base says, and the log after that.
+"""Filling the memory of a store that opens: from base, and from the log after that.
 
 ::
 
@@ -39,7 +39,7 @@ __all__ = ["Recovered", "load_base", "replay"]
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What opening found: records replayed after the position, and what of the log was cut off as torn."""
+    """The result of opening: how many records were replayed after the position, and how much of the log was cut off."""
 
     position: int
     last: int
@@ -162,5 +162,5 @@ def _replay_events(store: Contents, record: Record) -> None:
     batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
     found.derived = [row for row in found.derived if known(row[0]) is not None]
     store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
-    store.timeline.note_many(record.sequence, record.last, record.time_us)
+    store.timeline.note(record.sequence, record.time_us, record.count)
     store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)

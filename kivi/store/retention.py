@@ -46,7 +46,7 @@ _STEP_PARTS: Final = 100
 
 
 class Host(Protocol):
-    """What retention needs of the store."""
+    """The part of a store that retention uses."""
 
     engine: Engine
     clock: Callable[[], float]
@@ -185,5 +185,5 @@ def remembered(batch: pa.RecordBatch, schema: TableSchema, floor_us: int | None)
 
 
 def is_late(events: pa.RecordBatch | pa.Table, schema: TableSchema, floor_us: int) -> pa.BooleanArray:
-    """Of each event whether it lies below a floor (of a table's, a chunked array)."""
+    """Whether each event lies below a floor: one boolean for each (for a table's, a chunked array)."""
     return pc.less(events.column(schema.event_time or "").cast(pa.int64()), floor_us)

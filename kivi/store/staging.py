@@ -65,7 +65,7 @@ class Stages:
         self._max_bytes = max_bytes
         self._stages: dict[int, LiveStage] = {}
         self.live_bytes = 0
-        """Of the stages that no commit has named."""
+        """Bytes of the stages that no commit has named."""
 
     # -- ids --------------------------------------------------------------------------------------
 
@@ -171,8 +171,11 @@ class Stages:
         yield _INDEX, json.dumps({"store": self._store_id.hex(), "stages": index}).encode()
 
     def load(self, data: bytes | None) -> None:
-        """What ``rows`` wrote. A checkpoint has its own identity and log: stages of the store it was made from are
-        not in it, and nobody could name them."""
+        """Takes back what ``rows`` wrote.
+
+        A checkpoint has its own identity and log: stages of the store it was made from are not in it, and nobody could
+        name them.
+        """
         saved: dict[str, Any] = json.loads(data) if data else {"store": "", "stages": []}
         if saved["store"] != self._store_id.hex():
             return

@@ -1,4 +1,4 @@
-"""What is cheap to know about a store and its tables, in numbers."""
+"""Numbers about a store and its tables that are cheap to have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["histograms", "split_points", "stats", "table_statistics"]
 
 
 class Host(Running, Protocol):
-    """What is counted."""
+    """The parts of a store that have something to count."""
 
     moved: Watermark
     snapshots: Snapshots
@@ -32,7 +32,7 @@ class Host(Running, Protocol):
 
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
-    """What is cheap to know about a table's contents."""
+    """Numbers about a table's contents that are cheap to have."""
     events = store.event_tables.of(schema.id) if schema.kind == "event" else None
     if events is None:
         return {}

@@ -51,7 +51,7 @@ OWN_CTS: Final = 2**63 - 1
 
 
 class Host(Protocol):
-    """What a transaction needs of the store it belongs to."""
+    """The part of its store that a transaction uses."""
 
     def get(
         self,
@@ -262,7 +262,7 @@ class Txn:
         return [*self.kept(table), *(staged.batch for staged in self.staged_kept(table))]
 
     def kept(self, table: int) -> list[pa.RecordBatch]:
-        """Those that were appended directly."""
+        """Of these, the events that were appended directly."""
         may_go = [self._kept(table, batch) for batch in self.appends.get((table, True), ())]
         return [*self.appends.get((table, False), ()), *may_go]
 
@@ -271,7 +271,7 @@ class Txn:
         return [*self.appends.get((table, False), ()), *self.appends.get((table, True), ())]
 
     def staged_kept(self, table: int) -> list[Staged]:
-        """Those that were staged. The stages in the log keep what is late: see ``kivi.store.retention``."""
+        """Of these, the events that were staged. The log keeps the late ones too: see ``kivi.store.retention``."""
         staged = self.staged.get(table, ())
         return [replace(one, batch=self._kept(table, one.batch)) if one.drop_late else one for one in staged]
 
@@ -421,9 +421,11 @@ def prepare(
 
 
 def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commit, list[int]]:
-    """What the caller sent, and the tables that it overwrites. Tables go by their origin: a retry may find that they
-    were overwritten since, by its own first attempt too. ``appends`` are with late events, of which a retry may find
-    more; the choice of what becomes of them is no part of the payload."""
+    """The payload as the caller sent it, and the tables that it overwrites.
+
+    Tables go by their origin: a retry may find that they were overwritten since, by its own first attempt too.
+    ``appends`` are with late events, of which a retry may find more; what becomes of them is no part of the payload.
+    """
     origin = {table: schema.origin for table, schema in txn.schemas.items()}
     origin |= {schema.id: schema.origin for schema in new.of.values()}
     sent = Commit(0)
