@@ -20,10 +20,11 @@ import pyarrow as pa
 from kivi.cli.text import parse_value, type_names
 from kivi.errors import InvalidArgument
 
-__all__ = ["Progress", "batches", "follow"]
+__all__ = ["Progress", "batches"]
 
 BATCH_ROWS: Final = 50_000
 _LINE_ROWS: Final = 10_000
+_POLL_S: Final = 0.2
 FORMATS: Final = {
     ".csv": "csv",
     ".json": "json",
@@ -43,18 +44,22 @@ def format_of(path: str) -> str:
         raise InvalidArgument(f"{path}: the name must end in one of {', '.join(FORMATS)}") from None
 
 
-def batches(path: str, description: dict[str, Any]) -> Iterator[tuple[Any, int]]:
-    """Batches of a file's rows, each with the number of bytes of the file read so far."""
+def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> Iterator[tuple[Any, int]]:
+    """Batches of a file's rows, each with the number of bytes of the file read so far.
+
+    ``follow``: then those of the rows that are written to it later, until it is interrupted. Raises InvalidArgument.
+    """
     kind = format_of(path)
     try:
         match kind:
+            case "csv" | "json":
+                yield from _lines(path, kind, description, follow)
+            case _ if follow:
+                raise InvalidArgument(f"--follow reads lines: {path} must be CSV or JSON lines")
             case "parquet":
                 yield from _parquet(path)
-            case "arrow":
-                yield from _arrow(path)
             case _:
-                with open(path, encoding="utf-8", newline="") as file:
-                    yield from _lines(file, kind, description, path)
+                yield from _arrow(path)
     except OSError as error:
         raise InvalidArgument(f"cannot read {path}: {error.strerror or error}") from None
     except pa.ArrowInvalid as error:
@@ -88,22 +93,31 @@ def _arrow(path: str) -> Iterator[tuple[Any, int]]:
             yield batch, source.tell()
 
 
-def _lines(file: io.TextIOBase, kind: str, description: dict[str, Any], path: str) -> Iterator[tuple[Any, int]]:
+def _lines(path: str, kind: str, description: dict[str, Any], follow: bool) -> Iterator[tuple[Any, int]]:
     """Rows of CSV (with a header) or JSON lines, as dicts."""
     parse = Rows(kind, description, path)
     rows: list[dict[str, Any]] = []
-    done = 0
-    for line in file:
-        done += len(line)
-        row = parse(line)
-        if row is not None:
-            rows.append(row)
-            if len(rows) >= _LINE_ROWS:
+    begun, done = "", 0
+    with open(path, encoding="utf-8", newline="") as file:
+        while True:
+            line = file.readline()
+            done += len(line)
+            if follow and line and not line.endswith("\n"):
+                begun += line  # it is still being written
+                continue
+            if line:
+                row, begun = parse(begun + line), ""
+                if row is not None:
+                    rows.append(row)
+                if len(rows) < _LINE_ROWS:
+                    continue
+            if rows:
                 yield rows, done
                 rows = []
-    parse.end()
-    if rows:
-        yield rows, done
+            elif follow:
+                time.sleep(_POLL_S)
+            if not line and not follow:
+                return parse.end()
 
 
 class Rows:
@@ -154,34 +168,6 @@ class Rows:
                 elif self.kind == "csv" or self.types[name] != "string":
                     row[name] = parse_value(self.types[name], value, f"{where}, column {name!r}")
         return row
-
-
-def follow(path: str, description: dict[str, Any], poll_s: float = 0.2) -> Iterator[list[dict[str, Any]]]:
-    """The file's rows, then those that are written to it later, until it is interrupted."""
-    kind = format_of(path)
-    if kind not in ("csv", "json"):
-        raise InvalidArgument(f"--follow reads lines: {path} must be CSV or JSON lines")
-    parse = Rows(kind, description, path)
-    rows: list[dict[str, Any]] = []
-    rest = ""
-    with open(path, encoding="utf-8", newline="") as file:
-        while True:
-            chunk = file.readline()
-            if chunk and not chunk.endswith("\n"):
-                rest += chunk  # a line that is still being written
-                continue
-            if chunk:
-                row = parse(rest + chunk)
-                rest = ""
-                if row is not None:
-                    rows.append(row)
-                if len(rows) < _LINE_ROWS:
-                    continue
-            if rows:
-                yield rows
-                rows = []
-            else:
-                time.sleep(poll_s)
 
 
 class Progress:

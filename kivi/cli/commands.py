@@ -7,6 +7,7 @@ Environment: KIVI_ENDPOINT, KIVI_TOKEN, KIVI_TLS_CA, KIVI_OUTPUT stand in for th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime as dt
 import os
 import signal
@@ -15,7 +16,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kivi.cli.text import assignments, parse_value, print_rows, print_value, type_names, where
+from kivi.cli.text import (
+    assignments,
+    key_of,
+    outputs,
+    parse_value,
+    print_rows,
+    print_value,
+    type_names,
+    where,
+)
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 
 __all__ = ["main"]
@@ -157,24 +167,14 @@ def describe(args: argparse.Namespace) -> int:
     return 0
 
 
-def key_of(description: dict[str, Any], words: Sequence[str], *, partial: bool = False) -> tuple[Any, ...]:
-    """Words as a key, or as its first columns."""
-    names = list(description["key"])
-    if len(words) > len(names) or (len(words) < len(names) and not partial):
-        raise InvalidArgument(
-            f"a key of {description['name']!r} is {' '.join(names) or 'nothing: it is an event table'}; "
-            f"{len(words)} values were given"
-        )
-    return tuple(
-        parse_value(description["key"][name], word, f"key column {name!r}")
-        for name, word in zip(names, words, strict=False)
-    )
-
-
-def outputs(description: dict[str, Any], chosen: str | None) -> list[str]:
-    if chosen:
-        return [name.strip() for name in chosen.split(",")]
-    return [*description["key"], *description["columns"], *description.get("derived", {})]
+def query_of(description: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
+    """What ``add_query`` asked, as arguments of ``scan`` and ``subscribe``."""
+    return {
+        "prefix": key_of(description, args.prefix, partial=True),
+        "where": where(args.where, type_names(description)) if args.where else None,
+        "columns": outputs(description, args.columns) if args.columns else None,
+        "limit": args.limit,
+    }
 
 
 def as_of(args: argparse.Namespace) -> Any:
@@ -200,18 +200,9 @@ def get(args: argparse.Namespace) -> int:
 def scan(args: argparse.Namespace) -> int:
     with connect(args) as db:
         found = db.describe(args.table)
-        names = outputs(found, args.columns)
-        rows: Iterator[dict[str, Any]]
         with db.snapshot(as_of=as_of(args)) as snap:
-            rows = snap.scan(
-                args.table,
-                prefix=key_of(found, args.prefix, partial=True),
-                where=where(args.where, type_names(found)) if args.where else None,
-                columns=names if args.columns else None,
-                limit=args.limit,
-                reverse=args.reverse,
-            )
-            print_rows(rows, names, args.output)
+            rows = snap.scan(args.table, **query_of(found, args), reverse=args.reverse)
+            print_rows(rows, outputs(found, args.columns), args.output)
     return 0
 
 
@@ -220,13 +211,9 @@ def watch(args: argparse.Namespace) -> int:
 
     with connect(args) as db:
         found = db.describe(args.table)
-        names = outputs(found, args.columns)
         wanted = {
-            "prefix": key_of(found, args.prefix, partial=True),
-            "where": where(args.where, type_names(found)) if args.where else None,
-            "columns": names if args.columns else None,
+            **query_of(found, args),
             "order_by": args.order_by.split(",") if args.order_by else (),
-            "limit": args.limit,
             "offset": args.offset,
             "interval_ms": args.interval,
             "since": args.since,
@@ -235,7 +222,7 @@ def watch(args: argparse.Namespace) -> int:
             "name": args.name,
             "user": args.user,
         }
-        return follow(db, wanted, found, names, args.output)
+        return follow(db, wanted, found, outputs(found, args.columns), args.output)
 
 
 # -- writing ----------------------------------------------------------------------------------------
@@ -262,38 +249,31 @@ def write(args: argparse.Namespace) -> int:
 
 
 def append(args: argparse.Namespace) -> int:
-    from kivi.cli.append import Progress, batches, follow
+    from kivi.cli.append import Progress, batches
 
     with connect(args) as db:
         found = db.describe(args.table)
         if found["kind"] != "event":
             raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
-        count, commit_ts = 0, None
+        try:
+            total = None if args.follow else os.path.getsize(args.file)
+        except OSError as error:
+            raise InvalidArgument(f"cannot read {args.file}: {error.strerror}") from None
+        stops: tuple[type[BaseException], ...] = ()
         if args.follow:
             # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            with Progress(f"{args.table} <- {args.file}", None) as progress:
-                try:
-                    for rows in follow(args.file, found):
-                        commit_ts = db.append(args.table, rows, late=args.late)
-                        count += len(rows)
-                        progress.update(0, count)
-                except KeyboardInterrupt:
-                    pass
-        else:
-            try:
-                total = os.path.getsize(args.file)
-            except OSError as error:
-                raise InvalidArgument(f"cannot read {args.file}: {error.strerror}") from None
-            try:
-                with Progress(f"{args.table} <- {args.file}", total) as progress:
-                    for batch, done in batches(args.file, found):
-                        commit_ts = db.append(args.table, batch, late=args.late)
-                        count += len(batch) if isinstance(batch, list) else batch.num_rows
-                        progress.update(done, count)
-            except KiviError as error:
-                error.message += f" (the {count:,} events before it are appended)" if count else ""
-                raise
+            stops = (KeyboardInterrupt,)
+        count, commit_ts = 0, None
+        try:
+            with Progress(f"{args.table} <- {args.file}", total) as progress, contextlib.suppress(*stops):
+                for rows, done in batches(args.file, found, follow=args.follow):
+                    commit_ts = db.append(args.table, rows, late=args.late)
+                    count += len(rows)
+                    progress.update(done, count)
+        except KiviError as error:
+            error.message += f" (the {count:,} events before it are appended)" if count else ""
+            raise
         print_value({"events": count, "commit_ts": commit_ts}, args.output)
     return 0
 
@@ -363,6 +343,15 @@ def add_client_options(to: argparse.ArgumentParser) -> None:
     to.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
 
 
+def add_query(to: argparse.ArgumentParser) -> None:
+    """Which rows of a table, and what of them: see ``query_of``."""
+    to.add_argument("table")
+    to.add_argument("prefix", nargs="*", help="values of the first key columns")
+    to.add_argument("--where", metavar="PREDICATE", help="endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'")
+    to.add_argument("--columns", metavar="A,B", help="only these")
+    to.add_argument("--limit", type=int, metavar="N")
+
+
 def parser() -> argparse.ArgumentParser:
     from kivi_server.options import add_arguments as add_server_arguments  # light: loads no store
 
@@ -391,20 +380,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("key", nargs="+")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("scan", scan, "rows in key order; events in commit order")
-    sub.add_argument("table")
-    sub.add_argument("prefix", nargs="*", help="values of the first key columns")
-    sub.add_argument("--where", metavar="PREDICATE", help="endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'")
-    sub.add_argument("--columns", metavar="A,B", help="only these")
-    sub.add_argument("--limit", type=int, metavar="N")
+    add_query(sub)
     sub.add_argument("--reverse", action="store_true")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("watch", watch, "rows as they change, events as they come")
-    sub.add_argument("table")
-    sub.add_argument("prefix", nargs="*", help="values of the first key columns")
-    sub.add_argument("--where", metavar="PREDICATE", help="avg_resp_time > 120000")
-    sub.add_argument("--columns", metavar="A,B", help="only these")
+    add_query(sub)
     sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
-    sub.add_argument("--limit", type=int, metavar="N")
     sub.add_argument("--offset", type=int, default=0, metavar="N")
     sub.add_argument("--interval", type=float, default=100.0, metavar="MS", help="at most one update in so long")
     sub.add_argument("--since", type=int, metavar="TS", help="go on from this commit timestamp")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi.cli.append import Progress
 from kivi.cli.text import plain
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
+from kivi.model.expressions import Scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -191,8 +192,6 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
 
 
 def _rows(store: Any, lease: Any, schema: TableSchema) -> Iterator[dict[str, Any]]:
-    from kivi.store.facade import Scan
-
     if schema.state == "ready":
         columns = readable(store, lease, schema)
         moments = [column.name for column in (*schema.key, *schema.columns) if column.type.name == "timestamp"]
@@ -214,8 +213,6 @@ def _moment(time_us: int | None) -> str | int | None:
 
 def readable(store: Any, lease: Any, schema: TableSchema) -> tuple[str, ...]:
     """The columns that can be read now: a sum that does not fit its type is no damage, and recovers (R10)."""
-    from kivi.store.facade import Scan
-
     left = list(schema.output_columns(None))
     derived = {name for name, _ in schema.derived}
     while True:
@@ -263,7 +260,7 @@ def examine(path: str) -> dict[str, Any]:
             for schema in ready:
                 count = 0
                 columns = readable(store, lease, schema)
-                for batch in _batches(store, lease, schema, columns):
+                for batch in store.scan(lease, schema, Scan(columns=columns)):
                     count += batch.num_rows
                     progress.update(0, done + count)
                 done += count
@@ -294,15 +291,6 @@ def _check_log(root: Path) -> tuple[int, str]:
     return records, cut
 
 
-def _batches(
-    store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ...] | None = None
-) -> Iterator[pa.RecordBatch]:
-    from kivi.store.facade import Scan
-
-    batches: Iterator[pa.RecordBatch] = store.scan(lease, schema, Scan(columns=columns))
-    return batches
-
-
 def _in_micros(batch: pa.RecordBatch) -> pa.Table:
     """Moments as integers: they may lie beyond the years that Python knows."""
     import pyarrow as pa
@@ -319,11 +307,11 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
     source = store.table(schema.source or "")
     if source.retention_us is not None:
         return "not compared with its events, of which old ones are dropped"
-    expected, bounds = recount(schema, _batches(store, lease, source))
+    expected, bounds = recount(schema, store.scan(lease, source, Scan()))
     found = {}
     names, measures = schema.key_names, [column.name for column in schema.columns if column.name in columns]
     kept = [i for i, column in enumerate(schema.columns) if column.name in columns]
-    for batch in _batches(store, lease, schema, columns):
+    for batch in store.scan(lease, schema, Scan(columns=columns)):
         for row in _in_micros(batch).select([*names, *measures]).to_pylist():
             found[tuple(row[name] for name in names)] = [row[name] for name in measures]
     for key in expected.keys() | found.keys():

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from kivi.cli.text import assignments, parse_value, print_rows, print_value, type_names, where
+from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value, type_names, where
 from kivi.errors import Conflict, InvalidArgument, KiviError
 
 __all__ = ["Shell"]
@@ -152,6 +152,15 @@ class Shell:
             yield tx
         print(f"committed at {tx.commit_ts}")
 
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        """The open transaction, or a snapshot for this command."""
+        if self.tx is not None:
+            yield self.tx
+            return
+        with self.db.snapshot() as view:
+            yield view
+
     # -- commands -------------------------------------------------------------------------------
 
     def target(self, words: Sequence[str]) -> tuple[dict[str, Any], tuple[Any, ...], list[str]]:
@@ -159,14 +168,8 @@ class Shell:
         if len(words) < 2:
             raise InvalidArgument(f"{words[0]} needs a table")
         found = self.describe(words[1])
-        names = list(found["key"])
-        if len(words) < 2 + len(names):
-            raise InvalidArgument(f"a key of {words[1]} is {' '.join(names) or 'nothing: it is an event table'}")
-        texts = words[2 : 2 + len(names)]
-        key = tuple(
-            parse_value(found["key"][n], text, f"key column {n!r}") for n, text in zip(names, texts, strict=True)
-        )
-        return found, key, list(words[2 + len(names) :])
+        end = 2 + len(found["key"])
+        return found, key_of(found, words[2:end]), list(words[end:])
 
     def describe(self, table: str) -> dict[str, Any]:
         if table not in self.descriptions:
@@ -192,11 +195,8 @@ class Shell:
 
     def get(self, words: list[str]) -> None:
         _, key, _ = self.target(words)
-        if self.tx is not None:
-            row = self.tx.get(words[1], key)
-        else:
-            with self.db.snapshot() as snap:
-                row = snap.get(words[1], key)
+        with self.reading() as view:
+            row = view.get(words[1], key)
         if row is None:
             print("no such row")
         else:
@@ -210,12 +210,6 @@ class Shell:
         if "where" in rest:
             at = rest.index("where")
             rest, predicate = rest[:at], where(" ".join(rest[at + 1 :]), type_names(found))
-        prefix = tuple(
-            parse_value(found["key"][n], text, f"key column {n!r}") for n, text in zip(found["key"], rest, strict=False)
-        )
-        names = [*found["key"], *found["columns"], *found.get("derived", {})]
-        if self.tx is not None:
-            print_rows(self.tx.scan(words[1], prefix=prefix, where=predicate), names, self.style)
-        else:
-            with self.db.snapshot() as snap:
-                print_rows(snap.scan(words[1], prefix=prefix, where=predicate), names, self.style)
+        with self.reading() as view:
+            rows = view.scan(words[1], prefix=key_of(found, rest, partial=True), where=predicate)
+            print_rows(rows, outputs(found, None), self.style)

@@ -14,7 +14,16 @@ from typing import Any, Final, TextIO
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.predicate_text import parse_value, type_names, where
 
-__all__ = ["assignments", "parse_value", "print_rows", "print_value", "type_names", "where"]
+__all__ = [
+    "assignments",
+    "key_of",
+    "outputs",
+    "parse_value",
+    "print_rows",
+    "print_value",
+    "type_names",
+    "where",
+]
 
 _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows, so that rows appear as they come
 
@@ -33,6 +42,26 @@ def assignments(description: Mapping[str, Any], words: Sequence[str]) -> dict[st
             raise SchemaError(f"table {description['name']!r} has no column {name!r}; it has {', '.join(types)}")
         out[name] = parse_value(types[name], text, f"column {name!r}")
     return out
+
+
+def key_of(description: Mapping[str, Any], words: Sequence[str], *, partial: bool = False) -> tuple[Any, ...]:
+    """Words as a key, or as its first columns."""
+    names = list(description["key"])
+    if len(words) > len(names) or (len(words) < len(names) and not partial):
+        raise InvalidArgument(
+            f"a key of {description['name']!r} is {' '.join(names) or 'nothing: it is an event table'}; "
+            f"{len(words)} values were given"
+        )
+    return tuple(
+        parse_value(description["key"][name], word, f"key column {name!r}")
+        for name, word in zip(names, words, strict=False)
+    )
+
+
+def outputs(description: Mapping[str, Any], chosen: str | None) -> list[str]:
+    if chosen:
+        return [name.strip() for name in chosen.split(",")]
+    return [*description["key"], *description["columns"], *description.get("derived", {})]
 
 
 # -- output -----------------------------------------------------------------------------------------
