@@ -1,0 +1,47 @@
+"""Events that are each a transaction of their own, where the store decides: what passes fold, combine and replace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.arrow.records import event_batch
+from tests.golden.driver import EmbeddedDriver
+
+
+@pytest.fixture(params=["memory", "disk"])
+def driver(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EmbeddedDriver]:
+    made = EmbeddedDriver(None if request.param == "memory" else str(tmp_path / "data"), block_rows=16)
+    made.db.create_event_table("e", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
+    made.db.create_aggregate("by_x", source="e", group_by=["x"], measures={"n": kivi.count()})
+    yield made
+    made.close()
+
+
+def append(driver: EmbeddedDriver, values: list[int], token: str, late: str = "fail") -> int:
+    """The CTS of the first."""
+    rows = [{"ts": i, "x": x} for i, x in enumerate(values)]
+    first: Any = driver.db._append("e", event_batch(driver.db._schema("e"), rows), token, late, each=True)
+    assert isinstance(first, int)
+    return first
+
+
+@pytest.mark.parametrize(("members", "later"), [(3, 8), (20, 300)])
+def test_r14_a_snapshot_inside_a_group_is_not_combined_over(driver: EmbeddedDriver, members: int, later: int) -> None:
+    """No table here has a history: the snapshot is open before a pass has been over the group."""
+    first = append(driver, [0] * members, "a")
+    snaps = [(inside, driver.db.snapshot(as_of=first + inside)) for inside in (0, members // 2)]
+    for step in range(3):
+        append(driver, [0] * later, f"later {step}")
+        driver.store.consolidator.run_light()
+        for inside, snap in snaps:
+            assert list(snap.scan("by_x")) == [{"x": 0, "n": inside + 1}], step
+            assert snap.get("by_x", (0,)) == {"x": 0, "n": inside + 1}, step
+    for _, snap in snaps:
+        snap.close()
+    driver.db.consolidate()
+    assert driver.db.get("by_x", (0,)) == {"x": 0, "n": members + 3 * later}
