@@ -65,7 +65,7 @@ from kivi.log.records import (
     pack_records,
 )
 from kivi.log.records import segment_name as name_of
-from kivi.log.recovery import Segment, recover
+from kivi.log.recovery import NUMBERS_MAX, Segment, recover
 from kivi.log.room import Room
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import use_batch_scheduling
@@ -297,7 +297,8 @@ class SegmentedLog(CommitLog):
                 )
             active = self._active
             if active is not None and active.end + size <= active.capacity:
-                return active
+                if self._next + count - active.header.first <= NUMBERS_MAX:
+                    return active
             spare = self._room.take(size)
             if spare is not None:
                 spare.header = SegmentHeader(self._store_id, self._next, self._last, 0, 0)  # completed by _roll
