@@ -296,9 +296,12 @@ class SegmentedLog(CommitLog):
                     "wait, the disk is behind"
                 )
             active = self._active
-            if active is not None and active.end + size <= active.capacity:
-                if self._next + count - active.header.first <= NUMBERS_MAX:
-                    return active
+            if (
+                active is not None
+                and active.end + size <= active.capacity
+                and self._next + count - active.header.first <= NUMBERS_MAX
+            ):
+                return active
             spare = self._room.take(size)
             if spare is not None:
                 spare.header = SegmentHeader(self._store_id, self._next, self._last, 0, 0)  # completed by _roll
