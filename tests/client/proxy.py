@@ -77,6 +77,16 @@ class Proxy:
         self.mute = False
         self.cut()
 
+    def lose_the_reply_of_a_commit(self, db: Any) -> None:
+        """Of the next one, which ``db`` sees by another way: the connection ends when it is there, and not before."""
+        before, self.mute = db.watermark(), True
+
+        def lose() -> None:
+            wait_until(lambda: db.watermark() > before)
+            self.lose()
+
+        self._start(lose)
+
     def connect(self, **arguments: Any) -> Any:
         return kivi.connect(self.endpoint, **arguments)
 

@@ -264,8 +264,7 @@ def test_lost_replies_and_connections(server, db, accounts):
                     await tx.delta(accounts, (1,), balance=1)
                     await tx.started()
                     if i % 2 == 0:
-                        proxy.mute = True
-                        asyncio.get_running_loop().call_later(0.2, proxy.lose)
+                        proxy.lose_the_reply_of_a_commit(db)
                 assert tx.commit_ts
 
         run(proxy.endpoint, test, timeout=20)
