@@ -42,8 +42,10 @@ from kivi.log.records import (
     walk,
 )
 
-__all__ = ["Cut", "Recovery", "Segment", "recover"]
+__all__ = ["NUMBERS_MAX", "Cut", "Recovery", "Segment", "recover"]
 
+NUMBERS_MAX = 1 << 32
+"""A segment spans no more numbers. A record may have many in few bytes: one whose events were all late has none."""
 _COPY_BYTES = 4 << 20
 _RESTORE = "restore the data directory from a checkpoint; `kivi verify` shows what is readable"
 

@@ -65,7 +65,7 @@ from kivi.log.records import (
     pack_records,
 )
 from kivi.log.records import segment_name as name_of
-from kivi.log.recovery import Segment, recover
+from kivi.log.recovery import NUMBERS_MAX, Segment, recover
 from kivi.log.room import Room
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import use_batch_scheduling
@@ -295,8 +295,8 @@ class SegmentedLog(CommitLog):
                     f"{self._inflight_records} records ({self._inflight_bytes} bytes) wait to be synced: "
                     "wait, the disk is behind"
                 )
-            active = self._active
-            if active is not None and active.end + size <= active.capacity:
+            active, after = self._active, self._next + count
+            if active is not None and active.end + size <= active.capacity and after - active.header.first <= NUMBERS_MAX:
                 return active
             spare = self._room.take(size)
             if spare is not None:
