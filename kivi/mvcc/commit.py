@@ -341,8 +341,8 @@ class Committer:
             if part.commit.batch:
                 self._by_batch[part.commit.batch] = part
                 self._tokens.remember_batch(*part.commit.batch, first)
-            if part.on_enter:
-                part.on_enter(first)
+        if part.on_enter:
+            part.on_enter(first)
         for cts, footprint in part.written(first):
             self._facts.note(footprint, cts, ticket.time_us)
 

@@ -76,7 +76,7 @@ class Part(ABC):
 
     ``tokens`` are their request tokens, each with a digest of what came under it and a tag for whoever is told. Once
     the part has entered, its members have the CTS from ``first`` on. ``waiters`` came with a token meanwhile ("": with
-    the batch token).
+    the batch token). ``on_check`` and ``on_enter`` are called under the entry lock.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Part(ABC):
         self.alone = False
         """Whether it is a group of one."""
         self.on_check: Callable[[], None] | None = None
+        self.on_enter: Callable[[int], None] | None = None
         self.first = 0
         self.unknown: CommitUnknown | None = None
         self.waiters: dict[str, list[Tell]] = {}
@@ -169,8 +170,8 @@ def told(done: Tell) -> Answer:
 class Single(Part):
     """One transaction of any kind. ``schema_guards`` are implied by the tables that it names.
 
-    The hooks are the catalog's and the stages': ``on_enter`` under the entry lock, ``on_apply`` before W passes it,
-    ``on_abort`` if it aborts after its CTS was taken.
+    The hooks are the catalog's and the stages': ``on_apply`` before W passes it, ``on_abort`` if it aborts after its
+    CTS was taken.
     """
 
     def __init__(
@@ -195,7 +196,6 @@ class Single(Part):
         self.describe = describe
         self.aggregate_newest = aggregate_newest
         self.lease: Lease | None = None
-        self.on_enter: Callable[[int], None] | None = None
         self.on_apply: Callable[[int], None] | None = None
         self.on_abort: Callable[[int], None] | None = None
 

@@ -26,7 +26,7 @@ from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError, Not
 from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
-from kivi.mvcc.groups import Answer, Outcome, Part, Single, Writes, WriteSet, told
+from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Writes, WriteSet, told
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.record import Bulk, decode_stage
 from kivi.mvcc.snapshot import Reader
@@ -202,12 +202,17 @@ class Commits:
             check_events(batch, self.settings)
             if not batch.num_rows:
                 raise InvalidArgument("there are no events to append")
+
+            def enter(part: Events, cts: int) -> None:
+                self.late_dropped += part.members - part.batch.num_rows
+
             while True:
                 with self.computing:
                     view = self.catalog.entered
                     part = prepare_events(
                         schema, batch, token, drop_late, view, self.floor, self.retention, told(settled)
                     )
+                part.on_enter = functools.partial(enter, part)
                 if not self.committer.submit([part]):
                     return
         except KiviError as error:

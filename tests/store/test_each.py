@@ -45,3 +45,11 @@ def test_r14_a_snapshot_inside_a_group_is_not_combined_over(driver: EmbeddedDriv
         snap.close()
     driver.db.consolidate()
     assert driver.db.get("by_x", (0,)) == {"x": 0, "n": members + 3 * later}
+
+
+def test_late_members_are_counted_once_in_stats(driver: EmbeddedDriver) -> None:
+    driver.store.retention.set_floor(driver.store.table("e"), 4)
+    first = append(driver, [0] * 10, "a", late="drop")
+    assert append(driver, [0] * 10, "a", late="drop") == first
+    assert driver.db.describe("e")["statistics"]["late_dropped"] == 4
+    assert driver.db.stats()["late_dropped"] == 4
