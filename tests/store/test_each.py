@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import kivi
 from kivi.arrow.records import event_batch
+from kivi.errors import NotFound
 from tests.golden.driver import EmbeddedDriver
 
 
@@ -53,3 +55,34 @@ def test_late_members_are_counted_once_in_stats(driver: EmbeddedDriver) -> None:
     assert append(driver, [0] * 10, "a", late="drop") == first
     assert driver.db.describe("e")["statistics"]["late_dropped"] == 4
     assert driver.db.stats()["late_dropped"] == 4
+
+
+def test_r19_a_group_meets_an_overwrite_and_goes_to_the_new_content(driver: EmbeddedDriver, monkeypatch: Any) -> None:
+    """It has read nothing, so it begins just before its own CTS: there is nothing to conflict with, and a table."""
+    schema, submit, overwrites = driver.store.table("e"), driver.store.committer.submit, [1, 2]
+
+    def overtaken(parts: Any) -> Any:
+        if len(overwrites) and type(parts[0]).__name__ == "Events":
+            overwrites.pop()
+            with driver.db.transaction() as tx:
+                tx.overwrite("e")
+                tx.append("e", [{"ts": 0, "x": 7}])
+        return submit(parts)
+
+    append(driver, [1, 1], "a")
+    monkeypatch.setattr(driver.store.committer, "submit", overtaken)
+    first = append(driver, [2, 2, 2], "b")
+    assert not overwrites
+    batch = event_batch(schema, [{"ts": i, "x": 2} for i in range(3)])
+    again = driver.store.wait(partial(driver.store.append_each, schema, batch, token="b"), token="b")
+    assert again == first
+    for step in (lambda: None, driver.db.consolidate, driver.crash, driver.reopen):
+        step()
+        with driver.db.snapshot(as_of=first + 1) as snap:
+            assert [row["x"] for row in snap.scan("e", columns=["x"])] == [7, 2, 2]
+        with driver.db.snapshot() as snap:
+            assert list(snap.scan("by_x")) == [{"x": 2, "n": 3}, {"x": 7, "n": 1}]
+    driver.db.drop("by_x")
+    driver.db.drop("e")
+    with pytest.raises(NotFound, match="dropped"):
+        driver.store.wait(partial(driver.store.append_each, schema, batch, token="c"), token="c")
