@@ -47,7 +47,7 @@ _TYPES: Final = {
     "timestamp": TIMESTAMP,
 }
 FAILURES: Final = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, MemoryError)
-"""What pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
+"""The errors that pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
 
 
 def arrow_type(type_: ColumnType) -> Any:
@@ -62,7 +62,7 @@ def arrow_schema(schema: TableSchema) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """What one of these says, in a line of an error's sentence."""
+    """The text of one of these, as a part of an error's sentence."""
     said = "; ".join(str(arg) for arg in error.args) or type(error).__name__
     return said.split("\n")[0][:300]
 

@@ -2,7 +2,7 @@
 
 The columnar twin of ``RowLayout.decode``, ``rows_batch`` and ``kivi.model.derived_columns.evaluate_expression``, to the
 last bit. Whatever a column cannot hold (a sum beyond its type, a float or a derived value that is not finite) is an
-OverflowError here, for the whole portion: who reads row by row says of which row, and whether anybody asked for it.
+OverflowError here, for the whole portion: a read row by row says which row it is, and whether anybody asked for it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class MemoryEngine(Engine):
         self._undo: list[list[tuple[bytes, bytes | None]]] = []
         self._closed = False
         self.checkpoints: dict[str, MemoryEngine] = {}
-        """What `checkpoint` made, by path."""
+        """The copies that `checkpoint` made, by path."""
 
     def get(self, key: bytes) -> bytes | None:
         with self._lock:

@@ -60,7 +60,7 @@ __all__ = ["BLOB_BYTES_MIN", "Records", "RocksEngine"]
 
 T = TypeVar("T")
 _UNREADABLE: Final = ("Invalid argument", "NotFound", "Not implemented", "Not supported")
-"""What RocksDB says of options that it wrote itself, and that are not what it wrote any more."""
+"""RocksDB's words for options that it wrote itself, and that are not what it wrote any more."""
 _FLAT = itertools.chain.from_iterable
 
 BLOB_BYTES_MIN = 64 * 1024
@@ -93,7 +93,7 @@ _log = logging.getLogger("kivi.engine")
 
 
 class Records(NamedTuple):
-    """What is kept as records: the values of all keys that begin with one of these bytes, each with its key behind it.
+    """The pairs that are kept as records, each value with its key behind it: of all keys that begin with one of these.
 
     An engine that was empty notes it under ``note``, in its first batch, and keeps to it; one that holds pairs without
     the note has none (made by an older version). So it is true of all that an engine holds or of nothing, after a crash
@@ -424,7 +424,7 @@ def _records(
     value_bytes: int,
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
-    """As `_chunks`. A value of another width makes it go on somewhere else: that is noticed by who knows the width."""
+    """As `_chunks`. A value of another width makes it go on somewhere else, which the caller notices by the width."""
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
         start = part[-1][value_bytes:] + b"\0"
