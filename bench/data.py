@@ -98,6 +98,10 @@ class Pool:
         columns |= {field.name: column for field, column in zip(batch.schema, batch.columns, strict=True)}
         return pa.record_batch(columns)
 
+    def taken(self, events: Ints) -> Pool:
+        """These events in this order, as one batch."""
+        return Pool(self.name, len(events), self.endpoint[events], self.ts_us[events], self.resp_us[events])
+
     def events(self, sent: Iterable[int]) -> int:
         return self.batch_rows * sum(sent)
 

@@ -6,16 +6,20 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-import kivi
-from bench.data import Expected
-from bench.verify import every_row
+import numpy as np
+import pyarrow as pa
 
-__all__ = ["AGGREGATE", "EVENTS", "NAMED", "check", "create", "held", "settled_s"]
+import kivi
+from bench.data import Expected, Ints, Pool
+from bench.verify import WrongTotals, every_row
+
+__all__ = ["AGGREGATE", "EVENTS", "NAMED", "check", "check_prefixes", "create", "held", "settled_s"]
 
 EVENTS: Final = "events"
 AGGREGATE: Final = "endpoint_5m"
 NAMED: Final = ("customer", "application", "server")
 _PATIENCE_S: Final = 600.0  # to read everything back, with a backlog before it: that is not what is measured
+_PREFIXES: Final = 24  # of which each is read
 _MEASURES: Final = {"total": kivi.sum("resp_time_us"), "n": kivi.count()}
 
 
@@ -26,11 +30,12 @@ def create(
     named: bool = False,
     keyed: Sequence[str] | None = None,
     more: dict[str, Any] | None = None,
+    history: str | None = None,
 ) -> None:
     """An event table of three columns of integers and its aggregate by (endpoint_id, slot of five minutes).
 
     ``named``: three columns of strings as well, which are in the aggregate's key too unless ``keyed`` says what is.
-    ``more``: further aggregates, by name: what each is grouped by.
+    ``more``: further aggregates, by name: what each is grouped by. ``history``: of all aggregates.
     """
     strings = NAMED if named else ()
     columns = dict.fromkeys(strings, "string")
@@ -39,7 +44,7 @@ def create(
     keys = [*strings, "endpoint_id"] if keyed is None else keyed
     groups = {aggregate: [*keys, kivi.time_slot("ts", "5m", name="slot")], **(more or {})}
     for name, group_by in groups.items():
-        db.create_aggregate(name, source=events, group_by=group_by, measures=_MEASURES)
+        db.create_aggregate(name, source=events, group_by=group_by, measures=_MEASURES, history=history)
 
 
 def settled_s(db: Any) -> float:
@@ -58,3 +63,27 @@ def held(db: Any, aggregate: str = AGGREGATE) -> Any:
 def check(db: Any, expected: Expected, who: str, aggregate: str = AGGREGATE) -> None:
     """Raises WrongTotals unless every row of the aggregate is as expected."""
     every_row(who, held(db, aggregate), expected)
+
+
+def check_prefixes(db: Any, events: Pool, stamps: Ints, who: str) -> None:
+    """``events`` in the order of their commit timestamps, ``stamps``. At a sample of these, the first and the last
+    among them, a snapshot must hold the events up to it, in their order, and the aggregate of exactly these: while
+    deltas wait, and once they are folded. Raises WrongTotals."""
+    sample = np.unique(np.linspace(0, len(stamps) - 1, _PREFIXES).astype(int))
+    for folded in (False, True):
+        if folded:
+            db.consolidate()
+        for last in sample.tolist():
+            prefix, at = events.taken(np.arange(last + 1)), f"{who}, as of event {last:,} of {len(stamps):,}"
+            with db.snapshot(as_of=int(stamps[last]), ttl_s=_PATIENCE_S) as snapshot:
+                found, rows = snapshot.to_arrow(EVENTS), snapshot.to_arrow(AGGREGATE)
+            every_row(at, rows, prefix.expected([1]))
+            for name, wanted in (
+                ("endpoint_id", prefix.endpoint),
+                ("ts", prefix.ts_us),
+                ("resp_time_us", prefix.resp_us),
+            ):
+                if not np.array_equal(found.column(name).cast(pa.int64()).to_numpy(), wanted):
+                    raise WrongTotals(
+                        f"{at}: {found.num_rows:,} events are there that are not the {last + 1:,} before it"
+                    )

@@ -53,6 +53,7 @@ _ABORTS: Final = "Commits that were refused and did nothing, by reason."
 METRICS: Final[dict[str, Metric]] = {
     # transactions
     "commits": _counter("commits", "Transactions that became durable and visible."),
+    "commits_grouped": _counter("commits_grouped", "Of these, the ones that entered in groups of two or more."),
     "aborts_conflict": _counter("aborts", _ABORTS, ("reason", "conflict")),
     "aborts_too_old": _counter("aborts", _ABORTS, ("reason", "snapshot_too_old")),
     "aborts_no_room": _counter("aborts", _ABORTS, ("reason", "no_room")),

@@ -571,7 +571,10 @@ class Session(Requests):
         return True
 
     def _commit_plain(self, commits: Commits) -> Sequence[session_pb2.Request]:
-        """Transactions of deltas and puts, together. Gives all of them back if the catalog has changed under them."""
+        """Transactions of deltas and puts, together. Gives all of them back if the catalog has changed under them, or
+        if they would wait for room: this is not the place."""
+        if self.store.is_full:
+            return commits.requests
         try:
             if self.sessions.stopping:
                 raise stopping()

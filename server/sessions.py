@@ -26,7 +26,7 @@ from kivi_server.waiting import Waiting
 
 from kivi.errors import SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
-from kivi.runtime.scheduling import computes
+from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import COMPUTING
 from kivi.store.facade import Lease, Store
 
@@ -87,8 +87,8 @@ class Sessions:
         self.pages_ahead = threading.Semaphore(_PAGES_AHEAD)
         # Scan streams and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
-        self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams", initializer=computes)
-        self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=computes)
+        self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams", initializer=use_batch_scheduling)
+        self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
         self.waiting = Waiting(store, lambda: self.stopping)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from bench.streaming import stream
 from bench.together import run
 from bench.verify import WrongTotals
 from bench.writing import Written, at_a_pace
+from tests.waiting import wait_until
 
 KINDS = ("hot", "wide", "even-50")
 
@@ -78,10 +78,7 @@ def test_a_long_stream_ends_while_nobody_asks_what_it_did(tmp_path: Path) -> Non
     with Server(tmp_path / "data") as server, server.connect() as db:
         tables.create(db)
         with started(Order(server.endpoint, "hot", 10, 1_000, batches=4_500)) as appending:
-            until = time.monotonic() + 60
-            while appending.running():
-                assert time.monotonic() < until
-                time.sleep(0.01)
+            wait_until(lambda: not appending.running(), 60)
             done = appending.streamed()
         assert len(json.dumps(done.at_s)) > 65_536
         tables.check(db, make("hot", 10, 1_000).expected(done.sent), "kivi")
@@ -122,11 +119,26 @@ def test_a_producer_whose_future_has_no_commit_is_refused(tmp_path: Path) -> Non
         producer.begin()
         producer.next()
         producer.commits = [[commit_ts] * 500]
-        assert _check(db, pool, [producer], "kivi") == 500
+        assert _check(db, pool, [producer], "kivi", each=False) == 500
         for commits in ([commit_ts] * 499, [commit_ts] * 499 + [0]):
             producer.commits = [commits]
             with pytest.raises(WrongTotals, match="500 events, 499 futures"):
-                _check(db, pool, [producer], "kivi")
+                _check(db, pool, [producer], "kivi", each=False)
+
+
+def test_each_timestamp_must_read_its_prefix(tmp_path: Path) -> None:
+    pool = make("wide", 300, 300)
+    with kivi.open(tmp_path / "data") as db:
+        tables.create(db, history="1d")
+        with db.appender(tables.EVENTS, each=True, max_events=70) as appender:
+            futures = [appender.append(**event) for event in pool.batches[0].to_pylist()]
+        stamps = np.array([future.result() for future in futures])
+        tables.check_prefixes(db, pool, stamps, "kivi")
+        swapped = np.arange(300)
+        swapped[[0, 1]] = 1, 0
+        for events, at in ((pool.taken(swapped), stamps), (pool, np.append(stamps[1:], stamps[-1]))):
+            with pytest.raises(WrongTotals, match="as of event 0"):
+                tables.check_prefixes(db, events, at, "kivi")
 
 
 def test_the_limit_holds_what_it_was_given(tmp_path: Path) -> None:

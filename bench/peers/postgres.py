@@ -3,6 +3,7 @@
 ::
 
     row trigger          each event adds itself to its row: one event a transaction, or COPY of 1,000
+    ... in pipelines     the same, where a client sends many such transactions before it waits for an answer
     statement trigger    a transition table, grouped, upserted in the order of the keys: COPY of 10,000
     counter              UPDATE of one row by one, the counterpart of a one-delta transaction
 
@@ -10,33 +11,43 @@ pgbench is a C program with prepared statements: no client of PostgreSQL is fast
 itself opens, in the binary format, so that no client has to be fed either. All columns are bigint, times are
 microseconds. Nothing but the socket's place is configured: fsync and synchronous_commit are on.
 
+A pipeline holds ``depth`` transactions. psycopg's have a sync behind each INSERT, which commits it (``pipelined``).
+pgbench has no such sync before PostgreSQL 17, and without it a pipeline is a single transaction: its pipelines are of
+BEGIN, INSERT and COMMIT. Either way every event has a transaction id of its own, which is counted (``check_each``).
+
 As root the cluster runs as the user ``postgres``, since PostgreSQL refuses to be root's.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from bench import environment
 from bench.context import Context
 from bench.data import ENDPOINTS, HOT, SLOT_US, SLOTS, START_US, Pool, Totals, make
+from bench.peers import PeerFailed
+from bench.peers.pipelined import Order, Taken
 from bench.sheet import Sheet
 from bench.verify import WrongTotals, same
 
-__all__ = ["COPIES_OF", "SINGLE_CLIENTS", "Cluster", "copies", "counters", "singles"]
+__all__ = ["COPIES_OF", "SINGLE_CLIENTS", "Cluster", "copies", "counters", "singles", "singles_of"]
 
 _VERSION_MIN: Final = 15
 _FILES: Final = 20  # of one batch each, for COPY
-SINGLE_CLIENTS: Final = (8, 32)
+SINGLE_CLIENTS: Final = (1, 8, 32, 64)
+PIPELINE_DEPTHS: Final = (10, 100)
 COUNTER_CLIENTS: Final = (8, 32, 64)
 # Trigger, rows, clients. Row by row the rows are locked in the order of the events: several clients only deadlock.
 _COPIES: Final = (("row", 1_000, 1), ("statement", 10_000, 1), ("statement", 10_000, 8))
@@ -87,6 +98,25 @@ INSERT INTO events VALUES ({HOT}, :ts, :v);
 INSERT INTO events VALUES (:e, :ts, :v);
 """,
 }
+
+
+def singles_of(kind: str) -> list[str]:
+    """The cases of one event a transaction, with and without pipelines."""
+    return [_single(kind, *single) for single in _SINGLES]
+
+
+def _single(kind: str, clients: int, depth: int, driver: str) -> str:
+    case = f"{kind}, row trigger, {clients} clients"
+    return f"{case} x {depth} in {driver} pipelines" if driver else case
+
+
+# Clients, transactions in a pipeline, and who sends pipelines.
+_SINGLES: Final = [(clients, 1, "") for clients in SINGLE_CLIENTS] + [
+    (clients, depth, driver)
+    for driver in ("pgbench", "psycopg")
+    for clients in SINGLE_CLIENTS
+    for depth in PIPELINE_DEPTHS
+]
 
 
 class NotThere(Exception):
@@ -187,6 +217,22 @@ class Cluster:
         if stored.count != events:
             raise WrongTotals(f"postgres holds {stored.count:,} events, but acknowledged {events:,}")
 
+    def check_each(self, events: int) -> None:
+        """``check``, and that each event was inserted by a transaction of its own."""
+        self.check(events)
+        ((transactions,),) = self.sql("SELECT count(DISTINCT xmin::text) FROM events")
+        if int(transactions) != events:
+            raise WrongTotals(f"postgres committed {events:,} events in {int(transactions):,} transactions")
+
+    def psycopg(self, kind: str, clients: int, depth: int, seconds: float) -> Taken:
+        """One event a transaction, through pipelines of psycopg. Raises CannotInstall or PeerFailed."""
+        order = Order(str(self.home), kind, clients, depth, _WARM_UP_S, seconds)
+        command = [environment.python(), "-m", "bench.peers.pipelined", json.dumps(asdict(order))]
+        ended = subprocess.run(command, cwd=environment.ROOT, capture_output=True, text=True)
+        if ended.returncode:
+            raise PeerFailed(" | ".join(ended.stderr.strip().splitlines()[-3:]))
+        return Taken(**json.loads(ended.stdout))
+
     @property
     def settings(self) -> str:
         """Its version, and the settings that a reader would ask for."""
@@ -241,15 +287,34 @@ def copies(context: Context, sheet: Sheet, kind: str) -> None:
 
 
 def singles(context: Context, sheet: Sheet, kind: str) -> None:
-    """One event a transaction, with the row trigger."""
+    """One event a transaction, with the row trigger, with and without pipelines."""
     with running(context, sheet) as cluster:
         if cluster is None:
             return
-        for clients in SINGLE_CLIENTS:
+        for clients, depth, driver in _SINGLES:
             cluster.prepare("row")
-            count, rate = cluster.measured(_ONE_EVENT[kind], clients, context.seconds)
-            cluster.check(count)
-            sheet.record("postgres", f"{kind}, row trigger, {clients} clients", rate, "events/s")
+            if driver == "psycopg":
+                try:
+                    taken = cluster.psycopg(kind, clients, depth, context.seconds)
+                except (environment.CannotInstall, PeerFailed) as error:
+                    sheet.skip("psycopg", str(error))
+                    continue
+                committed, rate = taken.committed, taken.events / taken.seconds
+                sheet.versions["psycopg"] = taken.about
+            else:
+                script = _pipeline(kind, depth) if driver else _ONE_EVENT[kind]
+                count, scripts_s = cluster.measured(script, clients, context.seconds)
+                committed, rate = count * depth, scripts_s * depth
+            cluster.check_each(committed)
+            sheet.record(
+                "postgres", _single(kind, clients, depth, driver), rate, "events/s", outstanding=clients * depth
+            )
+
+
+def _pipeline(kind: str, depth: int) -> str:
+    """A script of so many transactions that pgbench sends before it waits for an answer."""
+    *variables, insert = _ONE_EVENT[kind].strip().splitlines()
+    return "\n".join(["\\startpipeline", *[*variables, "BEGIN;", insert, "COMMIT;"] * depth, "\\endpipeline", ""])
 
 
 def counters(context: Context, sheet: Sheet) -> None:

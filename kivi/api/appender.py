@@ -45,7 +45,7 @@ from kivi.api.gathering import (
 from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import InvalidArgument
-from kivi.runtime.forks import told_of_forks
+from kivi.runtime.forks import register_fork_handler
 
 if TYPE_CHECKING:
     from kivi.model.schema import TableSchema
@@ -104,7 +104,7 @@ class Appender:
         self.append = self._rows.compiled(self._put, self._put_large)  # type: ignore[method-assign]
         self._thread = threading.Thread(target=self._send, name="kivi-appender", daemon=True)
         self._thread.start()
-        told_of_forks(self)
+        register_fork_handler(self)
 
     def forked(self) -> None:
         """This is a child, where nobody sends, and what has gathered is the parent's to commit."""
@@ -253,14 +253,13 @@ class Appender:
                 except BaseException as error:
                     outcome = error
                 halves.settle(token, outcome)
-            places = None
-            if self._each or len(halves.settled) > 1:
-                places = dict(zip(map(id, batch.rows[:size]), range(size), strict=True))
+            of_each = self._each or len(halves.settled) > 1
+            ids = list(map(id, batch.rows[:size])) if of_each else ()
             with self._changed:
                 del batch.rows[:size]
                 batch.size = 0  # what is there now came too late
                 self._waiting -= size
                 self._waiting_bytes -= self._bytes(batch, size)
                 self._changed.notify_all()
-            batch.resolve(halves.settled, places)
+            batch.resolve(halves.settled, ids)
             self._sent = None

@@ -136,6 +136,7 @@ class Pending:
         "lock",
         "rows",
         "size",
+        "stamps",
     )
 
     def __init__(self) -> None:
@@ -150,6 +151,7 @@ class Pending:
         self.is_done = False
         self._settled: Sequence[Settled] = ()
         self._places: dict[int, int] | None = None  # of rows by their id, which they had while they were in ``rows``
+        self.stamps: dict[int, int] | None = None  # the same for the timestamps, if all of ``each`` entered together
         self._traceback: TracebackType | None = None
         self._waiters: list[threading.Lock] = []
         self._callbacks: list[tuple[Callable[[AppendFuture], Any], AppendFuture]] = []
@@ -167,12 +169,17 @@ class Pending:
                 self._waiters.remove(waiter)
             raise TimeoutError("the event is not durable yet")
 
-    def resolve(self, settled: Sequence[Settled], places: dict[int, int] | None = None) -> None:
-        """``places`` of rows by their id: where it matters which row it is."""
+    def resolve(self, settled: Sequence[Settled], ids: Sequence[int]) -> None:
+        """``ids`` of its rows, in order: where it matters which row it is."""
+        first = settled[0]
         with self.lock:
-            self._settled, self._places = settled, places
-            if isinstance(outcome := settled[0].outcome, BaseException):
+            self._settled = settled
+            if isinstance(outcome := first.outcome, BaseException):
                 self._traceback = outcome.__traceback__
+            elif first.each and len(settled) == 1:
+                self.stamps = dict(zip(ids, range(outcome, outcome + len(ids)), strict=True))
+            if ids and self.stamps is None:
+                self._places = dict(zip(ids, range(len(ids)), strict=True))
             self.is_done = True
             callbacks, self._callbacks = self._callbacks, []
         waiters, self._waiters = self._waiters, []
@@ -185,7 +192,8 @@ class Pending:
         """This is a child: whoever asks here is told ``error``. Its callbacks are the parent's, which calls them."""
         self.lock = threading.RLock()  # one that no thread holds which is not there
         self._callbacks = []
-        self.resolve([Settled(0, 0, "", error, False)])
+        self.stamps = None
+        self.resolve([Settled(0, 0, "", error, False)], ())
 
     def on_done(self, callback: Callable[[AppendFuture], Any], future: AppendFuture) -> None:
         with self.lock:
@@ -196,8 +204,11 @@ class Pending:
 
     def settled(self, row_id: int) -> tuple[Settled, int]:
         """The part that a row went in, and its place in the batch."""
+        first = self._settled[0]
+        if self.stamps is not None and isinstance(first.outcome, int):
+            return first, self.stamps[row_id] - first.outcome
         if self._places is None:
-            return self._settled[0], 0
+            return first, 0
         row = self._places[row_id]
         return self._settled[bisect_right(self._settled, row, key=attrgetter("first")) - 1], row
 
@@ -291,6 +302,9 @@ class AppendFuture(Future[int]):
         pending = self._pending
         if not pending.is_done:
             pending.wait(timeout)
+        stamps = pending.stamps
+        if stamps is not None:
+            return stamps[self._row_id]
         outcome = pending.outcome(self._row_id)
         if isinstance(outcome, int):
             return outcome

@@ -142,7 +142,7 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
     """The facts of one log record, by the names of the tables that are there now."""
     from kivi.encoding import pretty as fmt
     from kivi.log import Kind
-    from kivi.mvcc.record import decode_abort, decode_commit, decode_stage
+    from kivi.mvcc.record import BLIND, decode_abort, decode_commit, decode_events, decode_stage, is_events
     from kivi.mvcc.verdict import EXISTENCE
 
     def name(table: int) -> str:
@@ -161,10 +161,19 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
             return f"{name(table)} 0x{key.hex()}"
         return fmt.key_text(schema, key) + ("" if column == EXISTENCE else f".{schema.columns[column].name}")
 
+    if record.kind == Kind.COMMIT and is_events(record.body):
+        events = decode_events(record.body)
+        return {
+            "upto": record.last,
+            "token": events.request[0],
+            "derived": [row(*item) for item in events.derived],
+            "events": f"{name(events.table)} {len(events.events[0])} bytes, each event a transaction",
+            "runs": [f"{name(table)} {len(data[0])} bytes" for table, data in events.runs],
+        }
     if record.kind == Kind.COMMIT:
         commit = decode_commit(record.body)
         return {
-            "start_ts": commit.start_ts,
+            "start_ts": None if commit.start_ts == BLIND else commit.start_ts,
             "token": commit.request[0] if commit.request else None,
             "batch": list(commit.batch) if commit.batch else None,
             "rows": [row(*item) for item in commit.rows],

@@ -55,7 +55,7 @@ from kivi.client.core import Core
 from kivi.client.lines import Lines
 from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Sleep, Steps, Stream
 from kivi.errors import KiviError, Unavailable
-from kivi.runtime.forks import told_of_forks
+from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.threads import Threads, close_at_exit
 from kivi.wire.methods import Tls
 from kivi.wire.status import from_rpc_error
@@ -301,7 +301,7 @@ class Transport(Link[_Session]):
         self.lines = Lines(self.threads, self.begin)
         self._forked = False
         close_at_exit(self)
-        told_of_forks(self)
+        register_fork_handler(self)
 
     def forked(self) -> None:
         """This is a child, and the session its parent's."""
@@ -358,6 +358,10 @@ class Transport(Link[_Session]):
                 call.cancel()
         except grpc.RpcError as error:
             raise failed(error, self.core.endpoint, effect.timeout_s) from None
+        except ValueError:  # gRPC's way to say that another thread has closed the channel in between
+            if not self._closed:
+                raise
+            raise Closed(self._why_closed) from None
 
     def run(self, steps: Steps[T]) -> T:
         try:

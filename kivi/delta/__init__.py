@@ -29,5 +29,6 @@ CTS, when they are *folded*.
     combine     runs of one transaction -> one run, as they come: what a backfill stages
     gather      runs -> base rows: the deltas of many runs by key, folded in columns or handed out in order
 
-Pure: no I/O, no clock, no timestamps handed out. Nothing here imports a room above it.
+Comes in: operations, events and base rows. Goes out: deltas, and base rows. May not touch: I/O, clocks, threads, rooms
+above; nothing here hands out a timestamp. Begin reading at ``ops``.
 """

@@ -71,7 +71,7 @@ def derive_each(
     runs = []
     for aggregate in aggregates:
         groups = events.groups(aggregate)
-        order = np.argsort(groups.group_of, kind="stable")
+        order = _sorted_by(groups)
         keys = groups.keys.take(pa.array(groups.group_of[order]))
         cells = [
             events.alone(aggregate, column, measure).take(order)
@@ -79,6 +79,13 @@ def derive_each(
         ]
         runs.append(DeltaRun(keys, (order if places is None else places[order]).astype(np.uint64), tuple(cells)))
     return runs
+
+
+def _sorted_by(groups: Groups) -> Array:
+    """The events in the order of their groups, and those of one group in their own. NumPy sorts numbers of 16 bits by
+    counting: 2.5 ns an event instead of 40."""
+    numbers = groups.group_of.astype(np.uint16) if groups.count <= 2**16 else groups.group_of
+    return np.argsort(numbers, kind="stable")
 
 
 class _Derivation(Events):

@@ -1,5 +1,8 @@
 """The engine: ordered bytes on disk, and nothing else.
 
+Comes in: batches of keys and values. Goes out: the same, in order. May not touch: anything but ``errors``. Begin
+reading here; ``rocks`` is the engine on disk, ``memory`` one for tests.
+
 Everything above stores rows, versions and event blocks as keys and values that this room does not
 understand. It knows no tables, no timestamps and no transactions; isolation between transactions
 comes from timestamps inside the keys and values, never from an engine snapshot.

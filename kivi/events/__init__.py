@@ -1,5 +1,8 @@
 """Event tables in base: blocks of columns, in commit order.
 
+Comes in: batches of events with their CTS, from consolidation. Goes out: views, cut at a snapshot. May not touch:
+transactions, the log, the catalog. Begin reading at ``store``.
+
 ::
 
     EVENT       table | 00                  meta: events_upto, rows, next id, floors, dropped, dead data

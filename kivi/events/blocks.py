@@ -186,7 +186,7 @@ def _distances(values: Counts, width: int, mask: Any) -> Any:
 
 
 def _from_distances(array: Any) -> Any:
-    """What ``_distances`` made, as an int64 array."""
+    """``_distances`` undone: an int64 array."""
     if not pa.types.is_fixed_size_binary(array.type):
         return array.cast(pa.int64())
     width, rows = array.type.byte_width, len(array)
@@ -251,7 +251,7 @@ class Blocks:
         return meta or Meta(), blocks
 
     def headers_since(self, order: int) -> list[Block]:
-        """Those of the blocks of this order and later ones."""
+        """The headers of the blocks of this order and later ones."""
         return read_headers(self._engine, self.schema.id, self.schema.name, order)[1]
 
     def newest_cts(self) -> int:

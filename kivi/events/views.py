@@ -31,7 +31,7 @@ _BATCH_ROWS: Final = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What headers know about the events of a view. ``counts``: non-nulls per numeric column; ``sums``: per integer
+    """Sums over the headers of a view. ``counts``: non-nulls per numeric column; ``sums``: per integer
     or decimal column, exact, unscaled, of any size."""
 
     rows: int

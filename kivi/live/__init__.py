@@ -23,4 +23,17 @@
 * The result and the first change come from one watermark: a new subscription reads its result at a snapshot while the
   hub notes which rows change meanwhile; these are read again as it joins. To look at a row twice is harmless.
 * Commits do not wait: they leave a reference in the feed, and lose it there if nobody takes it in time.
+
+    hub            ``Hub``: the thread, its ticks, and whom it tells what
+    lives          one subscription; ``subscribers`` are all of them, ``schedule`` says when to look at whom
+    groups         the subscriptions of one table, and what a tick does to them
+    matching       which changed rows which queries select; ``covering``: which keys anybody wants
+    changed        changed rows as they are at a snapshot
+    windows        what a subscriber sees; ``reading`` fills it from a snapshot
+    tails          events for those who are behind, from the table
+    durable        subscriptions that outlive their connection; ``connections``: which one has them
+    host           what all of this uses of the store
+
+Comes in: queries, and the commits of the feed. Goes out: updates, to whoever asked. May not touch: whoever commits.
+Begin reading at ``hub``.
 """

@@ -25,16 +25,15 @@ import base64
 import itertools
 import json
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kivi.errors import Conflict, InvalidArgument, NotFound
+from kivi.live.host import Followed
 from kivi.model.expressions import Expr, Scan
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
 from kivi.store.catalog import SUBSCRIPTIONS
-
-if TYPE_CHECKING:
-    from kivi.store.facade import Store, Txn
+from kivi.store.transaction import Txn
 
 __all__ = ["DurableSubscriptions", "Other"]
 
@@ -55,7 +54,7 @@ class Other(NamedTuple):
 class DurableSubscriptions:
     """Thread safe: each change is a transaction."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Followed) -> None:
         self._store = store
         self._swept_at = 0.0
         # A user's rows are read again only after a change of them, all of which are made here.
@@ -88,7 +87,7 @@ class DurableSubscriptions:
         return stored
 
     def acknowledge(self, user: str, name: str, ts: int, skip: int, *, table: str | None = None) -> None:
-        """What is at or before this position is delivered. An older position changes nothing. Raises NotFound."""
+        """Everything at or before this position is delivered. An older position changes nothing. Raises NotFound."""
 
         def work(txn: Txn) -> None:
             row = self._known(txn, user, name, table)
@@ -103,11 +102,11 @@ class DurableSubscriptions:
 
     def position(self, user: str, name: str) -> int:
         """Up to which commit all is delivered; 0 if there is none of that name."""
-        lease = self._store.begin()
+        lease = self._store.snapshots.begin()
         try:
-            row = self._store.get(lease, SUBSCRIPTIONS, [(user, name)])[0]
+            row = self._store.reads.get(lease, SUBSCRIPTIONS, [(user, name)])[0]
         finally:
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
         return 0 if row is None else row["ts"]
 
     def drop(self, user: str, name: str, *, table: str | None = None) -> None:
@@ -122,7 +121,7 @@ class DurableSubscriptions:
     def listed(self, user: str) -> list[Stored]:
         """A user's, by name, without those that have expired."""
         now = self._now_us()
-        lease = self._store.begin()
+        lease = self._store.snapshots.begin()
         try:
             rows = [
                 row
@@ -130,7 +129,7 @@ class DurableSubscriptions:
                 for row in batch.to_pylist()
             ]
         finally:
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
         return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
@@ -171,12 +170,12 @@ class DurableSubscriptions:
             txn = self._store.transaction()
             try:
                 result = work(txn)
-                self._store.commit_wait(txn)
+                self._store.commits.commit_wait(txn)
                 return result
             except Conflict:
-                self._store.moved.wait_for(self._store.log.last, 1.0)
+                self._store.commits.wait_for_entered(1.0)
             finally:
-                self._store.rollback(txn)
+                self._store.commits.rollback(txn)
                 if user is not None:
                     self._note(user)
 
@@ -193,12 +192,12 @@ class DurableSubscriptions:
         if now - self._swept_at < _SWEEP_EVERY_S:
             return
         self._swept_at = now
-        lease = self._store.begin()
+        lease = self._store.snapshots.begin()
         try:
             over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
             gone = [row for batch in self._store.scan(lease, SUBSCRIPTIONS, over) for row in batch.to_pylist()]
         finally:
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
 
         def work(txn: Txn) -> None:
             for row in gone:
@@ -221,7 +220,7 @@ def _stored(user: str, name: str, row: dict[str, Any]) -> Stored:
 
 
 def _written(query: Query) -> str:
-    """What is selected and shown, in stored form; equal for equal queries."""
+    """The query as text, in stored form; equal for equal queries."""
     scan = query.scan
     return json.dumps(
         {

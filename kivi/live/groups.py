@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from kivi.arrow.dictionaries import plain, together
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
+from kivi.live.host import Readable
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Limit, Matcher
 from kivi.live.reading import event_key, floor_of, read_window, types_of
@@ -30,13 +31,10 @@ from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.pending import PendingEvents
 from kivi.store.reads import key_range
-
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
 
 __all__ = ["Group", "group_of", "made_again"]
 
@@ -67,13 +65,13 @@ def made_again(schema: TableSchema) -> NotFound:
 class Group:
     """Not thread safe."""
 
-    def __init__(self, store: Store, schema: TableSchema) -> None:
+    def __init__(self, store: Readable, schema: TableSchema) -> None:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
         self.matcher: Matcher[Live] = Matcher(types_of(schema))
         self._holders: dict[bytes, set[RowsLive]] = {}
-        """Of each row that is in a window: whose."""
+        """For each row that is in a window: the subscriptions that hold it."""
         self.joining: set[Live] = set()
 
     # -- who belongs to it ------------------------------------------------------------------------------
@@ -179,14 +177,14 @@ class Group:
 
 
 class RowGroup(Group):
-    """Of a row table or an aggregate."""
+    """The subscriptions of a row table or an aggregate."""
 
-    def __init__(self, store: Store, schema: TableSchema) -> None:
+    def __init__(self, store: Readable, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._types = types_of(schema)
         self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
         self._cover: Cover | None = None
-        """Of its subscriptions' keys; None: to be made."""
+        """The keys that its subscriptions want; None: it has to be made."""
         self._noted: set[bytes] = set()
         """Rows to be read again."""
 
@@ -325,7 +323,7 @@ class RowGroup(Group):
         return touched
 
     def _within(self, live: Live, keys: Sequence[bytes], at: list[int]) -> list[int]:
-        """Those of the rows that are in its key range."""
+        """The rows, of these, that are in its key range."""
         if (bounds := self._ranges.get(live)) is None:
             return at
         low, high = bounds
@@ -364,9 +362,9 @@ class RowGroup(Group):
 
 
 class EventGroup(Group):
-    """Of an event table."""
+    """The subscriptions of an event table."""
 
-    def __init__(self, store: Store, schema: TableSchema) -> None:
+    def __init__(self, store: Readable, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._floor = floor_of(store, schema, store.watermark())
 
@@ -471,5 +469,5 @@ def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], p
             held, rows = [], 0
 
 
-def group_of(store: Store, schema: TableSchema) -> Group:
+def group_of(store: Readable, schema: TableSchema) -> Group:
     return EventGroup(store, schema) if schema.kind == "event" else RowGroup(store, schema)

@@ -17,22 +17,18 @@ ended it. What they have not asked for is not made.
 
 from __future__ import annotations
 
-import contextlib
-import heapq
-import itertools
 import logging
 import random
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_rows
 from kivi.errors import (
     InvalidArgument,
     KiviError,
@@ -40,20 +36,20 @@ from kivi.errors import (
     OutOfRange,
     ResourceExhausted,
     SnapshotTooOld,
-    StoreInUse,
     Unavailable,
 )
+from kivi.live.connections import Connections
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, group_of, made_again
+from kivi.live.host import Followed
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
-from kivi.model.changes import COMMIT_TS, Changes
-from kivi.model.expressions import matches
-from kivi.model.subscriptions import Change, Durable, Row, Terms, Update
+from kivi.live.schedule import Schedule
+from kivi.live.subscribers import Subscribers
+from kivi.live.tails import Tails
+from kivi.model.changes import COMMIT_TS
+from kivi.model.subscriptions import Terms, Update
 from kivi.mvcc.leases import Lease
-
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
 
 __all__ = ["LIVES_MAX", "Hub"]
 
@@ -72,23 +68,19 @@ _BEAT: Final = 0.9
 """The least part of its heartbeat that a subscription waits for the first, and for each after that."""
 _START_S: Final = 10.0
 _MISSED_MAX: Final = 50_000
-_PAGE_ROWS: Final = 5_000
-_RIPE_SPARE: Final = 1_024
 _log = logging.getLogger("kivi.live")
 
 
 class Hub:
     """Thread safe. Its thread runs while there is a subscription."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Followed) -> None:
         self._store = store
         self._lock = threading.RLock()
         self._starting = threading.Lock()
         self._groups: dict[str, Group] = {}
         self._asked: deque[tuple[Live, Then]] = deque()
         self._closed: deque[Live] = deque()
-        self._ripe: list[tuple[float, int, Live]] = []
-        self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._readers: ThreadPoolExecutor | None = None
         self._stopping = False
@@ -98,13 +90,11 @@ class Hub:
         self._lost = 0
         self.ts = 0
         """Every window is that of this snapshot."""
-        self._lives: set[Live] = set()
-        self._counting = threading.Lock()
-        self._patience: Counter[float] = Counter()
-        """Of the subscriptions, in seconds: what the least is decides."""
+        self._lives = Subscribers()
+        self._schedule = Schedule(self._lives)
+        self._tails = Tails(store, self._lock, lambda: self.ts)
         self.durable = DurableSubscriptions(store)
-        self._connected: dict[tuple[str, str], EventsLive] = {}
-        self._unfinished: dict[tuple[str, str], tuple[int, int]] = {}
+        self._connections = Connections(self.durable)
         self.ticks = self.told = 0
         self.tick_s = 0.0
 
@@ -131,14 +121,14 @@ class Hub:
             since = None
         group = self._enter(live)
         try:
-            lease = self._store.begin()
+            lease = self._store.snapshots.begin()
             try:
                 schema = self._store.table(table, lease)
                 live.schema, live.query = schema, bind(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
             finally:
-                self._store.release(lease)
+                self._store.snapshots.release(lease)
             if since is not None:
                 self._remember(live, since)
             self._join(group, live)
@@ -149,8 +139,8 @@ class Hub:
         return live
 
     def _remember(self, live: RowsLive, since: int) -> None:
-        """What the subscriber was told at ``since``; nothing if that cannot be read any more."""
-        lease = self._store.begin(as_of_ts=since)
+        """Restores the state that the subscriber was told at ``since``; none if it cannot be read any more."""
+        lease = self._store.snapshots.begin(as_of_ts=since)
         try:
             schema = self._store.table(live.table, lease)
             live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
@@ -158,7 +148,7 @@ class Hub:
         except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
             live.told = []
         finally:
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
 
     def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
         schema = self._store.table(table)
@@ -173,38 +163,17 @@ class Hub:
         try:
             self._join(group, live)
             if terms.durable is not None:
-                self._take_over(live, terms.durable)
+                with self._lock:
+                    before = self._connections.take_over(live, terms.durable)
+                    if before is not None:
+                        if before.table in self._groups:
+                            self._groups[before.table].remove(before)
+                        self._schedule.put(before, 0.0)
         except BaseException:
             with self._lock:
                 self._forget(live)
             raise
         return live
-
-    def _take_over(self, live: EventsLive, durable: Durable) -> None:
-        """From now on it is this connection's."""
-        with self._lock:
-            before = self._connected.get(durable[:2])
-            if before is not None:
-                self._disconnected(before)
-            self._connected[durable[:2]] = live
-            live.again = self._unfinished.pop(durable[:2], live.again)
-            if before is not None and not before.closed:
-                before.failure = StoreInUse(f"subscription {durable.name!r} was taken over by another connection")
-                if before.table in self._groups:
-                    self._groups[before.table].remove(before)
-                self._ripen(before, 0.0)
-
-    def _disconnected(self, live: EventsLive) -> None:
-        """What it was handed and has not acknowledged it gets again, for others passed over that."""
-        durable = live.durable
-        assert durable is not None
-        del self._connected[durable[:2]]
-        if live.unseen and live.given:
-            acknowledged = 0
-            with contextlib.suppress(KiviError):
-                acknowledged = self.durable.position(durable.user, durable.name)
-            if acknowledged < live.given:
-                self._unfinished[durable[:2]] = acknowledged, live.given
 
     def ask(self, live: Live, then: Then) -> None:
         """``then`` is called once, when there is something to tell. Ask again after that."""
@@ -245,28 +214,26 @@ class Hub:
                 )
             if self._thread is None:
                 self._start()
-            with self._counting:
-                self._lives.add(live)
-                self._patience[live.patience_s] += 1
+            self._lives.add(live)
         try:
             with self._lock:
                 schema = self._store.table(live.table)
                 group = self._groups.get(live.table)
                 if group is not None and group.schema.origin != schema.origin:  # no tick has noticed yet
                     for ended in group.fail_all(made_again(schema)):
-                        self._ripen(ended, ended.due)
+                        self._schedule.put(ended, ended.due)
                     group = None
                 if group is None:
                     group = self._groups[live.table] = group_of(self._store, schema)
                 group.joining.add(live)
                 return group
         except BaseException:
-            self._leave(live)
+            self._lives.discard(live)
             raise
 
     def _join(self, group: Group, live: Live) -> None:
         with self._lock:
-            lease = self._store.begin()
+            lease = self._store.snapshots.begin()
             try:
                 self._tick(lease)
                 if live.failure is not None:
@@ -278,7 +245,7 @@ class Hub:
                 if live.failure is not None:
                     raise live.failure
             finally:
-                self._store.release(lease)
+                self._store.snapshots.release(lease)
             if isinstance(live, EventsLive):
                 live.kept_from = self.ts
 
@@ -286,9 +253,7 @@ class Hub:
         """From here on the feed is complete above a snapshot that the hub has, and the thread runs."""
         feed = self._store.pending.feed
         feed.start()
-        with self._store.committer.entry_lock:
-            last = self._store.log.last
-        if not self._store.moved.wait_for(last, _START_S):  # what was applied before is below the first snapshot
+        if not self._store.commits.wait_for_entered(_START_S):  # what was applied before is below the first snapshot
             feed.stop()
             raise Unavailable("commits before this moment are not finished yet: subscribe again")
         with self._lock:
@@ -306,12 +271,6 @@ class Hub:
             self._store.pending.feed.stop()
             self._thread = None
             return True
-
-    def _leave(self, live: Live) -> None:
-        with self._counting:
-            if live in self._lives:
-                self._lives.discard(live)
-                self._patience -= Counter((live.patience_s,))
 
     @property
     def count(self) -> int:
@@ -335,11 +294,11 @@ class Hub:
             group.remove(live)
         live.closed = True
         live.then = None
-        self._leave(live)
-        if isinstance(live, EventsLive) and live.durable is not None and self._connected.get(live.durable[:2]) is live:
-            self._disconnected(live)
-        if isinstance(live, EventsLive) and not live.busy:
-            live.release(self._store.release)
+        self._lives.discard(live)
+        if isinstance(live, EventsLive):
+            self._connections.left(live)
+            if not live.busy:
+                live.release(self._store.snapshots.release)
         if group is not None and not group.lives and not group.joining:
             self._groups.pop(live.table, None)
 
@@ -382,7 +341,7 @@ class Hub:
         ``worked``: how much the thread had computed when the tick began.
         """
         began, feed = time.monotonic(), self._store.pending.feed
-        patient = self._patient_s(began, worked)
+        patient = self._lives.patient_s(began, _PATIENT_SHARE * (time.thread_time() - worked))
         while not self._stopping:
             if feed.fills and not self._digested():
                 return
@@ -396,26 +355,8 @@ class Hub:
             else:
                 self._hurried.wait(min(left, _NAP_S))
 
-    def _patient_s(self, now: float, worked: float) -> float:
-        """For how long to wait for those who have been told within their interval.
-
-        Until the first of them may be told again it costs nobody anything. Until all of them may, so that from then on
-        one tick is for all, and half an interval more than they asked for: only where ticks are large. So it is, too,
-        where somebody might be told something at any moment: half an interval at most.
-        """
-        with self._counting:
-            patience = min(self._patience, default=0.0)
-        if not patience:
-            return 0.0
-        dues = (live.due for live in tuple(self._lives) if live.then is not None or live.due > now)
-        soon = [due - now for due in dues if due <= now + patience]
-        spare = _PATIENT_SHARE * (time.thread_time() - worked)
-        if not soon or min(soon) <= 0.0:
-            return min(spare, patience / 2)
-        return max(min(soon), min(spare, max(soon) + patience / 2))
-
     def _digested(self) -> bool:
-        """Of what the feed has, notes which rows to read by the next tick; False if there is more to it than that."""
+        """Notes which rows the commits in the feed changed, for the next tick; False if that is not enough."""
         with self._lock:
             groups = list(self._groups.values())
             if not all(group.can_note for group in groups):
@@ -431,9 +372,8 @@ class Hub:
         return moved or bool(self._asked) or bool(self._closed) or self._stopping
 
     def _until_next(self) -> float:
-        if not self._ripe:
-            return 1.0
-        return min(1.0, max(0.0, self._ripe[0][0] - time.monotonic()))
+        at = self._schedule.next_at
+        return 1.0 if at is None else min(1.0, max(0.0, at - time.monotonic()))
 
     def _end_all(self, failure: KiviError) -> None:
         self._thread = None
@@ -445,10 +385,8 @@ class Hub:
             if then is not None:
                 _call(then, live.failure)
             if isinstance(live, EventsLive) and not live.busy:
-                live.release(self._store.release)
-        with self._counting:
-            self._lives.clear()
-            self._patience.clear()
+                live.release(self._store.snapshots.release)
+        self._lives.clear()
         self._groups.clear()
         self._answer_ended()
 
@@ -472,7 +410,7 @@ class Hub:
             live.then = then
             live.beat = now + self._patience_of(live)
             at = min(max(now, live.due), live.beat) if live.dirty else live.beat
-            self._ripen(live, min(at, self._end_at(live, now)) if isinstance(live, EventsLive) else at)
+            self._schedule.put(live, min(at, self._end_at(live, now)) if isinstance(live, EventsLive) else at)
 
     def _patience_of(self, live: Live) -> float:
         """Seconds to its next heartbeat: never all at the same time, for a message costs as much as a small commit."""
@@ -482,22 +420,11 @@ class Hub:
         spread = live.heartbeat_s * random.uniform(_BEAT, 1.0)
         return max(spread, live.interval_s) if live.interval_s <= live.heartbeat_s else spread
 
-    def _ripen(self, live: Live, at: float) -> None:
-        """It is to be looked at then, if not before."""
-        if live.ripe_at is not None and live.ripe_at <= at:
-            return
-        live.ripe_at = at
-        heapq.heappush(self._ripe, (at, next(self._numbers), live))
-        if len(self._ripe) > 2 * len(self._lives) + _RIPE_SPARE:  # most are about what was told or closed since
-            ripe = ((one.ripe_at, next(self._numbers), one) for one in tuple(self._lives))
-            self._ripe = [(at, number, one) for at, number, one in ripe if at is not None]
-            heapq.heapify(self._ripe)
-
     def _tick(self, at: Lease | None = None) -> None:
         """Every window to the newest snapshot, or that of a lease. Called with the lock."""
         if (self._store.watermark() if at is None else at.ts) <= self.ts and not self._lost:
             return
-        lease = at or self._store.begin()
+        lease = at or self._store.snapshots.begin()
         try:
             commits, lost = self._store.pending.feed.take(lease.ts)
             self._lost = max(self._lost, lost)
@@ -514,22 +441,16 @@ class Hub:
                 self._lost = 0
         finally:
             if at is None:
-                self._store.release(lease)
+                self._store.snapshots.release(lease)
         self.ticks += 1
         for live in touched:
             if live.then is not None and live.dirty:
-                self._ripen(live, live.due)
+                self._schedule.put(live, live.due)
 
     # -- telling --------------------------------------------------------------------------------------------------
 
     def _tell(self, now: float) -> None:
-        ripe: list[Live] = []
-        while self._ripe and self._ripe[0][0] <= now:
-            at, _, live = heapq.heappop(self._ripe)
-            if at == live.ripe_at:
-                live.ripe_at = None
-                ripe.append(live)
-        for live in ripe:  # each once: what it then waits for may be the next tick
+        for live in self._schedule.due(now):  # each once: what it then waits for may be the next tick
             if live.then is None or live.closed:
                 continue
             if live.failure is not None:
@@ -544,18 +465,18 @@ class Hub:
             if now >= live.beat:
                 self._answer(live, Update(live.ts), now)
             else:
-                self._ripen(live, min(live.due, live.beat))
+                self._schedule.put(live, min(live.due, live.beat))
             return
         update = live.take(self.ts)
         if update.changes or update.reset or now >= live.beat:
             self._answer(live, update, now)
         else:
-            self._ripen(live, live.beat)
+            self._schedule.put(live, live.beat)
 
     def _answer(self, live: Live, said: Update | KiviError, now: float) -> None:
         if isinstance(live, EventsLive) and isinstance(said, Update):
             if live.unseen and said.changes:
-                said = replace(said, changes=self._unseen(live, said.changes))
+                said = replace(said, changes=self._connections.unseen(live, said.changes))
             if live.unseen and said.changes:
                 live.given = max(change.row[COMMIT_TS] for change in said.changes if change.row is not None)
             said = live.shown(said)
@@ -576,7 +497,7 @@ class Hub:
             if now >= live.beat:
                 self._answer(live, Update(live.ts, skip=live.skip), now)
             else:
-                self._ripen(live, min(live.due, live.beat))
+                self._schedule.put(live, min(live.due, live.beat))
             return
         if live.behind:
             live.busy = True
@@ -587,27 +508,7 @@ class Hub:
         if update.changes or update.ended or update.reset or now >= live.beat:
             self._answer(live, update, now)
         else:
-            self._ripen(live, min(live.beat, self._end_at(live, now)))
-
-    def _unseen(self, live: EventsLive, changes: Sequence[Change]) -> list[Change]:
-        """Without what others of its user select and have been handed. Called with the lock, as it is handed out."""
-        durable = live.durable
-        assert durable is not None
-        others = []
-        for other in self.durable.others(durable.user, durable.name, live.schema):
-            connected = self._connected.get((durable.user, other.name))
-            handed = max(other.ts, connected.handed if connected is not None else 0)
-            others.append((other.where, other.since, handed))
-        kept = []
-        for change in changes:
-            row = change.row
-            assert row is not None
-            cts = row[COMMIT_TS]
-            if live.again[0] < cts <= live.again[1] or not any(
-                since < cts <= handed and (where is None or matches(where, row)) for where, since, handed in others
-            ):
-                kept.append(change)
-        return kept
+            self._schedule.put(live, min(live.beat, self._end_at(live, now)))
 
     def _end_at(self, live: EventsLive, now: float) -> float:
         if live.until_us is None:
@@ -619,7 +520,7 @@ class Hub:
         if live.until_us is None or live.end_ts is not None or self._store.clock() * 1e6 < live.until_us:
             return
         try:
-            lease = self._store.begin(as_of_us=live.until_us, timeout_s=0.0)
+            lease = self._store.snapshots.begin(as_of_us=live.until_us, timeout_s=0.0)
         except SnapshotTooOld:  # long ago: all that was committed by now
             live.end_ts = self.ts
         except Unavailable:  # a commit of that moment is not finished
@@ -627,13 +528,13 @@ class Hub:
         else:
             # An end that was past when it subscribed: what is there then, whenever it was committed.
             live.end_ts = max(lease.ts, live.kept_from or 0)
-            self._store.release(lease)
+            self._store.snapshots.release(lease)
 
     def _read_page(self, live: EventsLive) -> None:
         """The next page of what it has not been told, from the table. In a thread of the readers."""
         said: Update | KiviError | None
         try:
-            said = None if live.closed else self._page(live)  # others wait for this thread
+            said = None if live.closed else self._tails.page(live)  # others wait for this thread
         except KiviError as error:
             said = error
         except Exception:
@@ -642,107 +543,17 @@ class Hub:
         with self._lock:
             live.busy = False
             if live.closed or live not in self._lives:
-                live.release(self._store.release)
+                live.release(self._store.snapshots.release)
                 return
             if isinstance(said, KiviError):
                 live.failure = said
-                live.release(self._store.release)
+                live.release(self._store.snapshots.release)
             now = time.monotonic()
             if said is None:
-                self._ripen(live, now)
+                self._schedule.put(live, now)
             else:
                 self._answer(live, said, now)
         self._wake()
-
-    def _page(self, live: EventsLive) -> Update | None:
-        """None: it may have caught up, or begins again."""
-        if live.reading is None:
-            with self._lock:
-                if live.kept_from is None:  # what commits bring from this snapshot on is kept
-                    live.kept.clear()
-                    live.kept_rows = 0
-                    live.kept_from = self.ts
-        if live.reading is not None and live.end_ts is not None and live.reading[0].ts > live.end_ts:
-            live.release(self._store.release)  # it must not read beyond its end
-        if live.reading is None:
-            self._open_tail(live)
-        lease, batches = live.reading
-        rows: list[Row] = []
-        try:
-            self._store.leases.renew(lease)
-            for batch in batches:
-                rows += stored_rows(batch)
-                if len(rows) >= _PAGE_ROWS:
-                    break
-            else:
-                return self._caught_up(live, lease, rows)
-        except SnapshotTooOld:  # the subscriber took its time: from where it is
-            live.release(self._store.release)
-            return None
-        reset, live.reset = live.reset, False
-        last = rows[-1][COMMIT_TS]
-        if rows[0][COMMIT_TS] < last or not live.skip:
-            live.skip = 0
-            live.ts = max(live.ts, last - 1)
-        live.skip += sum(row[COMMIT_TS] == last for row in rows)
-        return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset, skip=live.skip)
-
-    def _open_tail(self, live: EventsLive) -> None:
-        lease = self._store.begin(as_of_ts=live.end_ts)
-        try:
-            schema = self._store.table(live.table, lease)
-            if schema.id != live.generation:
-                raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
-            scan = replace(live.query.scan, columns=live.columns)
-
-            def tail(partial: bool) -> Iterable[object]:
-                changes = Changes(live.ts, commit_ts=True, partial=partial)
-                return self._store.scan(lease, schema, replace(scan, changes=changes))
-
-            try:
-                batches = tail(live.partial)
-            except SnapshotTooOld as error:
-                if "kept_since" not in error.details:
-                    raise
-                live.reset, live.skip = True, 0  # some of what it has not been told is gone
-                batches = tail(True)
-            live.partial = False
-            live.reading = lease, _skipped(batches, live.skip)
-        except BaseException:
-            self._store.release(lease)
-            raise
-
-    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row]) -> Update | None:
-        """The tail is read up to the lease's snapshot: what follows is in what was kept."""
-        with self._lock:
-            end = live.end_ts
-            kept_on = live.kept_from is not None
-            live.release(self._store.release)
-            live.ts, live.skip = max(live.ts, lease.ts), 0
-            if kept_on or end is not None:
-                while live.kept and live.kept[0][0] <= live.ts:
-                    live.kept_rows -= len(live.kept.popleft()[1])
-                live.behind = False
-            reset, live.reset = live.reset, False
-            if not rows and not reset:
-                return None
-            return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset)
-
-
-def _skipped(batches: Iterable[object], skip: int) -> object:
-    """Without the first ``skip`` rows."""
-
-    def rest() -> object:
-        left = skip
-        for batch in batches:
-            rows: int = batch.num_rows  # type: ignore[attr-defined]
-            if left >= rows:
-                left -= rows
-                continue
-            yield batch.slice(left)  # type: ignore[attr-defined]
-            left = 0
-
-    return rest()
 
 
 def _call(then: Callable[[Update | KiviError], None], said: Update | KiviError) -> None:

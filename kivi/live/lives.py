@@ -9,16 +9,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import KiviError
 from kivi.live.windows import Window
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
-
-if TYPE_CHECKING:
-    from kivi.mvcc.leases import Lease
-    from kivi.mvcc.pending import PendingEvents
+from kivi.mvcc.applied import PendingEvents
+from kivi.mvcc.leases import Lease
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 
@@ -26,7 +24,7 @@ Then = Callable[[Update | KiviError], None]
 Bind = Callable[[TableSchema], Query]
 
 BUFFER_ROWS: Final = 20_000
-"""What a subscriber of events may leave lying before it has to read it again from the log's tables."""
+"""So many events wait in memory for a subscriber; beyond that it reads them again from the table."""
 UPDATE_ROWS: Final = 5_000
 _ROUNDING: Final = 1e-6
 """A moment that is due is a whole number of intervals, or so much of an interval beside that."""
@@ -43,7 +41,7 @@ class Live:
         self.interval_s = terms.interval_s
         self.heartbeat_s = terms.heartbeat_s
         self.patience_s = min(terms.interval_s, terms.heartbeat_s)
-        """What it does not hear for so long it does not miss."""
+        """For so many seconds nobody expects an update."""
         self.then: Then | None = None
         self.due = 0.0
         """Not to be told anything before this moment of the monotonic clock."""
@@ -51,7 +49,7 @@ class Live:
         """To be told at this moment that it is alive, if nothing else."""
         self.asked = 0
         """How often."""
-        self.ripe_at: float | None = None
+        self.scheduled_at: float | None = None
         """The hub looks at it then."""
         self.failure: KiviError | None = None
         self.closed = False
@@ -79,12 +77,12 @@ class Live:
         raise NotImplementedError
 
     def take(self, ts: int) -> Update:
-        """What there is to tell at the hub's snapshot ``ts``, perhaps nothing."""
+        """The update to the hub's snapshot ``ts``; it may be empty."""
         raise NotImplementedError
 
 
 class RowsLive(Live):
-    """Of a state: rows, and how they differ from what was told before."""
+    """A subscription to a state: rows, and how they differ from the rows that were told before."""
 
     def __init__(self, table: str, bind: Bind, terms: Terms) -> None:
         super().__init__(table, bind, terms)
@@ -128,7 +126,7 @@ class RowsLive(Live):
 
 
 class EventsLive(Live):
-    """Of events, each once, in commit order, from ``ts`` on.
+    """A subscription to events: each once, in commit order, from ``ts`` on.
 
     *Behind*, it reads from the table, page by page and in its own time; what commits bring meanwhile is kept, up to
     BUFFER_ROWS. Where both meet it is *caught up*: from then on its events come with the commits, from memory. If they
@@ -170,7 +168,7 @@ class EventsLive(Live):
         return self.failure is not None or self.behind or bool(self.kept) or self.end_ts is not None
 
     def keep(self, cts: int, rows: list[Row]) -> None:
-        """What a commit brings; commits come in order."""
+        """Keeps the events that a commit brings; commits come in order."""
         if self.kept_from is None or cts <= self.ts:
             return
         self.kept.append((cts, rows))

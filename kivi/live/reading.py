@@ -10,12 +10,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import flat, stored_array, stored_rows
+from kivi.live.host import Readable
 from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.expressions import Expr
@@ -24,9 +25,6 @@ from kivi.model.subscriptions import Query, Row
 from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.store.transaction import encoded_key
-
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
 
 __all__ = ["event_key", "floor_of", "key_of", "read_window", "types_of"]
 
@@ -42,23 +40,23 @@ def key_of(schema: TableSchema, row: Row) -> bytes:
 
 
 def types_of(schema: TableSchema) -> dict[str, ColumnType]:
-    """Of all columns that a read returns."""
+    """The types of all columns that a read returns."""
     types = {name: column.type for name, column in schema.by_name.items()}
     return types | dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
 
 
-def floor_of(store: Store, schema: TableSchema, ts: int) -> int | None:
+def floor_of(store: Readable, schema: TableSchema, ts: int) -> int | None:
     """The event time below which a snapshot at ``ts`` has forgotten the table's events."""
-    events = store.event_store(schema.id)
+    events = store.event_tables.of(schema.id)
     return None if events is None else store.retention.floor_at(schema.id, ts, events.complete_since(ts))
 
 
-def read_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def read_window(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
     """Raises what a scan raises, and ResourceExhausted for more rows than a window holds."""
     return _of_events(store, lease, schema, query) if schema.kind == "event" else _of_rows(store, lease, schema, query)
 
 
-def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def _of_rows(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
     limit = None
     if not query.order and query.shown is not None:  # key order is the order of a scan
@@ -75,7 +73,7 @@ def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> W
     return window
 
 
-def _of_events(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def _of_events(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
     where = query.where
     if (floor := floor_of(store, schema, lease.ts)) is not None:

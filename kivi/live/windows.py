@@ -104,7 +104,7 @@ class Window:
 
     @property
     def last(self) -> tuple[Any, ...] | None:
-        """What orders the last row that is held, if others may lie beyond it."""
+        """The place in the order of the last row that is held, if others may lie beyond it."""
         return None if self.whole or not self._order else self._order[-1]
 
     @property
@@ -117,7 +117,7 @@ class Window:
         return list(map(self._rows.__getitem__, keys))
 
     def state(self) -> list[Keyed]:
-        """What is shown, in order."""
+        """The rows that are shown, in order."""
         ranks = self._order[self._query.offset : self._query.shown]
         return [(rank[-1], self._rows[rank[-1]]) for rank in ranks]
 

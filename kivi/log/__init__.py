@@ -23,8 +23,15 @@ Invariants, for every log:
 * **After a crash** the log holds exactly a prefix of what was appended, at least everything that was
   acknowledged. A group that was not acknowledged may be there in part: only a record is atomic.
 
-`kivi.log.segmented` is the local log, `kivi.log.memory` one for tests that can crash on purpose; both
-pass ``tests/log/test_contract.py``.
+Comes in: records, in order. Goes out: numbers at once, ``done`` when they are durable, and the records again. May not
+touch: tables, the engine. Begin reading here, then at ``segmented``.
+
+    segmented   the local log: its queue, its two writers, acknowledging
+    output      bytes to a segment; ``direct``: past the page cache; ``room``: segments that are made ahead
+    records     how records and segments lie on disk; ``reading`` reads them
+    mark        what was acknowledged, kept outside the log; ``recovery`` opens what a crash left
+    memory      a log for tests that can crash on purpose; it passes ``tests/log/test_contract.py`` like the other
+    inspect     a log as people read it; ``files``: the system's calls, which tests let fail
 """
 
 from __future__ import annotations
@@ -60,7 +67,7 @@ MAX_RECORD_NUMBERS = 1 << 20
 
 
 class Kind(IntEnum):
-    """What a record says; stored, so the numbers are permanent."""
+    """The kind of a record; stored, so the numbers are permanent."""
 
     COMMIT = 1
     STAGE = 2

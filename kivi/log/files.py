@@ -65,7 +65,7 @@ class Files:
         return b"".join(parts)
 
     def next_data(self, fd: int, offset: int) -> int | None:
-        """Where the next bytes that were ever written begin (preallocated space is a hole), or None."""
+        """The place of the next bytes that were ever written (preallocated space is a hole), or None."""
         try:
             return os.lseek(fd, offset, os.SEEK_DATA)
         except OSError as error:

@@ -29,7 +29,7 @@ class Damage:
 
 
 def read_mark(directory: str, files: Files | None = None) -> Mark | None:
-    """What the log in the directory has promised; None if that is missing or damaged."""
+    """The mark of the log in the directory; None if it is missing or damaged."""
     files = files or Files()
     try:
         fd = files.open(os.path.join(directory, MARK_NAME), os.O_RDONLY)

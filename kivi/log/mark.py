@@ -26,12 +26,15 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from kivi.errors import DataLoss, StoreInUse
 from kivi.log.files import Files
+from kivi.log.records import is_segment_name
 from kivi.runtime.checksum import crc32
 
-__all__ = ["INFLIGHT_RECORDS_MAX", "MARK_NAME", "Mark", "MarkFile", "parse_mark"]
+__all__ = ["INFLIGHT_RECORDS_MAX", "MARK_NAME", "Mark", "MarkFile", "open_mark", "parse_mark"]
 
 MARK_NAME = "acknowledged"
 INFLIGHT_RECORDS_MAX = 1 << 20
@@ -154,3 +157,37 @@ class MarkFile:
 
     def close(self) -> None:
         self._files.close(self._fd)
+
+
+def open_mark(files: Files, directory: str, store_id: bytes) -> MarkFile:
+    """The mark of the log in ``directory``, locked; made, and the directory with it, if there is no log yet.
+
+    Raises StoreInUse, and DataLoss if it is missing beside segments, damaged, or of another store.
+    """
+    path = os.path.join(directory, MARK_NAME)
+    files.makedirs(directory)
+    names = files.listdir(directory)
+    if MARK_NAME not in names:
+        if found := sorted(filter(is_segment_name, names)):
+            raise DataLoss(
+                f"{path} is missing, but {found[0]} is there: what was acknowledged is unknown; "
+                "restore the data directory from a checkpoint",
+                path=path,
+                offset=0,
+            )
+        MarkFile.create(files, directory, Mark(store_id))
+        files.fsync_directory(os.path.dirname(os.path.abspath(directory)))
+    fd = files.open(path, os.O_RDWR)
+    with ExitStack() as undo:
+        undo.callback(files.close, fd)
+        if not files.lock(fd):
+            raise StoreInUse(f"{directory} is open in another process: stop that one first", path=directory)
+        mark = parse_mark(files, fd)
+        if mark is None or mark.store_id != store_id:
+            why = "both slots are damaged" if mark is None else "it belongs to another store"
+            raise DataLoss(f"{path}: {why}; restore the data directory from a checkpoint", path=path, offset=0)
+        for name in files.listdir(directory):
+            if name.endswith(".tmp"):
+                files.unlink(os.path.join(directory, name))
+        undo.pop_all()
+        return MarkFile(files, path, fd, mark)

@@ -28,11 +28,11 @@ that covers it.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kivi.log import Kind, Record
+from kivi.log import Entry, Kind, Record
 from kivi.log.files import Files
 from kivi.runtime.checksum import crc32
 
@@ -44,8 +44,7 @@ __all__ = [
     "Found",
     "SegmentHeader",
     "is_segment_name",
-    "pack_checksum",
-    "pack_header",
+    "pack_records",
     "segment_name",
     "walk",
 ]
@@ -62,6 +61,7 @@ _RECORD_REST = struct.Struct("<HBBQQQ")
 _CHECKSUM = struct.Struct("<I")
 _RECORD_MAGIC = 0x6B52
 _WINDOW_BYTES = 4 << 20
+_COPIED_BYTES = 4 << 10
 _LENGTH_BITS = 40
 _LENGTH = (1 << _LENGTH_BITS) - 1
 _NO_RECORD = bytes(HEADER_BYTES)
@@ -112,14 +112,33 @@ class SegmentHeader:
         return SegmentHeader(store_id, first, previous, time_us, chain, version)
 
 
-def pack_header(kind: int, length: int, count: int, sequence: int, time_us: int) -> bytes:
-    """A record's header without its checksum: bytes 4 to 31, which the checksum covers."""
-    return _RECORD_REST.pack(_RECORD_MAGIC, kind, 0, length | (count - 1) << _LENGTH_BITS, sequence, time_us)
+def pack_records(
+    records: Iterable[Entry], lengths: Iterable[int], first: int, time_us: int, chain: int
+) -> tuple[list[bytes | memoryview], int]:
+    """Consecutive records as they lie in the file, in parts, and the chain behind them. ``lengths`` of the bodies.
 
-
-def pack_checksum(checksum: int) -> bytes:
-    """Bytes 0 to 3 of a record."""
-    return _CHECKSUM.pack(checksum)
+    Small bodies are copied sooner than each is written by itself.
+    """
+    parts: list[bytes | memoryview] = []
+    small: list[bytes] = []
+    rest, checksum, sequence = _RECORD_REST.pack, _CHECKSUM.pack, first
+    for (kind, body, numbers), length in zip(records, lengths, strict=True):
+        head = rest(_RECORD_MAGIC, kind, 0, length | (numbers - 1) << _LENGTH_BITS, sequence, time_us)
+        sequence += numbers
+        if length <= _COPIED_BYTES:
+            data = b"".join((head, *body))
+            chain = crc32(data, chain)
+            small += checksum(chain), data
+            continue
+        chain = crc32(head, chain)
+        for part in body:
+            chain = crc32(part, chain)
+        parts.append(b"".join((*small, checksum(chain), head)))
+        small = []
+        parts += [memoryview(part).cast("B") for part in body if memoryview(part).nbytes]
+    if small:
+        parts.append(b"".join(small))
+    return parts, chain
 
 
 class Found(NamedTuple):
@@ -141,7 +160,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Where the valid records of a segment end, the last number there, and the state of the chain.
+    """The end of the valid records of a segment, the last number there, and the state of the chain.
 
     ``damage`` is None if nothing but zeros follows at this place, otherwise what is wrong with what does.
     """

@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kivi.errors import DataLoss, FormatTooNew
@@ -41,8 +42,10 @@ from kivi.log.records import (
     walk,
 )
 
-__all__ = ["Cut", "Recovery", "Segment", "recover"]
+__all__ = ["NUMBERS_MAX", "Cut", "Recovery", "Segment", "recover"]
 
+NUMBERS_MAX = 1 << 32
+"""A segment spans no more numbers. A record may have many in few bytes: one whose events were all late has none."""
 _COPY_BYTES = 4 << 20
 _RESTORE = "restore the data directory from a checkpoint; `kivi verify` shows what is readable"
 
@@ -59,7 +62,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What opening the log found and did."""
+    """The result of opening the log: what it found, and what it cut off."""
 
     clean: bool
     segments: int = 0
@@ -98,6 +101,13 @@ class Segment:
         """A record begins at ``offset``, and has these numbers."""
         self.offsets.append(offset)
         self.numbers.append(first - self.header.first)
+        self.last = last
+
+    def extend(self, offsets: Iterable[int], firsts: Iterable[int], last: int) -> None:
+        """``enter`` for records that follow each other, of which ``last`` is the last number."""
+        base = self.header.first
+        self.offsets.extend(offsets)
+        self.numbers.extend([first - base for first in firsts])
         self.last = last
 
     def start(self) -> End:
@@ -258,7 +268,7 @@ def _check_mark(path: str, end: End, mark: Mark) -> None:
 
 
 def _torn(files: Files, fd: int, size: int, segment: Segment, end: End) -> list[Cut]:
-    """What lies behind the last valid record, if it is more than preallocated zeros."""
+    """The bytes behind the last valid record, if they are more than preallocated zeros."""
     last = 0
     offset: int | None = end.offset
     while offset is not None and offset < size and (offset := files.next_data(fd, offset)) is not None:

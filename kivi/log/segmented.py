@@ -40,8 +40,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 from kivi.errors import (
     DataLoss,
@@ -50,28 +51,24 @@ from kivi.errors import (
     KiviError,
     NotFound,
     ResourceExhausted,
-    StoreInUse,
     Unavailable,
 )
 from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
-from kivi.log.direct import Direct, is_large, split
 from kivi.log.files import Files, is_no_space
-from kivi.log.mark import INFLIGHT_RECORDS_MAX, MARK_NAME, Mark, MarkFile, parse_mark
+from kivi.log.mark import INFLIGHT_RECORDS_MAX, Mark, MarkFile, open_mark
+from kivi.log.output import Output
 from kivi.log.reading import pieces, read_pieces
 from kivi.log.records import (
     BLOCK_BYTES,
     HEADER_BYTES,
     SegmentHeader,
-    is_segment_name,
-    pack_checksum,
-    pack_header,
+    pack_records,
 )
 from kivi.log.records import segment_name as name_of
-from kivi.log.recovery import Segment, recover
+from kivi.log.recovery import NUMBERS_MAX, Segment, recover
 from kivi.log.room import Room
-from kivi.runtime.checksum import crc32
 from kivi.runtime.histogram import Histogram
-from kivi.runtime.scheduling import computes
+from kivi.runtime.scheduling import use_batch_scheduling
 
 __all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
 
@@ -79,25 +76,17 @@ GROUP_BYTES_MAX = 1 << 30
 QUEUED_BYTES_MAX = 2 << 30
 _SEGMENT_BYTES_MAX = 2 << 30
 _TAIL_BYTES = 4 << 20
-_IOV_MAX = 1024
-_COPIED_BYTES = 4 << 10
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
 _WRITERS = 2
 _LEADER = _WRITERS  # its place among those who write
 _QUICK_S = 0.001
 _QUICK_BYTES = 256 << 10
-_AHEAD_BYTES_MIN = 16 << 10
-_AHEAD_BYTES_MAX = 128 << 10
-_ZEROS = memoryview(bytes(_AHEAD_BYTES_MAX))
 _GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
-
-
-_Parts = list[bytes | memoryview]
 
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """What one append entered: its records and their lengths, their numbers, and their place."""
+    """The records that one append entered: their lengths, their numbers, and their place."""
 
     records: Sequence[Entry]
     lengths: list[int]
@@ -108,29 +97,6 @@ class _Group:
     offset: int
     size: int
     done: Done
-
-    def pack(self, chain: int) -> tuple[_Parts, int]:
-        """What is written, and the chain behind it. Small bodies are copied sooner than each is written by itself."""
-        buffers: _Parts = []
-        small: list[bytes] = []
-        sequence, time_us = self.first, self.time_us
-        for (kind, parts, count), length in zip(self.records, self.lengths, strict=True):
-            head = pack_header(kind, length, count, sequence, time_us)
-            sequence += count
-            if length <= _COPIED_BYTES:
-                data = head + b"".join(parts)
-                chain = crc32(data, chain)
-                small += pack_checksum(chain), data
-                continue
-            chain = crc32(head, chain)
-            for part in parts:
-                chain = crc32(part, chain)
-            buffers.append(b"".join((*small, pack_checksum(chain), head)))
-            small = []
-            buffers += [memoryview(part).cast("B") for part in parts if memoryview(part).nbytes]
-        if small:
-            buffers.append(b"".join(small))
-        return buffers, chain
 
 
 class SegmentedLog(CommitLog):
@@ -158,16 +124,14 @@ class SegmentedLog(CommitLog):
         self._store_id = store_id
         self._clock = clock
         self._max_record_bytes = min(max_record_bytes, GROUP_BYTES_MAX)
-        self._mark_fd = -1
         try:
-            self._mark = self._open_mark()
-            state = recover(self._files, self._path, self._mark)
-        except BaseException as error:
-            if self._mark_fd >= 0:
-                self._files.close(self._mark_fd)
-            if isinstance(error, OSError):
-                raise _at_open(self._path, error) from error
-            raise
+            with ExitStack() as undo:
+                self._mark = open_mark(self._files, self._path, store_id)
+                undo.callback(self._mark.close)
+                state = recover(self._files, self._path, self._mark)
+                undo.pop_all()
+        except OSError as error:
+            raise _at_open(self._path, error) from error
         self.recovered = state.recovery
         # Under the lock:
         self._lock = threading.Lock()
@@ -176,7 +140,7 @@ class SegmentedLog(CommitLog):
         self._queue: deque[_Group] = deque()
         self._taken = False  # by one who has not written yet what was in the queue
         self._gathering = 0
-        self._here = threading.local()  # `led`: what this thread has appended while it is leading
+        self._here = threading.local()  # `written_by_leader`: what this thread has appended while it is leading
         self._sync_s = 0.0  # the syncs' moving average
         self._segments = state.segments
         self._active: Segment | None = None
@@ -192,8 +156,7 @@ class SegmentedLog(CommitLog):
         # Who has taken the queue: the segment being written, and the state of the chain at its end.
         self._writing: Segment | None = None
         self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
-        self._direct = Direct()
-        self._ahead_bytes = _AHEAD_BYTES_MIN
+        self._output = Output(self._files)
         # Under the order lock:
         self._order = threading.Condition()
         self._completing = 0
@@ -230,33 +193,6 @@ class SegmentedLog(CommitLog):
             raise InvalidArgument(f"{path} is not empty: a log can only be started in a new directory", path=path)
         MarkFile.create(files, path, Mark(store_id, sequence=last, time_us=time_us, start=last + 1))
 
-    def _open_mark(self) -> MarkFile:
-        files, directory = self._files, self._path
-        path = os.path.join(directory, MARK_NAME)
-        files.makedirs(directory)
-        names = files.listdir(directory)
-        if MARK_NAME not in names:
-            if found := sorted(filter(is_segment_name, names)):
-                raise DataLoss(
-                    f"{path} is missing, but {found[0]} is there: what was acknowledged is unknown; "
-                    "restore the data directory from a checkpoint",
-                    path=path,
-                    offset=0,
-                )
-            MarkFile.create(files, directory, Mark(self._store_id))
-            files.fsync_directory(os.path.dirname(os.path.abspath(directory)))
-        fd = self._mark_fd = files.open(path, os.O_RDWR)
-        if not files.lock(fd):
-            raise StoreInUse(f"{directory} is open in another process: stop that one first", path=directory)
-        mark = parse_mark(files, fd)
-        if mark is None or mark.store_id != self._store_id:
-            why = "both slots are damaged" if mark is None else "it belongs to another store"
-            raise DataLoss(f"{path}: {why}; restore the data directory from a checkpoint", path=path, offset=0)
-        for name in files.listdir(directory):
-            if name.endswith(".tmp"):
-                files.unlink(os.path.join(directory, name))
-        return MarkFile(files, path, fd, mark)
-
     # -- entering
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
@@ -277,19 +213,19 @@ class SegmentedLog(CommitLog):
             segment = self._find_room(count, size)
             first, offset = self._next, segment.end
             self._time_us = max(self._time_us, self._clock() // 1000)
-            for numbers, length in zip(counts, lengths, strict=True):
-                segment.enter(segment.end, self._next, self._next + numbers - 1)
-                segment.end += HEADER_BYTES + length
-                self._next += numbers
+            ends = accumulate([HEADER_BYTES + length for length in lengths], initial=offset)
+            *offsets, segment.end = ends
+            *numbers, self._next = accumulate(counts, initial=first)
             self._last = self._next - 1
+            segment.extend(offsets, numbers, self._last)
             self._inflight_records += count
             self._inflight_bytes += size
             ticket = Ticket(first, self._last, self._time_us)
             group = _Group(records, lengths, count, first, self._time_us, segment, offset, size, done)
             self._queue.append(group)
-            led: list[_Group] | None = getattr(self._here, "led", None)
-            if led is not None:
-                led.append(group)
+            mine: list[_Group] | None = getattr(self._here, "written_by_leader", None)
+            if mine is not None:
+                mine.append(group)
             elif not self._taken:
                 self._ready.notify()
             if segment.end > segment.capacity // 2:
@@ -310,21 +246,22 @@ class SegmentedLog(CommitLog):
 
     @contextmanager
     def leading(self) -> Iterator[None]:
-        led: list[_Group] = []
-        self._here.led = led
+        appended: list[_Group] = []
+        self._here.written_by_leader = appended
         try:
             yield
         finally:
-            self._here.led = None
-            if led:
-                self._lead(led)
+            self._here.written_by_leader = None
+            if appended:
+                self._lead(appended)
 
-    def _lead(self, led: list[_Group]) -> None:
+    def _lead(self, appended: list[_Group]) -> None:
         """Writes, syncs and completes these, if they are all that there is; else a writer does."""
         with self._lock:
             idle = not self._taken and self._turns == self._completing and not self._closing
-            mine = len(led) == len(self._queue) and led[0] is self._queue[0]
-            if not (idle and mine) or led[-1].segment is not self._writing or led[0].segment is not self._writing:
+            all_there_is = len(appended) == len(self._queue) and appended[0] is self._queue[0]
+            one_segment = appended[0].segment is appended[-1].segment is self._writing
+            if not (idle and all_there_is and one_segment):
                 self._ready.notify()
                 return
             turn, groups = self._take()
@@ -359,7 +296,11 @@ class SegmentedLog(CommitLog):
                     "wait, the disk is behind"
                 )
             active = self._active
-            if active is not None and active.end + size <= active.capacity:
+            if (
+                active is not None
+                and active.end + size <= active.capacity
+                and self._next + count - active.header.first <= NUMBERS_MAX
+            ):
                 return active
             spare = self._room.take(size)
             if spare is not None:
@@ -381,7 +322,7 @@ class SegmentedLog(CommitLog):
     # -- writing, syncing, completing
 
     def _writer(self, me: int) -> None:
-        computes()
+        use_batch_scheduling()
         while True:
             with self._lock:
                 while self._taken or not (self._queue or self._closing):
@@ -395,7 +336,7 @@ class SegmentedLog(CommitLog):
             self._write_through(me, turn, groups)
 
     def _take(self) -> tuple[int, list[_Group]]:
-        """What is written next, and when it completes; under the lock, with something in the queue."""
+        """Takes what is written next, and its turn to complete; under the lock, with something in the queue."""
         groups: list[_Group] = []
         size = 0
         while self._queue and size < _FLIGHT_BYTES:
@@ -429,65 +370,17 @@ class SegmentedLog(CommitLog):
         start = 0
         for group in groups:
             if group.segment is not self._writing:
-                self._put(me, buffers, start)
+                if self._writing is not None and buffers:
+                    self._output.put(self._writing, me, buffers, start)
                 buffers = []
                 self._roll(me, group)
             if not buffers:
                 start = group.offset
-            parts, self._chain = group.pack(self._chain)
+            parts, self._chain = pack_records(group.records, group.lengths, group.first, group.time_us, self._chain)
             buffers += parts
             self._written, self._written_time_us = group.first + group.count - 1, group.time_us
-        self._put(me, buffers, start)
-
-    def _put(self, me: int, buffers: list[bytes | memoryview], offset: int) -> None:
-        """Write all of the buffers, however many calls it takes; large ones as far as possible past the page cache."""
-        if not buffers:
-            return
-        assert self._writing is not None
-        fd, direct = self._writing.fds[me], self._writing.direct
-        self._write_ahead(self._writing, fd, offset + sum(map(len, buffers)), offset)
-        if direct is not None and not self._direct.refused and is_large(buffers):
-            begun, buffers = split(buffers, -offset % BLOCK_BYTES)
-            self._put_all(fd, begun, offset)
-            offset += sum(map(len, begun))
-            written, buffers = self._direct.put(self._files, direct, buffers, offset)
-            offset += written
-        self._put_all(fd, buffers, offset)
-
-    def _write_ahead(self, segment: Segment, fd: int, end: int, offset: int) -> None:
-        """Puts zeros behind what small records are about to be written, once they pass what was written before.
-
-        The blocks of a preallocated file that nothing was put into yet are noted as such by its file system. A sync of
-        records in those has to change that note, of others not. Nobody else writes now, and what lies behind ``end`` is
-        written after this.
-        """
-        if end <= segment.written:
-            return
-        segment.written = end
-        if end - offset >= _AHEAD_BYTES_MAX // 2:  # a stream of large ones would only be written twice
-            self._ahead_bytes = _AHEAD_BYTES_MIN
-            return
-        begin = -(-end // BLOCK_BYTES) * BLOCK_BYTES
-        zeros = _ZEROS[: max(0, min(self._ahead_bytes, segment.capacity - begin))]  # its last block may not be whole
-        if zeros:
-            self._put_all(fd, [zeros], begin)
-            segment.written = begin + len(zeros)
-            self._ahead_bytes = min(2 * self._ahead_bytes, _AHEAD_BYTES_MAX)
-
-    def _put_all(self, fd: int, buffers: list[bytes | memoryview], offset: int) -> None:
-        assert self._writing is not None
-        pwritev = self._files.pwritev
-        for i in range(0, len(buffers), _IOV_MAX):
-            part = buffers[i : i + _IOV_MAX]
-            while part:
-                written = pwritev(fd, part, offset)
-                if written <= 0:
-                    raise OSError(f"nothing was written to {self._writing.path} at {offset}")
-                offset += written
-                while part and written >= len(part[0]):
-                    written -= len(part.pop(0))
-                if written:
-                    part[0] = memoryview(part[0])[written:]
+        if self._writing is not None and buffers:
+            self._output.put(self._writing, me, buffers, start)
 
     def _roll(self, me: int, group: _Group) -> None:
         """Make the group's segment the one that is written, with all before it durable."""

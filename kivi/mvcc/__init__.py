@@ -1,4 +1,8 @@
-"""Transactions over versions: the essay. Read this first, then ``verdict``, ``commit`` and ``snapshot``.
+"""Transactions over versions: the essay. Read this first, then ``verdict``, ``groups``, ``commit`` and ``snapshot``.
+
+Comes in: parts of groups, which somebody derived and encoded, and reads at a snapshot. Goes out: outcomes, rows and
+batches as of that snapshot. May not touch: the catalog, event blocks, the store; only ``log``, ``engine``, ``delta``
+and what lies below them.
 
 **Versions.** Every commit gets a *commit timestamp* (CTS): the sequence number of its record in the commit
 log. Every transaction reads at a *snapshot* S, its start timestamp. A cell at S is its newest base version
@@ -35,9 +39,15 @@ Base is not written for every commit. In between, the deltas of aggregates that 
 *combined* in memory (``combine``): those that every snapshot that is or can be opened sees together, or not at
 all, become one. They wait some seconds for their fold, so a row that a thousand commits touch is written once.
 
-**Plain commits.** Transactions of deltas alone need no verdict against each other, nor do puts of different rows, so
-those that arrive together are entered together (``plain``): one hold of the entry lock, one group of the log, one step
-of W.
+**Groups.** Commits that arrive together enter together (``groups``): a part of a group is members of one shape, in
+columns, and every part goes through the same steps. Each member is a transaction with its own verdict, CTS and outcome,
+as if they had entered one after the other. A member that has read nothing begins just before its own CTS::
+
+    member       put a=1    +2 on a    put a=7    +1 on b
+    cts          41         42         43         44             W goes from 40 to 44 in one step,
+    a, as of it  1          3          7          7              and "as of 42" reads 3 all the same
+
+Events that are each a transaction are one record of the log, which has as many numbers as it has members.
 
 **Leases.** An open snapshot is a lease with a time limit (``leases``). A reader never makes a writer wait: if its
 versions cost too much, the oldest lease is cut and its reader gets SNAPSHOT_TOO_OLD, never a guess.
@@ -53,7 +63,19 @@ Where each invariant is enforced:
     R14              leases.Leases.boundaries: one mutex for "register S = W" and "fold up to W, keeping these"
     R15              Leases.check, after every read and before every commit
     R16              tokens.Tokens, looked up under the entry lock, recorded in the commit's own log record
-    R18              Committer.commit is written in that order
+    R18, R19         Committer.submit takes the parts of a group through the steps in that order
 
-Not done here: serializability, range guards, distributed commit. Below are only ``log``, ``engine`` and ``delta``.
+The files:
+
+    groups       parts of a group: any transaction, deltas and puts, events that are each a transaction
+    commit       the steps of a group, from its tokens to its outcomes
+    verdict      what conflicts with what; ``record`` is how a commit lies in the log
+    watermark    what a new reader gets; ``leases`` are the snapshots that are open
+    tokens       what became of the commits under a token; ``timeline``: which CTS was current at a moment
+    pending      operations that are not in base yet; ``applied`` is what commits bring, ``feed`` hands it to followers
+    snapshot     what a read sees; ``columns``: the same for thousands of rows
+    consolidate  the passes; ``folding``, ``combine`` and ``sweep`` are their steps
+    shortage     what happens while there is no room; ``turns``: who computes in columns when
+
+Not done here: serializability, range guards, distributed commit.
 """

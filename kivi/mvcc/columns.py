@@ -71,7 +71,7 @@ def base_rows(
 
 
 def damaged(layout: RowLayout) -> DataLoss:
-    """What is told of a row of another width."""
+    """The error for a row of another width."""
     return DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
 
 

@@ -13,6 +13,8 @@ in the same gap between two of these are seen by all of them or by none::
     runs at    10  15        30  40      60  70  80            95
     combined  [10..15]      [30..40]     [60 ..  80]           95, which nobody has seen, stays as it is
 
+The run of a group may have commits in several gaps: it stays as it is, too, while such a snapshot is open.
+
 **What base may have already is never combined.** A commit at or below its row's stamp is inert; combined with a later
 one it would be above it, and count twice. After a crash the log replays commits that base has for some rows and not
 for others, and a fold that was cut short (no space) leaves the same. So only commits *above* the newest fold that was
@@ -59,7 +61,7 @@ def combine(pending: Pending, schema: TableSchema, above: int, upto: int, keep: 
         run = run_from_rows(schema, [(key, cts, dict(op.deltas)) for key, cts, op in rows])
         _replace(pending, schema, [run], [], rows)
     _, runs = pending.dirty(schema.id, upto)
-    runs = tuple(run for run in runs if above < run.first_cts and run.last_cts <= upto)
+    runs = tuple(run for run in runs if above < run.first_cts and run.last_cts <= upto and not _is_cut(run, keep))
     for same in _gaps(runs, keep, attrgetter("last_cts")):
         count = worth_combining([run.rows for run in same])
         if count > 1:
@@ -74,6 +76,11 @@ def _replace(
     rows: list[tuple[bytes, int, RowOp]],
 ) -> None:
     pending.replace(schema.id, runs, rows, combined(schema, parts))
+
+
+def _is_cut(run: DeltaRun, keep: list[int]) -> bool:
+    """Whether a snapshot sees some of its commits and not the others: ``as_of`` between members of a group (R19)."""
+    return bisect_left(keep, run.first_cts) != bisect_left(keep, run.last_cts)
 
 
 def _gaps(items: Iterable[T], keep: list[int], cts_of: Callable[[T], int]) -> Iterator[list[T]]:

@@ -318,8 +318,7 @@ class Committer:
                 part.on_check()
             if isinstance(part, Single) and not part.blind:
                 self._judge(part)
-            entries = part.entries(self._log.next)
-            ticket = self._log.append(entries, lambda error: self._durable(part, error))
+            ticket = self._log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1
             turn.stale.append(part)
@@ -331,8 +330,8 @@ class Committer:
             self._refuse(part, error, turn)
             return
         first = part.first = ticket.first
-        self._watermark.enter_many(first, ticket.last)
-        self._timeline.note_many(first, ticket.last, ticket.time_us)
+        self._watermark.enter(first, ticket.last)
+        self._timeline.note(first, ticket.time_us, part.members)
         self._in_flight[first] = part
         self._by_token.update(zip(part.tokens, repeat(part)))
         if isinstance(part, Single):
@@ -342,8 +341,8 @@ class Committer:
             if part.commit.batch:
                 self._by_batch[part.commit.batch] = part
                 self._tokens.remember_batch(*part.commit.batch, first)
-            if part.on_enter:
-                part.on_enter(first)
+        if part.on_enter:
+            part.on_enter(first)
         for cts, footprint in part.written(first):
             self._facts.note(footprint, cts, ticket.time_us)
 

@@ -41,28 +41,22 @@ again, and only a flush counts as success (`_go_on`). What happens meanwhile: ``
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kivi.delta.derive import run_from_rows
-from kivi.delta.gather import gather
-from kivi.delta.ops import RowOp, apply_op, fold
-from kivi.delta.runs import Array, DeltaRun
-from kivi.encoding.base_rows import RowLayout, Version
-from kivi.encoding.keyspaces import Space, meta_key, row_key, table_prefix, tombstone_key, version_key
+from kivi.delta.runs import Array
+from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
 from kivi.log import CommitLog, LogFailed
 from kivi.model.schema import TableSchema
-from kivi.mvcc.columns import damaged
 from kivi.mvcc.combine import combine, is_combined
+from kivi.mvcc.folding import Folding
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.shortage import BASE, Shortage
@@ -71,7 +65,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import Taken, Tokens
 from kivi.mvcc.turns import Turns
 from kivi.runtime.histogram import Histogram
-from kivi.runtime.scheduling import computes
+from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import Settings
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
@@ -84,17 +78,12 @@ _RUNS_MEANWHILE: Final = 16
 _TOKENS_AT_ONCE: Final = 256
 """Nobody commits while tokens are looked through."""
 _RETRY_S: Final = 0.5
-_FIRST_ROWS: Final = 64
-_RANGE_ROWS: Final = 256
-_SPARSE: Final = 4
-_CHUNK_BYTES: Final = 4 << 20
-"""A chunk of rows is as many as consolidate_rows, or as will read and write about this much."""
 _LOG_FACTOR: Final = 2
 """A whole pass is due after so many times the pending budget was committed: the log that a crash leaves to replay."""
 
 
 class Sealer(Protocol):
-    """What consolidation needs of an event table: turn pending batches into blocks."""
+    """The part of an event table that consolidation uses: it turns pending batches into blocks."""
 
     def seal(self, batch: WriteBatch, parts: Sequence[tuple[Array, Array, pa.RecordBatch]], upto: int) -> None: ...
 
@@ -102,7 +91,7 @@ class Sealer(Protocol):
 
 
 class StageIndex(Protocol):
-    """What consolidation needs of the stages: how far back they need the log, and what to record of them."""
+    """The part of the stages that consolidation uses: how far back they need the log, and their rows."""
 
     def oldest(self, upto: int) -> int | None: ...
 
@@ -164,6 +153,10 @@ class Consolidator:
             engine, leases, tokens, timeline, settings,
             schema_of=schema_of, schemas=schemas, clock=clock, log=log, write=self._write,
         )  # fmt: skip
+        self._folding = Folding(
+            engine, pending, computing, max_rows=settings.consolidate_rows,
+            write=self._write, kept=self.sweeper.kept, meanwhile=lambda: self._combine_meanwhile(),
+        )  # fmt: skip
         self._seen = position
         self._replayed = log.last
         self._begun: dict[int, int] = {}  # table -> up to where a fold of it was begun
@@ -171,7 +164,7 @@ class Consolidator:
         self._applied_bytes = 0
         self._folded_at = time.monotonic()
         self.passes = 0
-        self.rows_folded = 0
+        self._events_sealed = 0
         self.busy_s = 0.0
         self.pass_times = Histogram()
         self.compactions = self.compacted_rows = 0
@@ -220,7 +213,7 @@ class Consolidator:
         self._wake.set()
 
     def _work(self) -> None:
-        computes()
+        use_batch_scheduling()
         while not self._stop.is_set():
             hurried = self._wake.wait(self._settings.consolidate_every_s)
             self._wake.clear()
@@ -288,7 +281,7 @@ class Consolidator:
                 else:
                     if is_combined(schema):
                         self._begun[table] = upto
-                    self._fold(schema, upto, keep)
+                    self._folding.fold(schema, upto, keep)
             self._record_position(upto)
             self.passes += 1
         self._seen, self._applied_bytes = upto, self._pending.applied_bytes
@@ -324,7 +317,7 @@ class Consolidator:
                     with self._computing:
                         combine(self._pending, schema, self._above(table), upto, keep)
                 else:
-                    self._fold(schema, upto, keep)
+                    self._folding.fold(schema, upto, keep)
             self._seen = upto
             self.passes += 1
             self._took(time.perf_counter() - started)
@@ -344,6 +337,11 @@ class Consolidator:
                 upto, keep = self._leases.boundaries()
                 with self._computing:
                     combine(self._pending, schema, above, upto, keep)
+
+    @property
+    def rows_folded(self) -> int:
+        """Rows that were written to base, and events that were sealed."""
+        return self._folding.rows + self._events_sealed
 
     def _took(self, seconds: float) -> None:
         self.busy_s += seconds
@@ -435,7 +433,7 @@ class Consolidator:
                     self._write(writes)
                 self._pending.drop_events(schema.id, cts)
                 self._compactable.add(schema.id)
-                self.rows_folded += rows
+                self._events_sealed += rows
                 parts, rows = [], 0
                 self._combine_meanwhile()
 
@@ -462,159 +460,3 @@ class Consolidator:
                 self.compacted_rows += merged
             else:
                 self._compactable.discard(schema.id)
-
-    # -- rows -----------------------------------------------------------------------------------
-
-    def _fold(self, schema: TableSchema, upto: int, keep: list[int]) -> None:
-        keys, runs = self._pending.dirty(schema.id, upto)
-        if runs and schema.history_us is None:
-            self._fold_runs(schema, keys, runs, upto, keep)
-            return
-        if runs:
-            keys = sorted({*keys, *(run.key_at(i) for run in runs for i in range(run.rows))})
-        at, size = 0, min(_FIRST_ROWS, self._settings.consolidate_rows)
-        while at < len(keys):
-            chunk = keys[at : at + size]
-            nbytes = self._fold_rows(schema, chunk, upto, keep)
-            at += len(chunk)
-            fitting = _CHUNK_BYTES * len(chunk) // max(1, nbytes)
-            size = max(1, min(2 * size, fitting, self._settings.consolidate_rows))
-        self._pending.drop_runs(schema.id, upto)
-
-    def _fold_rows(self, schema: TableSchema, keys: list[bytes], upto: int, keep: list[int]) -> int:
-        """One chunk. Returns how many bytes it read and wrote, from which the next one's size follows."""
-        layout = RowLayout.of(schema)
-        raws = self._engine.get_many([row_key(schema.id, key) for key in keys])
-        batch = WriteBatch()
-        for key, raw in zip(keys, raws, strict=True):
-            base = layout.decode(raw) if raw is not None else None
-            ops = self._pending.ops(schema.id, key, upto)
-            if keep or schema.history_us is not None:
-                states = _states(schema, base, ops)
-            else:
-                states = [state] if (state := fold(schema, base, ops, upto)) is not None else []
-            if not states or states[-1] is base:
-                continue
-            final = states[-1]
-            batch.put(row_key(schema.id, key), layout.encode(final))
-            if not final.alive:
-                batch.put(tombstone_key(final.cts, schema.id, key), b"")
-            for state in states[:-1] if schema.history_us is not None else _needed(states, keep):
-                self._put_version(batch, schema, key, state.cts, layout.encode(state))
-            self.rows_folded += 1
-        self._write(batch)
-        self._pending.drop_rows(schema.id, keys, upto)
-        return batch.size_bytes + sum(len(raw) for raw in raws if raw is not None)
-
-    def _put_version(self, batch: WriteBatch, schema: TableSchema, key: bytes, cts: int, data: bytes) -> None:
-        stored = version_key(schema.id, key, cts)
-        batch.put(stored, data)
-        self.sweeper.kept(schema, len(stored) + len(data))
-
-    def _fold_runs(
-        self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
-    ) -> None:
-        """The same in columns. Rows of these tables take nothing but deltas, so there are no tombstones."""
-        layout = RowLayout.of(schema)
-        small = [
-            (key, cts, dict(op.deltas))
-            for key in keys
-            for cts, op in self._pending.row_ops(schema.id, key)
-            if cts <= upto
-        ]
-        every = [*runs, run_from_rows(schema, small)] if small else list(runs)
-        start: bytes | None = None
-        while True:
-            with self._computing:
-                gathered = gather(every, start, self._settings.consolidate_rows, upto)
-                if gathered.keys:
-                    prefix = table_prefix(Space.ROW, schema.id)
-                    stored = [prefix + key for key in gathered.keys]
-                    base = rows_at(self._engine, stored, prefix, layout)
-                    final = gathered.fold(layout, base, upto)
-                    batch = WriteBatch()
-                    if None in final:
-                        changed = [(key, row) for key, row in zip(stored, final, strict=True) if row is not None]
-                        batch.put_all([key for key, _ in changed], [row for _, row in changed])
-                    else:
-                        batch.put_all(stored, final)  # type: ignore[arg-type]
-                    if keep:
-                        self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
-                    self._write(batch)
-                    self.rows_folded += len(gathered.keys)
-            if gathered.next_start is None:
-                break
-            start = gathered.next_start
-            self._combine_meanwhile()
-        self._pending.drop_rows(schema.id, keys, upto)
-        self._pending.drop_runs(schema.id, upto)
-
-    def _keep_run_versions(
-        self,
-        batch: WriteBatch,
-        schema: TableSchema,
-        layout: RowLayout,
-        gathered: Any,
-        base: list[bytes | None],
-        final: list[bytes | None],
-        keep: list[int],
-    ) -> None:
-        current = list(base)
-        kept = [0] * len(current)  # per row: the newest version put so far; boundaries ascend, so stamps do
-        for boundary in keep:
-            folded = gathered.fold(layout, current, boundary)
-            for i, key in enumerate(gathered.keys):
-                if folded[i] is not None:
-                    current[i] = folded[i]
-                state = current[i]
-                if state is not None and final[i] is not None:
-                    stamp = RowLayout.stamp_of(state)
-                    if kept[i] < stamp <= boundary and stamp < RowLayout.stamp_of(final[i] or b""):
-                        self._put_version(batch, schema, key, stamp, state)
-                        kept[i] = stamp
-
-
-def rows_at(engine: Engine, keys: list[bytes], prefix: bytes, layout: RowLayout) -> list[bytes | None]:
-    """The rows that the engine has at each of these sorted keys, which begin with ``prefix``.
-
-    Read as a range as long as every fourth key there is wanted, which costs a quarter of looking up each (0.3 against
-    1.2 us), and one by one from where they are sparse. Raises DataLoss for a row of another width, as its decoder does.
-    """
-    found: dict[bytes, bytes] = {}
-    at = 0
-    width = layout.width
-    for records in engine.scan_records(keys[0], keys[-1] + b"\0", _RANGE_ROWS, width):
-        rows = {record[width:]: record[:width] for record in records}
-        if not all([key.startswith(prefix) for key in rows]):  # noqa: C419 (a third of the time)
-            raise damaged(layout)
-        found.update(rows)
-        reached = bisect_right(keys, next(reversed(rows)), lo=at)
-        if (reached - at) * _SPARSE < len(rows):
-            at = reached
-            break
-        at = reached
-    else:
-        at = len(keys)
-    first: list[bytes | None] = list(map(found.get, keys[:at]))
-    return first + engine.get_many(keys[at:]) if at < len(keys) else first
-
-
-def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowOp]]) -> list[Version]:
-    """The base, if there is one, and the row after each CTS above its stamp."""
-    states = [] if base is None else [base]
-    stamp = base.cts if base is not None else 0
-    for cts, op in ops:
-        if cts > stamp:
-            state = apply_op(schema, states[-1] if states else None, cts, op)
-            if states and states[-1].cts == cts:
-                states[-1] = state
-            else:
-                states.append(state)
-    return states
-
-
-def _needed(states: list[Version], keep: list[int]) -> Iterator[Version]:
-    """The states, but the last, that some open S in ``keep`` reads."""
-    for state, newer in itertools.pairwise(states):
-        if bisect_right(keep, newer.cts - 1) > bisect_left(keep, state.cts):
-            yield state

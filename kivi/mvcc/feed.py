@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-if TYPE_CHECKING:
-    from kivi.delta.ops import RowOp
-    from kivi.delta.runs import DeltaRun
-    from kivi.mvcc.pending import PendingEvents
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import DeltaRun
+from kivi.mvcc.applied import PendingEvents
 
 __all__ = ["Committed", "Feed"]
 
@@ -25,14 +24,14 @@ _ROWS_BYTES: Final = 200
 
 
 class Committed(NamedTuple):
-    """Commits that entered together, the last at ``cts``, by their parts (``pending.Applied``)."""
+    """Commits that entered together, the last at ``cts``, by their parts (``applied.Applied``)."""
 
     cts: int
     rows: Sequence[tuple[int, int, bytes, RowOp]]
     runs: Sequence[tuple[int, DeltaRun]]
     events: Sequence[tuple[int, PendingEvents]]
     nbytes: int
-    """What keeping it holds."""
+    """The memory that keeping it takes."""
 
 
 class Feed:
@@ -47,7 +46,7 @@ class Feed:
         self.on = False
 
     def start(self) -> None:
-        """What is applied from now on is kept."""
+        """Keeps the commits that are applied from now on."""
         with self._mutex:
             self.on = True
 

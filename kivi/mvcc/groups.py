@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,9 +35,9 @@ from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun, shifted, with_cts
 from kivi.errors import CommitUnknown, KiviError
 from kivi.log import Entry, Kind
+from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.pending import Applied, PendingEvents
-from kivi.mvcc.record import Commit, EventsRecord, begin_at, deltas_bodies, deltas_body, deltas_section
+from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_bodies, deltas_body, deltas_section
 from kivi.mvcc.verdict import Collision, Footprint, Guard
 from kivi.mvcc.watermark import call_all
 
@@ -75,7 +76,7 @@ class Part(ABC):
 
     ``tokens`` are their request tokens, each with a digest of what came under it and a tag for whoever is told. Once
     the part has entered, its members have the CTS from ``first`` on. ``waiters`` came with a token meanwhile ("": with
-    the batch token).
+    the batch token). ``on_check`` and ``on_enter`` are called under the entry lock.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Part(ABC):
         self.alone = False
         """Whether it is a group of one."""
         self.on_check: Callable[[], None] | None = None
+        self.on_enter: Callable[[int], None] | None = None
         self.first = 0
         self.unknown: CommitUnknown | None = None
         self.waiters: dict[str, list[Tell]] = {}
@@ -107,8 +109,8 @@ class Part(ABC):
         """(CTS, what it writes) that others are judged against: of members that write the same cells, the last."""
 
     @abstractmethod
-    def entries(self, first: int) -> Sequence[Entry]:
-        """The records, for a log whose next number is ``first``."""
+    def entries(self) -> Sequence[Entry]:
+        """The records."""
 
     @abstractmethod
     def applied(self) -> Applied:
@@ -168,8 +170,8 @@ def told(done: Tell) -> Answer:
 class Single(Part):
     """One transaction of any kind. ``schema_guards`` are implied by the tables that it names.
 
-    The hooks are the catalog's and the stages': ``on_enter`` under the entry lock, ``on_apply`` before W passes it,
-    ``on_abort`` if it aborts after its CTS was taken.
+    The hooks are the catalog's and the stages': ``on_apply`` before W passes it, ``on_abort`` if it aborts after its
+    CTS was taken.
     """
 
     def __init__(
@@ -183,7 +185,6 @@ class Single(Part):
         schema_guards: list[Guard],
         describe: Callable[[Collision], tuple[str, tuple[Any, ...], str | None]],
         aggregate_newest: Callable[[int, bytes], int | None],
-        blind: bool,
     ) -> None:
         tokens, digests = ([commit.request[0]], [commit.request[1]]) if commit.request else ([], [])
         super().__init__(catalog_version, tokens, digests, (None,), told(lambda outcome: None))
@@ -194,9 +195,7 @@ class Single(Part):
         self.schema_guards = schema_guards
         self.describe = describe
         self.aggregate_newest = aggregate_newest
-        self.blind = blind
         self.lease: Lease | None = None
-        self.on_enter: Callable[[int], None] | None = None
         self.on_apply: Callable[[int], None] | None = None
         self.on_abort: Callable[[int], None] | None = None
 
@@ -209,6 +208,11 @@ class Single(Part):
         return self.commit.start_ts
 
     @property
+    def blind(self) -> bool:
+        """Whether it has read nothing."""
+        return self.commit.start_ts == BLIND
+
+    @property
     def footprint(self) -> Footprint:
         return Footprint(self.commit.start_ts, self.commit.rows, [*self.commit.guards, *self.schema_guards])
 
@@ -218,10 +222,7 @@ class Single(Part):
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first, self.footprint
 
-    def entries(self, first: int) -> Sequence[Entry]:
-        if self.blind:
-            self.commit.start_ts = first - 1
-            begin_at(self.body, first - 1)
+    def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body)]
 
     def applied(self) -> Applied:
@@ -282,8 +283,9 @@ class Writes(Part):
         for i, each in sorted(of_cells.values(), key=lambda item: item[0]):
             yield first + i, each.footprint
 
-    def entries(self, first: int) -> Sequence[Entry]:
-        return [Entry(Kind.COMMIT, (body,)) for body in deltas_bodies(first, self.does, self.tokens)]
+    def entries(self) -> Sequence[Entry]:
+        bodies = deltas_bodies(self.does, self.tokens)
+        return [*map(partial(tuple.__new__, Entry), zip(repeat(Kind.COMMIT), zip(bodies), repeat(1)))]
 
     def applied(self) -> Applied:
         stamped = zip(range(self.first, self.first + len(self.does)), self.does, strict=True)
@@ -330,7 +332,7 @@ class Events(Part):
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first + self.members - 1, Footprint(0, (), self.guards)
 
-    def entries(self, first: int) -> Sequence[Entry]:
+    def entries(self) -> Sequence[Entry]:
         return [Entry(Kind.COMMIT, self.body, self.members)]
 
     def applied(self) -> Applied:

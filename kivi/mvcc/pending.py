@@ -25,87 +25,27 @@ import threading
 from bisect import bisect_right, insort
 from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 from sortedcontainers import SortedDict
 
 from kivi.delta.ops import Barrier, RowOp
-from kivi.delta.runs import Array, DeltaRun
+from kivi.delta.runs import DeltaRun
+from kivi.mvcc.applied import ROW_BYTES, Applied, PendingEvents
 from kivi.mvcc.feed import Committed, Feed
 
-__all__ = ["Applied", "Pending", "PendingEvents", "TablePending"]
-
-_ROW_BYTES = 400
-"""Measured: one key, its list, a tuple, a RowOp and two small dictionaries."""
-
+__all__ = ["Pending", "TablePending"]
 
 _FEED_BYTES = 64 << 20
-"""What followers may leave lying, besides what is pending anyway: a fraction of a second of the fastest appends."""
+"""So much may wait for followers, besides what is pending anyway: a fraction of a second of the fastest appends."""
 
 
 def _row_bytes(key: bytes, op: RowOp) -> int:
-    return _ROW_BYTES + len(key) + op.varying_bytes
-
-
-class PendingEvents(NamedTuple):
-    """Events of the commits ``first`` to ``last``. ``stamps``: the CTS of each, ascending; None: all are of
-    ``first``."""
-
-    first: int
-    last: int
-    batch: pa.RecordBatch
-    stamps: Array | None = None
-
-    def upto(self, cts: int) -> PendingEvents | None:
-        """Those at or below ``cts``."""
-        if self.last <= cts:
-            return self
-        if self.first > cts or self.stamps is None:
-            return None
-        end = int(np.searchsorted(self.stamps, np.uint64(cts), "right"))
-        return PendingEvents(self.first, cts, self.batch.slice(0, end), self.stamps[:end])
-
-    def after(self, cts: int) -> PendingEvents | None:
-        """Those above ``cts``."""
-        if self.first > cts:
-            return self
-        if self.last <= cts or self.stamps is None:
-            return None
-        begin = int(np.searchsorted(self.stamps, np.uint64(max(cts, 0)), "right"))
-        return PendingEvents(cts + 1, self.last, self.batch.slice(begin), self.stamps[begin:])
-
-    def cts_of_each(self) -> Array:
-        """The CTS of each event."""
-        return np.full(self.batch.num_rows, self.first, np.uint64) if self.stamps is None else self.stamps
-
-    def commits(self) -> tuple[Array, Array]:
-        """The CTS of its commits that brought an event, and how many each brought."""
-        if self.stamps is None:
-            return np.array([self.first], np.uint64), np.array([self.batch.num_rows], np.int64)
-        return self.stamps, np.ones(len(self.stamps), np.int64)
-
-
-class Applied(NamedTuple):
-    """What commits that entered together do, as pending holds it: (CTS, table, key, operation), (table, ...)."""
-
-    rows: Sequence[tuple[int, int, bytes, RowOp]] = ()
-    events: Sequence[tuple[int, PendingEvents]] = ()
-    runs: Sequence[tuple[int, DeltaRun]] = ()
-
-    @property
-    def nbytes(self) -> int:
-        varying = {id(op): op.varying_bytes for _, _, _, op in self.rows}  # many commits may share one
-        return (
-            sum([_ROW_BYTES + len(key) + varying[id(op)] for _, _, key, op in self.rows])
-            + sum(int(events.batch.nbytes) for _, events in self.events)
-            + sum(run.nbytes for _, run in self.runs)
-        )
+    return ROW_BYTES + len(key) + op.varying_bytes
 
 
 class TablePending:
-    """What is pending for one table. ``index`` is sorted by key."""
+    """The pending operations of one table. ``index`` is sorted by key."""
 
     __slots__ = ("changes", "events", "index", "runs")
 
@@ -137,8 +77,19 @@ class Pending:
     def apply(self, last: int, applied: Applied) -> None:
         """The commits up to ``last`` that entered together are durable."""
         with self._mutex:
+            index, of = None, 0
             for cts, table, key, op in applied.rows:
-                self._put(table, key, cts, op)
+                if index is None or table != of:
+                    index, of = self._table(table).index, table
+                ops = index.get(key)
+                if ops is None:
+                    index[key] = [(cts, op)]
+                elif ops[-1][0] < cts:  # readers look at the lists without the mutex: one that is in order only grows
+                    ops.append((cts, op))
+                else:
+                    copied = list(ops)
+                    insort(copied, (cts, op), key=_cts)
+                    index[key] = copied
             for table, events in _by_table(applied.events):
                 pending = self._table(table)
                 pending.events = _in_order(pending.events, events, attrgetter("last"))
@@ -151,19 +102,6 @@ class Pending:
             self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
         if self.feed.on:
             self.feed.add(Committed(last, applied.rows, applied.runs, applied.events, nbytes))
-
-    def _put(self, table: int, key: bytes, cts: int, op: RowOp) -> None:
-        """Called with the mutex held. Readers look at the lists without it: one that is in order only grows."""
-        index = self._table(table).index
-        ops = index.get(key)
-        if ops is None:
-            index[key] = [(cts, op)]
-        elif ops[-1][0] < cts:
-            ops.append((cts, op))
-        else:
-            copied = list(ops)
-            insort(copied, (cts, op), key=lambda item: item[0])
-            index[key] = copied
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""
@@ -294,7 +232,7 @@ class Pending:
                 else:
                     del pending.index[key]
                 sizes: dict[int, int] = {}  # of those that many commits share, once
-                nbytes = end * (_ROW_BYTES + len(key))
+                nbytes = end * (ROW_BYTES + len(key))
                 for _, op in ops[:end]:
                     size = sizes.get(id(op))
                     if size is None:

@@ -5,7 +5,7 @@
     COMMIT body
       u8   version (2)
       u8   token kind: 0 none, 1 request token, 2 batch token
-      u64  start_ts
+      u64  start_ts (2**64 - 1: it has read nothing, and began just before its own CTS)
       u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
       guard...     u32 table, key, i16 column (-1: the row's existence)
@@ -49,13 +49,13 @@ from kivi.errors import DataLoss
 from kivi.mvcc.verdict import Guard
 
 __all__ = [
+    "BLIND",
     "Abort",
     "Bulk",
     "Commit",
     "EventsRecord",
     "Stage",
     "StageKind",
-    "begin_at",
     "decode_abort",
     "decode_commit",
     "decode_events",
@@ -66,6 +66,8 @@ __all__ = [
     "is_events",
 ]
 
+BLIND: Final = 2**64 - 1
+"""The start timestamp of a commit that has read nothing: it began just before its own CTS (R19)."""
 Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
@@ -140,11 +142,6 @@ class Commit:
         return buffers
 
 
-def begin_at(body: list[Any], start_ts: int) -> None:
-    """Sets the start timestamp in what ``Commit.encode`` gave."""
-    _U64.pack_into(body[0], 2, start_ts)
-
-
 def deltas_section(rows: Iterable[tuple[int, bytes, RowOp]]) -> bytes:
     """The rows of a commit of deltas, as ``Commit.encode`` writes them."""
     out = bytearray()
@@ -161,7 +158,7 @@ def deltas_body(start_ts: int, rows: int, section: bytes, token: str = "", diges
 
 
 class Deltas(Protocol):
-    """What a commit of deltas does, encoded: see ``kivi.mvcc.plain``."""
+    """What a commit of deltas and puts does, encoded: see ``kivi.mvcc.groups.WriteSet``."""
 
     @property
     def places(self) -> Sequence[tuple[int, bytes]]: ...
@@ -173,14 +170,17 @@ class Deltas(Protocol):
     def section(self) -> bytes: ...
 
 
-def deltas_bodies(first: int, does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
-    """``deltas_body`` of each of many with CTS from ``first`` on, which begin just before these."""
+def deltas_bodies(does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
+    """``deltas_body`` of each of many that have read nothing."""
+    heads: dict[tuple[int, int], bytes] = {}
     bodies = []
-    head, size = _HEAD.pack, _U32.pack
-    for start_ts, (each, token) in enumerate(zip(does, tokens, strict=True), first - 1):
+    for each, token in zip(does, tokens, strict=True):
         text = token.encode()
-        begin = head(_VERSION, 1, start_ts, 0, len(each.places), 0, 0, 0)
-        bodies.append(b"".join((begin, size(len(text)), text, each.digest, each.section)))
+        shape = len(each.places), len(text)
+        head = heads.get(shape)
+        if head is None:
+            head = heads[shape] = _HEAD.pack(_VERSION, 1, BLIND, 0, shape[0], 0, 0, 0) + _U32.pack(shape[1])
+        bodies.append(b"".join((head, text, each.digest, each.section)))
     return bodies
 
 

@@ -44,7 +44,6 @@ _OLDER_RANGE_KEYS: Final = 32
 _OLDER_RANGE_FACTOR: Final = 8
 
 T = TypeVar("T")
-Ops = Iterable[tuple[int, RowOp]]
 
 
 class Reader:
@@ -146,7 +145,7 @@ class Reader:
     def _captured(
         self, lease: Lease, schema: TableSchema, start: bytes | None, end: bytes | None, reverse: bool
     ) -> tuple[Iterator[tuple[bytes, bytes]], Iterator[tuple[bytes, list[tuple[int, RowOp]]]]]:
-        """What is pending, and then base: what is folded meanwhile is in both, and what both say is the same."""
+        """Looks at pending first and at base second: what is folded meanwhile is in both, and both say the same."""
         indexed, runs = self._pending.capture(schema.id, start, end, lease.ts)
         space = table_prefix(Space.ROW, schema.id)
         low = space + (start or b"")

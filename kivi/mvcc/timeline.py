@@ -45,18 +45,16 @@ class Timeline:
         self._times = array("Q")
         self._stamps = array("Q")
 
-    def note(self, cts: int, time_us: int) -> None:
-        """A commit entered the log. Called in log order."""
+    def note(self, first: int, time_us: int, commits: int = 1) -> None:
+        """So many commits, with consecutive CTS, entered the log together. Called in log order."""
         # Each of several commits in one microsecond has an entry: a pass may fold some of these and not the last.
         with self._mutex:
-            self._times.append(time_us)
-            self._stamps.append(cts)
-
-    def note_many(self, first: int, last: int, time_us: int) -> None:
-        """``note`` for each from ``first`` to ``last``, which entered together."""
-        with self._mutex:
-            self._times.extend([time_us] * (last - first + 1))
-            self._stamps.extend(range(first, last + 1))
+            if commits == 1:
+                self._times.append(time_us)
+                self._stamps.append(first)
+            else:  # many at once: in columns
+                self._times.frombytes(np.full(commits, time_us, np.uint64).tobytes())
+                self._stamps.frombytes(np.arange(first, first + commits, dtype=np.uint64).tobytes())
 
     def at(self, time_us: int) -> int:
         """The largest CTS with a commit time <= ``time_us``; SnapshotTooOld if that is no longer known.
@@ -85,7 +83,7 @@ class Timeline:
         return encode_moments(np.array(times, np.uint64), np.array(stamps, np.uint64))
 
     def forget(self, upto: int) -> None:
-        """What lies at or below ``upto`` is in the engine."""
+        """Drops what lies at or below ``upto``: the engine has it."""
         with self._mutex:
             end = bisect_right(self._stamps, upto)
             del self._times[:end], self._stamps[:end]

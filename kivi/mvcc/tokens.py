@@ -66,7 +66,7 @@ _DATED_US_MAX: Final = 10**16 - 1  # what sixteen digits say
 
 
 class Remembered(NamedTuple):
-    """What became of a token: the CTS of its ``members``, which follow each other from ``cts`` on."""
+    """The outcome under a token: the CTS of its ``members``, which follow each other from ``cts`` on."""
 
     cts: int
     digest: bytes
@@ -200,7 +200,7 @@ class Tokens:
         return found
 
     def _in_blocks(self, tokens: Iterable[str]) -> dict[str, Remembered]:
-        """What blocks say of them. Those of about the same time are looked for together."""
+        """Looks tokens up in blocks; tokens of about the same time are looked for together."""
         wanted = sorted([(issued_us(token), token) for token in tokens if are_regular((token,))])
         found: dict[str, Remembered] = {}
         begin = 0
@@ -226,7 +226,7 @@ class Tokens:
         return value
 
     def known(self, tokens: Sequence[str], now_us: int) -> set[str]:
-        """Those about which ``find`` or ``check_age`` would have something to say."""
+        """The tokens, of these, that ``find`` knows or ``check_age`` refuses."""
         oldest, requests = now_us - self._ttl_us, self._requests
         new_us = max(self._saved_us, oldest)
         if are_regular(tokens) and 0 <= new_us < _DATED_US_MAX and min(tokens) >= library_prefix(new_us + 1):
@@ -418,7 +418,7 @@ class Tokens:
         return rows
 
     def drop_batches(self, upto: int) -> None:
-        """What ``batch_rows`` gave is in the engine now."""
+        """The rows that ``batch_rows`` gave are in the engine now."""
         for batch in [batch for batch, cts in self._batches.items() if cts <= upto]:
             del self._batches[batch]
 

@@ -42,7 +42,7 @@ class Guard(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What the verdict needs of a transaction: its row operations and guards, implied ones included."""
+    """The part of a transaction that a verdict looks at: its row operations and guards, implied ones included."""
 
     start_ts: int
     rows: Iterable[tuple[int, bytes, RowOp]]

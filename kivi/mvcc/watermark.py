@@ -54,12 +54,12 @@ class Watermark:
     def in_flight(self) -> int:
         return self._in_flight
 
-    def enter(self, sequence: int) -> None:
-        """``sequence`` is now in flight. Called in increasing order, before anybody can finish it."""
-        self.enter_many(sequence, sequence)
+    def enter(self, first: int, last: int | None = None) -> None:
+        """A number is in flight, or all up to ``last``, which finish together: ``finish(last)`` finishes them all.
 
-    def enter_many(self, first: int, last: int) -> None:
-        """``enter`` for consecutive numbers, which finish together: ``finish(last)`` finishes them all."""
+        Called in increasing order, before anybody can finish them.
+        """
+        last = first if last is None else last
         count = last - first + 1
         with self._lock:
             self._entered.append((last, count))
@@ -103,7 +103,7 @@ class Watermark:
             return self._moved.wait_for(ready, timeout_s)
 
     def nudge(self) -> None:
-        """Those in ``wait_until`` look again."""
+        """Wakes the threads in ``wait_until``, which look again."""
         with self._lock:
             self._moved.notify_all()
 

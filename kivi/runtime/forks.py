@@ -10,7 +10,7 @@ import os
 import weakref
 from typing import Final, Protocol
 
-__all__ = ["told_of_forks"]
+__all__ = ["register_fork_handler"]
 
 
 class _Forked(Protocol):
@@ -21,7 +21,8 @@ class _Forked(Protocol):
 _known: Final[weakref.WeakSet[_Forked]] = weakref.WeakSet()
 
 
-def told_of_forks(owner: _Forked) -> None:
+def register_fork_handler(owner: _Forked) -> None:
+    """Calls ``owner.forked()`` in every child from now on, for as long as somebody else holds the owner."""
     _known.add(owner)
 
 

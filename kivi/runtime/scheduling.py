@@ -15,13 +15,13 @@ import contextlib
 import os
 import sys
 
-__all__ = ["computes"]
+__all__ = ["use_batch_scheduling"]
 
 
-def computes() -> None:
-    """The calling thread computes, and answers nobody itself. What it starts is told so as well.
+def use_batch_scheduling() -> None:
+    """For threads that no request waits for: the system lets others run first. Threads that it starts inherit that.
 
-    Nothing happens where that cannot be said, or where somebody has already said something else of this process.
+    It has no effect where the system has no such class, or where another class was chosen for this process before.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):  # a sandbox that allows no such call

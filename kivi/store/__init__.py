@@ -1,18 +1,22 @@
 """One store: the rooms below wired into transactions, reads, tables and what the background does.
 
-    facade         the wiring, and the operations that the embedded database and the server share: ``Store``
+    facade         ``Store``: the wiring, and the operations that the embedded database and the server share
+    opening        the directory, its lock, and what a store is made of; ``replay`` fills its memory
+    catalog        which tables there are, kept in rows of the store itself; ``tables`` creates and drops them
+    snapshots      leases, as callers ask for them
     transaction    a transaction before it commits, and how it becomes one commit record
-    catalog        which tables there are, kept in rows of the store itself
+    commits        from transactions, write sets and events to parts of a group, and to outcomes
+    event_commits  events that are each a transaction; ``overwrite``: a table whose whole content is replaced
     plans          reading small requests, held to their tables' columns by plans that are made once
     staging        data that is durable and invisible until a commit names it
     reads          rows by key, and scans as Arrow record batches
     change_reads   what was committed to a table after a timestamp
-    retention      how an event table forgets
+    event_tables   the blocks of each event table; ``retention``: how it forgets
     backfill       an aggregate on a table that has events already
-    overwrite      a table whose whole content is replaced in one commit
-    splitting      where to cut a table for many readers
-    recovery       opening a store, and its housekeeping
-    backups        complete copies that share files
+    housekeeping   what nobody needs any more
+    checkpoint     a copy that opens by itself; ``backups``: copies that share files
+    statistics     what is cheap to know; ``splitting``: where to cut a table for many readers
+    host           what these may use of the store: never the whole of it; ``checks``: limits of what callers send
 
 Comes in: values in stored form. Goes out: the same, and outcomes. May not touch: the server, the wire, clients. Begin
 reading at ``facade``.

@@ -34,7 +34,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
@@ -44,14 +45,17 @@ from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.model.schema import TableSchema
-from kivi.mvcc.groups import Single
-from kivi.mvcc.record import Bulk, StageKind, decode_stage
-from kivi.store.retention import remembered
+from kivi.mvcc.pending import Pending
+from kivi.mvcc.record import StageKind
+from kivi.runtime.settings import Settings
+from kivi.store.catalog import Catalog
+from kivi.store.event_tables import EventTables
+from kivi.store.retention import Retention, remembered
+from kivi.store.snapshots import Snapshots
+from kivi.store.staging import Staging, waited
+from kivi.store.tables import Tables
 
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
-
-__all__ = ["attach", "build", "resume"]
+__all__ = ["Backfill", "Progress"]
 
 Progress = Callable[[int, int], None]
 
@@ -61,71 +65,118 @@ _PIECE_BYTES: Final = 16 << 20
 _TELL_EVERY_S: Final = 5.0
 
 
-def build(store: Store, schema: TableSchema, progress: Progress | None) -> TableSchema:
-    """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
+@dataclass(frozen=True, slots=True)
+class Backfill:
+    """Builds aggregates."""
 
-    Whatever goes wrong (a null group key, no memory) is raised, and the aggregate dropped again.
-    """
-    try:
-        return _build(store, schema, progress)
-    except Exception:
-        if (whole := store.catalog.entered.successor(schema)) is not None:
-            return whole  # the source was overwritten meanwhile: there is nothing older left to sum
-        _drop(store, schema)
-        raise
+    settings: Settings
+    catalog: Catalog
+    pending: Pending
+    retention: Retention
+    event_tables: EventTables
+    snapshots: Snapshots
+    staging: Staging
+    tables: Tables
+    is_open: Callable[[], bool]
 
+    def build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
+        """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
 
-def _build(store: Store, schema: TableSchema, progress: Progress | None) -> TableSchema:
-    """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
-    owner = f"backfill/{schema.id}"
-    try:
-        with store.committer.entry_lock:
-            stale = store.stages.owned(owner)
-        if stale:
-            store.drop_stages(stale)
-        done = 0
-        combining = Combining(schema, _PIECE_ROWS)
-        events = _Events(store, schema)
-        with contextlib.closing(iter(events)) as chunks:
-            for chunk, total in chunks:
-                combining.add(derive(schema, chunk))
-                done += chunk.num_rows
-                if progress is not None:
-                    progress(done, total)
-        ready = dataclasses.replace(schema, state="ready", complete_since_us=events.floor_us)
-        return store.redefine(ready, _staged(store, schema, owner, combining.result()))
-    finally:
-        with contextlib.suppress(KiviError), store.committer.entry_lock:
-            left = store.stages.owned(owner)
-        if left and store.is_open:
-            store.drop_stages(left)
+        Whatever goes wrong (a null group key, no memory) is raised, and the aggregate dropped again.
+        """
+        try:
+            return self._build(schema, progress)
+        except Exception:
+            if (whole := self.catalog.entered.successor(schema)) is not None:
+                return whole  # the source was overwritten meanwhile: there is nothing older left to sum
+            self._drop(schema)
+            raise
 
+    def _build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
+        """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
+        owner = f"backfill/{schema.id}"
+        try:
+            if stale := self.staging.owned(owner):
+                self.staging.drop(stale)
+            done = 0
+            combining = Combining(schema, _PIECE_ROWS)
+            events = _Events(self, schema)
+            with contextlib.closing(iter(events)) as chunks:
+                for chunk, total in chunks:
+                    combining.add(derive(schema, chunk))
+                    done += chunk.num_rows
+                    if progress is not None:
+                        progress(done, total)
+            ready = dataclasses.replace(schema, state="ready", complete_since_us=events.floor_us)
+            return self.tables.redefine(ready, self._staged(schema, owner, combining.result()))
+        finally:
+            if (left := self.staging.owned(owner)) and self.is_open():
+                self.staging.drop(left)
 
-def _staged(store: Store, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
-    """Stages that hold the run, in key order."""
-    from kivi.store.facade import waited
-
-    if run is None or not run.rows:
-        return []
-    rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
-    stages = []
-    for piece in pieces(run, rows):
-        stage_id = waited(
-            lambda settled, piece=piece: store.log_stage(  # type: ignore[misc]
-                StageKind.RUN, schema.origin, piece.rows, owner, piece.to_buffers(), settled
+    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
+        """Stages that hold the run, in key order."""
+        if run is None or not run.rows:
+            return []
+        rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
+        stages = []
+        for piece in pieces(run, rows):
+            stage_id = waited(
+                lambda settled, piece=piece: self.staging.log_stage(  # type: ignore[misc]
+                    StageKind.RUN, schema.origin, piece.rows, owner, piece.to_buffers(), settled
+                )
             )
-        )
-        stages.append(store.stages.sequence_of(stage_id))
-    return stages
+            stages.append(self.staging.index.sequence_of(stage_id))
+        return stages
 
+    def _drop(self, schema: TableSchema) -> None:
+        """Gives the aggregate up. Where that cannot be logged, opening the store builds it again."""
+        try:
+            self.tables.drop(schema.name, only_id=schema.id)
+        except Exception as error:  # the error that led here is the one to raise
+            if self.is_open():
+                _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
 
-def _drop(store: Store, schema: TableSchema) -> None:
-    """Gives the aggregate up. Where that cannot be logged, opening the store builds it again."""
-    try:
-        store.drop(schema.name, only_id=schema.id)
-    except Exception as error:  # the error that led here is the one to raise
-        if store.is_open:
-            _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
+    def resume(self) -> threading.Thread | None:
+        """Builds what a crash left BUILDING, in the background; None if there is nothing."""
+        unfinished = [schema for schema in self.catalog.entered.by_id.values() if schema.state == "building"]
+        if not unfinished:
+            return None
+
+        def work() -> None:
+            for schema in unfinished:
+                self._resume(schema)
+
+        thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
+        thread.start()
+        return thread
+
+    def _resume(self, schema: TableSchema) -> None:
+        """Builds one, and tells the log: nobody waits for it. What may pass by itself (no space) does not drop it."""
+        started = told = time.monotonic()
+        seen = 0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal told, seen
+            seen = done
+            if (now := time.monotonic()) - told >= _TELL_EVERY_S:
+                told = now
+                _log.info("aggregate %r: %d of %d events are summed", schema.name, done, total)
+
+        _log.info("aggregate %r was left building: summing its events again, from the beginning", schema.name)
+        try:
+            self._build(schema, progress)
+        except Exception as error:
+            if not self.is_open() or schema.id not in self.catalog.entered.by_id:
+                return  # it goes on when the store is opened again; or somebody has dropped it
+            if isinstance(error, Unavailable):
+                then = "it stays building, and is built when the store is opened again"
+            else:
+                self._drop(schema)
+                then = "it is dropped; create it again"
+            known = isinstance(error, KiviError)
+            _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
+            return
+        _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)
 
 
 class _Events:
@@ -135,14 +186,14 @@ class _Events:
     ``floor_us``, once the first chunk is there: events before it had been forgotten, and are not given.
     """
 
-    def __init__(self, store: Store, schema: TableSchema) -> None:
-        self._store = store
+    def __init__(self, backfill: Backfill, schema: TableSchema) -> None:
+        self._of = backfill
         self._schema = schema
         self.floor_us: int | None = None
 
     def __iter__(self) -> Generator[tuple[pa.RecordBatch, int]]:
         gathered: list[pa.RecordBatch] = []
-        rows, whole = 0, self._store.settings.block_rows
+        rows, whole = 0, self._of.settings.block_rows
         total = 0
         for batch, total in self._batches():
             at = 0
@@ -158,14 +209,14 @@ class _Events:
 
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The same in the batches that they lie in, of any size."""
-        store, source, upto = self._store, self._schema.source_id, self._schema.created_ts
-        lease = store.begin(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s)
+        of, source, upto = self._of, self._schema.source_id, self._schema.created_ts
+        lease = of.snapshots.begin(min_snapshot=upto, ttl_s=of.settings.lease_ttl_max_s)
         try:
-            events = store.event_store(source)
+            events = of.event_tables.of(source)
             if events is None:
                 raise NotFound(f"the source of {self._schema.name!r} was dropped")
-            pending = store.pending.events(source, upto)
-            unsaved = store.retention.floor_at(source, lease.ts, None)  # in memory first, in base second, like pending
+            pending = of.pending.events(source, upto)
+            unsaved = of.retention.floor_at(source, lease.ts, None)  # in memory first, in base second, like pending
             with events.view(upto, floor_at=lease.ts) as view:
                 known = [time_us for time_us in (unsaved, view.floor_us) if time_us is not None]
                 floor = self.floor_us = view.floor_us = max(known, default=None)
@@ -176,61 +227,4 @@ class _Events:
                 for batch in recent:
                     yield remembered(batch, events.schema, floor), total
         finally:
-            store.release(lease)
-
-
-def attach(store: Store, prepared: Single, run_stages: dict[int, list[int]]) -> None:
-    """Makes staged runs part of a prepared commit: their deltas apply at its CTS."""
-    for table, sequences in run_stages.items():
-        schema = store.catalog.entered.by_id.get(table)  # one whose drop is in the log has no rows to come
-        if schema is None:
-            raise NotFound(f"table {table} was dropped meanwhile")
-        for sequence in sequences:
-            data = decode_stage(store.log.read(sequence).body).data[0]
-            prepared.runs.append((table, DeltaRun.from_buffer(schema, 0, data)))
-            prepared.commit.runs.append(Bulk(table, sequence, []))
-    prepared.body = prepared.commit.encode()
-
-
-def resume(store: Store) -> threading.Thread | None:
-    """Builds what a crash left BUILDING, in the background; None if there is nothing."""
-    unfinished = [schema for schema in store.catalog.entered.by_id.values() if schema.state == "building"]
-    if not unfinished:
-        return None
-
-    def work() -> None:
-        for schema in unfinished:
-            _resume(store, schema)
-
-    thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
-    thread.start()
-    return thread
-
-
-def _resume(store: Store, schema: TableSchema) -> None:
-    """Builds one, and tells the log: nobody waits for it. What may pass by itself (no space) does not drop it."""
-    started = told = time.monotonic()
-    seen = 0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal told, seen
-        seen = done
-        if (now := time.monotonic()) - told >= _TELL_EVERY_S:
-            told = now
-            _log.info("aggregate %r: %d of %d events are summed", schema.name, done, total)
-
-    _log.info("aggregate %r was left building: summing its events again, from the beginning", schema.name)
-    try:
-        _build(store, schema, progress)
-    except Exception as error:
-        if not store.is_open or schema.id not in store.catalog.entered.by_id:
-            return  # it goes on when the store is opened again; or somebody has dropped it
-        if isinstance(error, Unavailable):
-            then = "it stays building, and is built when the store is opened again"
-        else:
-            _drop(store, schema)
-            then = "it is dropped; create it again"
-        known = isinstance(error, KiviError)
-        _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
-        return
-    _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)
+            of.snapshots.release(lease)

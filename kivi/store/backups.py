@@ -30,14 +30,13 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
 from kivi.log.files import is_no_space
-from kivi.store.recovery import begin_copy, sync_directory
-
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
+from kivi.store import checkpoint
+from kivi.store.host import Running
+from kivi.store.opening import sync_directory
 
 __all__ = ["check", "make", "newest", "of_repository"]
 
@@ -49,7 +48,7 @@ _FINISHED: Final = (".sst", ".blob")
 _PIECE: Final = 4 << 20
 
 
-def make(store: Store, repository: str, keep: int | None = None) -> dict[str, Any]:
+def make(store: Running, repository: str, keep: int | None = None) -> dict[str, Any]:
     """A backup of what is visible now, into the directory ``repository``, which is made if it is missing.
 
     ``keep``: how many stay, this one included; the oldest go. Gives ``name``, ``path``, ``watermark``, ``files``,
@@ -82,7 +81,7 @@ def make(store: Store, repository: str, keep: int | None = None) -> dict[str, An
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _made(store: Store, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
+def _made(store: Running, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
     with store.consolidator.paused() as watermark:
         store.engine.checkpoint(aside)
     os.makedirs(os.path.join(partial, "engine"))
@@ -105,7 +104,7 @@ def _made(store: Store, repository: str, aside: str, partial: str, keep: int | N
                 continue
         files[name] = (size, _copied(path, target))
         copied += size
-    begin_copy(store, partial, watermark)
+    checkpoint.begin_copy(store, partial, watermark)
     about = {"source": source, "watermark": watermark, "files": files}
     with open(os.path.join(partial, _MANIFEST), "w", encoding="utf-8") as file:
         json.dump(about, file)

@@ -22,8 +22,8 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -34,17 +34,15 @@ from kivi.delta.grouping import Events
 from kivi.encoding.base_rows import Version
 from kivi.encoding.projection import Projection
 from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
+from kivi.events.store import EventStore
 from kivi.model.changes import COMMIT_TS, Changes, TailPoints
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
-from kivi.store import reads
+from kivi.mvcc.watermark import Watermark
+from kivi.store.reads import BATCH_ROWS, Reads, key_range, limited, pieces, trimmer
 
-if TYPE_CHECKING:
-    from kivi.events.store import EventStore
-    from kivi.store.facade import Store
-
-__all__ = ["scan_changes", "tail_points"]
+__all__ = ["ChangeReads"]
 
 _SMALL_ROWS: Final = 8_192
 """Small commits are read together: each batch is a message, and a message costs as much as a thousand events."""
@@ -52,22 +50,6 @@ _GROUPED_ROWS: Final = 65_536
 """And grouped together, likewise."""
 _KEYS_HELD: Final = 1 << 20
 _GET_ROWS: Final = 1_024
-
-
-def _source(store: Store, schema: TableSchema) -> EventStore:
-    """Whose tail it is about. Raises InvalidArgument for a row table."""
-    if schema.kind == "row":
-        raise InvalidArgument(
-            f"{schema.name!r} is a row table, which does not keep its changes: event tables and aggregates do",
-            table=schema.name,
-        )
-    events = store.event_store(schema.source_id if schema.kind == "aggregate" else schema.id)
-    if events is None:
-        raise NotFound(f"table {schema.source or schema.name!r} was dropped", table=schema.name)
-    return events
-
-
-# -- where to cut -------------------------------------------------------------------------------------
 
 
 class _Cutter:
@@ -106,155 +88,180 @@ class _Cutter:
         return tuple(self.points[: self._most])
 
 
-def tail_points(store: Store, schema: TableSchema, since: int, rows: int, upto: int | None, most: int) -> TailPoints:
-    """See ``Store.tail_points``. No event is read; while there is nothing new, one header."""
-    events = _source(store, schema)
-    watermark = store.watermark()
-    upto = watermark if upto is None else min(upto, watermark)
-    pending = [part for item in store.pending.events(events.schema.id, upto) if (part := item.after(since)) is not None]
-    kept_since, last, cutter = events.kept_since, since, _Cutter(rows, most)
-    if pending or events.newest_cts() > since:
-        with events.tail(since, upto, partial=True) as view:
-            recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
-            cutter.add(view.commits_after(since, cutter.fits))
+@dataclass(frozen=True, slots=True)
+class ChangeReads:
+    """Thread safe."""
+
+    reads: Reads
+    watermark: Watermark
+    store_id: bytes
+
+    def _source(self, schema: TableSchema) -> EventStore:
+        """The event table that the changes are read from. Raises InvalidArgument for a row table."""
+        if schema.kind == "row":
+            raise InvalidArgument(
+                f"{schema.name!r} is a row table, which does not keep its changes: event tables and aggregates do",
+                table=schema.name,
+            )
+        events = self.reads.event_tables.of(schema.source_id if schema.kind == "aggregate" else schema.id)
+        if events is None:
+            raise NotFound(f"table {schema.source or schema.name!r} was dropped", table=schema.name)
+        return events
+
+    def tail_points(self, schema: TableSchema, since: int, rows: int, upto: int | None, most: int) -> TailPoints:
+        """The points at which the commits in (since, upto] of an event table, or an aggregate's source, can be cut.
+
+        No event is read; while there is nothing new, one header.
+        """
+        self.reads.check_open()
+        events = self._source(schema)
+        watermark = self.watermark.value
+        upto = watermark if upto is None else min(upto, watermark)
+        pending = [
+            part
+            for item in self.reads.pending.events(events.schema.id, upto)
+            if (part := item.after(since)) is not None
+        ]
+        kept_since, last, cutter = events.kept_since, since, _Cutter(rows, most)
+        if pending or events.newest_cts() > since:
+            with events.tail(since, upto, partial=True) as view:
+                recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
+                cutter.add(view.commits_after(since, cutter.fits))
+                for item in recent:
+                    cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
+                last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
+        return TailPoints(
+            cutter.ended(),
+            last,
+            watermark,
+            kept_since,
+            schema.id,
+            schema.created_ts,
+            self.store_id.hex(),
+        )
+
+    def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes) -> Iterator[pa.RecordBatch]:
+        """A scan of what was committed in (since, the snapshot]. It is captured at the call."""
+        self.reads.check_open()
+        self.reads.check_visible(lease, schema)
+        events = self._source(schema)
+        if wanted.reverse:
+            raise InvalidArgument("changes are read forwards")
+        if changes.since > lease.ts:
+            raise InvalidArgument(f"the snapshot {lease.ts} is older than since = {changes.since}")
+        if changes.commit_ts and COMMIT_TS in schema.output_names:
+            raise SchemaError(f"table {schema.name!r} has a column {COMMIT_TS!r} of its own: read it without commit_ts")
+        if schema.kind == "event":
+            batches = self._tail(events, lease, schema, wanted, changes)
+        else:
+            if changes.skip or changes.take is not None or changes.remembered_at is not None:
+                raise InvalidArgument(
+                    "skip, take and remembered_at are for event tables: of an aggregate, use key ranges"
+                )
+            batches = self._changed_rows(events, lease, schema, wanted, changes)
+        return limited(batches, wanted.limit)
+
+    def _tail(
+        self,
+        events: EventStore,
+        lease: Lease,
+        schema: TableSchema,
+        wanted: Scan,
+        changes: Changes,
+    ) -> Iterator[pa.RecordBatch]:
+        """Events of the table ``schema`` in (since, the snapshot], in commit order."""
+        if wanted.prefix:
+            raise InvalidArgument(
+                f"event table {schema.name!r} has no row keys: use where, or start and end for its time"
+            )
+        since, remembered_at = changes.since, changes.remembered_at
+        if remembered_at is not None and not lease.ts <= remembered_at <= self.watermark.value:
+            raise InvalidArgument(
+                f"remembered_at {remembered_at} is not between the snapshot {lease.ts} and the watermark"
+            )
+        time_from = wanted.start[0] if wanted.start else None
+        time_to = wanted.end[0] if wanted.end else None
+        outputs = list(schema.output_columns(wanted.columns))
+        pending = [
+            part for item in self.reads.pending.events(schema.id, lease.ts) if (part := item.after(since)) is not None
+        ]
+        unsaved = None if remembered_at is None else self.reads.retention.floor_at(schema.id, remembered_at, None)
+        view = events.tail(since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
+        self.reads.leases.check(lease)
+        view.floor_us = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
+        shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
+        trim = trimmer(schema, wanted.where, time_from, time_to, view.floor_us, shown)
+        recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
+        skip, take = changes.skip, changes.take
+        in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
+
+        def chosen() -> Iterator[pa.RecordBatch]:
+            begins = in_blocks
             for item in recent:
-                cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
-            last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
-    return TailPoints(
-        cutter.ended(),
-        last,
-        watermark,
-        kept_since,
-        schema.id,
-        schema.created_ts,
-        store.parts.store_id.hex(),
-    )
+                low = max(0, skip - begins)
+                high = item.batch.num_rows if take is None else min(item.batch.num_rows, skip + take - begins)
+                begins += item.batch.num_rows
+                if low < high:
+                    part = item.batch.slice(low, high - low)
+                    stamps = item.cts_of_each()[low:high].astype(np.int64)
+                    yield part.append_column(COMMIT_TS, pa.array(stamps)) if changes.commit_ts else part
 
+        def memory() -> Iterator[pa.RecordBatch]:
+            for batch in gathered(chosen(), _SMALL_ROWS):  # first: to trim a batch costs as much as to trim 10,000 rows
+                yield from pieces(trim(batch, True))
 
-# -- reading it ---------------------------------------------------------------------------------------
+        def stored() -> Iterator[pa.RecordBatch]:
+            for batch in view.scan(
+                after=since, time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs,
+                with_cts=changes.commit_ts, skip=skip, take=take,
+            ):  # fmt: skip
+                if changes.commit_ts:
+                    stamps = batch.column(batch.num_columns - 1).cast(pa.int64())
+                    batch = batch.select(outputs).append_column(COMMIT_TS, stamps)
+                yield batch
 
+        return self.reads.watched(lease, schema, view, itertools.chain(stored(), gathered(memory(), _SMALL_ROWS)))
 
-def scan_changes(
-    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes
-) -> Iterator[pa.RecordBatch]:
-    """A scan of what was committed in (since, the snapshot]. It is captured at the call."""
-    reads.check_visible(store, lease, schema)
-    events = _source(store, schema)
-    if wanted.reverse:
-        raise InvalidArgument("changes are read forwards")
-    if changes.since > lease.ts:
-        raise InvalidArgument(f"the snapshot {lease.ts} is older than since = {changes.since}")
-    if changes.commit_ts and COMMIT_TS in schema.output_names:
-        raise SchemaError(f"table {schema.name!r} has a column {COMMIT_TS!r} of its own: read it without commit_ts")
-    if schema.kind == "event":
-        batches = _tail(store, events, lease, schema, wanted, changes)
-    else:
-        if changes.skip or changes.take is not None or changes.remembered_at is not None:
-            raise InvalidArgument("skip, take and remembered_at are for event tables: of an aggregate, use key ranges")
-        batches = _changed_rows(store, events, lease, schema, wanted, changes)
-    return reads.limited(batches, wanted.limit)
+    def _changed_rows(
+        self, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes
+    ) -> Iterator[pa.RecordBatch]:
+        """Rows of an aggregate, in key order, each once, as they are at the snapshot."""
+        batches: Iterator[pa.RecordBatch] | None = None
+        if changes.since >= schema.created_ts:
+            columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
+            try:
+                tail = self._tail(events, lease, events.schema, Scan(columns=columns), Changes(changes.since))
+                batches = self._rows_by_key(lease, schema, wanted, tail)
+            except SnapshotTooOld as error:
+                if not (changes.partial and "kept_since" in error.details):
+                    raise
+        if batches is None:
+            batches = self.reads.scan(lease, schema, replace(wanted, changes=None, limit=None))
+        if not changes.commit_ts:
+            return batches
+        newest = self.tail_points(schema, 0, 1, lease.ts, 0).changed_at(lease.ts)
+        return (_stamped(batch, newest) for batch in batches)
 
+    def _rows_by_key(
+        self, lease: Lease, schema: TableSchema, wanted: Scan, tail: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        projection = Projection(schema, wanted.columns, wanted.where)
+        low, high = key_range(schema, wanted)
 
-def _tail(
-    store: Store,
-    events: EventStore,
-    lease: Lease,
-    schema: TableSchema,
-    wanted: Scan,
-    changes: Changes,
-) -> Iterator[pa.RecordBatch]:
-    """Events of the table ``schema`` in (since, the snapshot], in commit order."""
-    if wanted.prefix:
-        raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
-    since, remembered_at = changes.since, changes.remembered_at
-    if remembered_at is not None and not lease.ts <= remembered_at <= store.watermark():
-        raise InvalidArgument(f"remembered_at {remembered_at} is not between the snapshot {lease.ts} and the watermark")
-    time_from = wanted.start[0] if wanted.start else None
-    time_to = wanted.end[0] if wanted.end else None
-    outputs = list(schema.output_columns(wanted.columns))
-    pending = [part for item in store.pending.events(schema.id, lease.ts) if (part := item.after(since)) is not None]
-    unsaved = None if remembered_at is None else store.retention.floor_at(schema.id, remembered_at, None)
-    view = events.tail(since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
-    store.leases.check(lease)
-    view.floor_us = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
-    shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
-    trim = reads.trimmer(schema, wanted.where, time_from, time_to, view.floor_us, shown)
-    recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
-    skip, take = changes.skip, changes.take
-    in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
+        def portions() -> Iterator[list[tuple[bytes, Version]]]:
+            keys = _keys_of(schema, tail)
+            first = 0 if low is None else bisect_left(range(len(keys)), low, key=lambda i: keys[i].as_py())
+            beyond = len(keys) if high is None else bisect_left(range(len(keys)), high, key=lambda i: keys[i].as_py())
+            for at in range(first, beyond, _GET_ROWS):
+                asked = keys.slice(at, min(_GET_ROWS, beyond - at)).to_pylist()
+                found = self.reads.reader.get(lease, schema, asked)
+                yield [(key, version) for key, version in zip(asked, found, strict=True) if version is not None]
 
-    def chosen() -> Iterator[pa.RecordBatch]:
-        begins = in_blocks
-        for item in recent:
-            low = max(0, skip - begins)
-            high = item.batch.num_rows if take is None else min(item.batch.num_rows, skip + take - begins)
-            begins += item.batch.num_rows
-            if low < high:
-                part = item.batch.slice(low, high - low)
-                stamps = item.cts_of_each()[low:high].astype(np.int64)
-                yield part.append_column(COMMIT_TS, pa.array(stamps)) if changes.commit_ts else part
-
-    def memory() -> Iterator[pa.RecordBatch]:
-        for batch in gathered(chosen(), _SMALL_ROWS):  # first: to trim a batch costs as much as to trim 10,000 rows
-            yield from reads.pieces(trim(batch, True))
-
-    def stored() -> Iterator[pa.RecordBatch]:
-        for batch in view.scan(
-            after=since, time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs,
-            with_cts=changes.commit_ts, skip=skip, take=take,
-        ):  # fmt: skip
-            if changes.commit_ts:
-                stamps = batch.column(batch.num_columns - 1).cast(pa.int64())
-                batch = batch.select(outputs).append_column(COMMIT_TS, stamps)
-            yield batch
-
-    return reads.watched(store, lease, schema, view, itertools.chain(stored(), gathered(memory(), _SMALL_ROWS)))
+        return gathered(projection.batches(portions(), None), BATCH_ROWS)
 
 
 def _stamped(batch: pa.RecordBatch, cts: int) -> pa.RecordBatch:
     return batch.append_column(COMMIT_TS, pa.array(np.full(batch.num_rows, cts, np.int64)))
-
-
-# -- changed rows of aggregates -------------------------------------------------------------------------
-
-
-def _changed_rows(
-    store: Store, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes
-) -> Iterator[pa.RecordBatch]:
-    """Rows of an aggregate, in key order, each once, as they are at the snapshot."""
-    batches: Iterator[pa.RecordBatch] | None = None
-    if changes.since >= schema.created_ts:
-        columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
-        try:
-            tail = _tail(store, events, lease, events.schema, Scan(columns=columns), Changes(changes.since))
-            batches = _rows_by_key(store, lease, schema, wanted, tail)
-        except SnapshotTooOld as error:
-            if not (changes.partial and "kept_since" in error.details):
-                raise
-    if batches is None:
-        batches = reads.scan(store, lease, schema, replace(wanted, changes=None, limit=None), None)
-    if not changes.commit_ts:
-        return batches
-    newest = tail_points(store, schema, 0, 1, lease.ts, 0).changed_at(lease.ts)
-    return (_stamped(batch, newest) for batch in batches)
-
-
-def _rows_by_key(
-    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, tail: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    projection = Projection(schema, wanted.columns, wanted.where)
-    low, high = reads.key_range(schema, wanted)
-
-    def portions() -> Iterator[list[tuple[bytes, Version]]]:
-        keys = _keys_of(schema, tail)
-        first = 0 if low is None else bisect_left(range(len(keys)), low, key=lambda i: keys[i].as_py())
-        beyond = len(keys) if high is None else bisect_left(range(len(keys)), high, key=lambda i: keys[i].as_py())
-        for at in range(first, beyond, _GET_ROWS):
-            asked = keys.slice(at, min(_GET_ROWS, beyond - at)).to_pylist()
-            found = store.reader.get(lease, schema, asked)
-            yield [(key, version) for key, version in zip(asked, found, strict=True) if version is not None]
-
-    return gathered(projection.batches(portions(), None), reads.BATCH_ROWS)
 
 
 def _keys_of(aggregate: TableSchema, tail: Iterator[pa.RecordBatch]) -> Any:

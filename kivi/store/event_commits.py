@@ -43,10 +43,13 @@ def prepare_events(
 ) -> Events:
     """Derives and encodes, without a lock. ``floor`` gives the table's retention floor in microseconds, and locks.
 
+    They have read nothing: of a table that was overwritten since its caller looked it up, they go to what is there now.
     Raises NotFound, and what deriving raises: InvalidArgument for a null group key, OutOfRange.
     """
-    if schema.id not in view.by_id:
+    now = view.by_id.get(schema.id) or view.successor(schema)
+    if now is None:
         raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+    schema = now
     members = batch.num_rows
     whole = coded(batch)
     sent = encode_ipc(whole)

@@ -42,8 +42,11 @@ Row = tuple[int, bytes, RowOp]
 
 @dataclass(slots=True)
 class Generations:
-    """What one commit overwrites, by the ids that its transaction uses. ``of``: the new definition of a table;
-    ``aggregates``: those of its aggregates; ``rows``: the operations on the catalog."""
+    """The tables that one commit overwrites, by the ids that its transaction uses.
+
+    ``of``: the new definition of a table; ``aggregates``: those of its aggregates; ``rows``: the operations on the
+    catalog.
+    """
 
     of: dict[int, TableSchema] = field(default_factory=dict)
     aggregates: dict[int, tuple[TableSchema, ...]] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Generations:
 
 
 def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generations:
-    """Of these tables and their aggregates, and the catalog rows that bring them about.
+    """The next generations of these tables and their aggregates, and the catalog rows that bring them about.
 
     One that was overwritten since its transaction looked it up is overwritten once more. Those that are not there any
     more are left out: the commit will be refused.

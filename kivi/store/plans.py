@@ -1,7 +1,8 @@
-"""Reading plain requests: what clients send most, held to their tables' columns by plans that are made once.
+"""Plans: small requests of known shape are held to their tables' columns by what is made once for each table.
 
-*Plain commits* are transactions of deltas and puts (``kivi.mvcc.plain``), *plain gets* read rows of fixed width by key.
-Whatever is not just so is None here, and goes the general way, which accepts it or says what is wrong with it.
+They are the deltas and puts of transactions that have read nothing (``kivi.mvcc.groups.Writes``), and reads by key of
+rows of fixed width. A plan gives None for whatever is not of that shape; such a request is translated like any other,
+which accepts it or says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _KINDS: Final[dict[str, Any]] = {"int64": int, "timestamp": int, "decimal": int,
 
 
 class WritePlan:
-    """What deltas and puts of one row table may be. Values are in stored form."""
+    """Reads deltas and puts of one row table. Values are in stored form."""
 
     __slots__ = ("_columns", "_text_max", "guard", "id", "key", "origin")
 
@@ -79,7 +80,7 @@ class WritePlan:
 
 
 class GetPlan:
-    """What is read by key from one table: ``columns`` of rows of bounded size, so that thousands fit a message."""
+    """A read of rows by key from one table: ``columns``, in rows of bounded size, so that thousands fit a message."""
 
     __slots__ = ("columns", "integers", "key", "schema")
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -30,25 +31,16 @@ from kivi.events.views import EventView
 from kivi.model.declarations import summary_schema
 from kivi.model.expressions import Expr, Scan, names
 from kivi.model.schema import OperatorCall, TableSchema
-from kivi.mvcc.leases import Lease
+from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.pending import Pending
+from kivi.mvcc.snapshot import Reader
+from kivi.store.catalog import Catalog
+from kivi.store.event_tables import EventTables
+from kivi.store.plans import GetPlan
+from kivi.store.retention import Retention
 from kivi.store.transaction import Txn, encoded_key, merged
 
-if TYPE_CHECKING:
-    from kivi.store.facade import Store
-
-__all__ = [
-    "Scan",
-    "check_visible",
-    "few_rows",
-    "get",
-    "get_each",
-    "key_range",
-    "limited",
-    "pieces",
-    "scan",
-    "trimmer",
-    "watched",
-]
+__all__ = ["Reads", "key_range", "limited", "pieces", "trimmer"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
@@ -59,115 +51,235 @@ _CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
 
 
-def check_visible(store: Store, lease: Lease, schema: TableSchema) -> None:
-    lease.used = True
-    store.catalog.check_seen(schema, lease.ts)
-    if schema.state != "ready":
-        raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
+class _Captured(NamedTuple):
+    """The events that a scan has captured: blocks, then pending events, then own events, in commit order."""
+
+    lease: Lease
+    schema: TableSchema
+    wanted: Scan
+    view: EventView
+    times: tuple[int | None, int | None]  # from, to
+    recent: list[pa.RecordBatch]
+    own: list[pa.RecordBatch]
+    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch]
+
+    @property
+    def tail(self) -> list[tuple[pa.RecordBatch, bool]]:
+        """The batches in memory, and whether each is committed."""
+        return [*((batch, True) for batch in self.recent), *((batch, False) for batch in self.own)]
 
 
-def get(
-    store: Store,
-    lease: Lease,
-    schema: TableSchema,
-    keys: Sequence[tuple[Any, ...]],
-    columns: Sequence[str] | None,
-    txn: Txn | None,
-) -> list[dict[str, Any] | None]:
-    """See ``Store.get``."""
-    check_visible(store, lease, schema)
-    projection = Projection.of(schema, columns)
-    raw = [encoded_key(schema, key) for key in keys]
-    versions: list[Version | None] = [None] * len(raw)
-    if raw and not (txn is not None and txn.sees_none(schema)):
-        versions = store.reader.get(lease, schema, raw)
-    if txn is not None:
-        own = txn.own_ops(schema)
-        if own:
-            versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
-    out: list[dict[str, Any] | None] = []
-    for key, version in zip(raw, versions, strict=True):
-        row = projection.row(key, version) if version is not None else None
-        out.append(projection.narrowed(row) if row is not None else None)
-    return out
+@dataclass(slots=True)
+class Reads:
+    """Thread safe. ``txn``: the transaction whose own writes are laid over what is read."""
 
+    catalog: Catalog
+    reader: Reader
+    pending: Pending
+    leases: Leases
+    retention: Retention
+    event_tables: EventTables
+    check_open: Callable[[], None]
+    summary_blocks_known: int = 0
+    summary_blocks_read: int = 0
 
-def get_each(
-    store: Store, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]], columns: Sequence[str] | None
-) -> list[tuple[Any, ...] | None]:
-    """See ``Store.get_each``."""
-    for lease in dict.fromkeys(lease for lease, _ in wanted):
-        check_visible(store, lease, schema)
-    projection = Projection.of(schema, columns)
-    return store.reader.values_of_each(schema, wanted, projection.quick, projection.values)
+    def check_visible(self, lease: Lease, schema: TableSchema) -> None:
+        lease.used = True
+        self.catalog.check_seen(schema, lease.ts)
+        if schema.state != "ready":
+            raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
 
+    def get(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        keys: Sequence[tuple[Any, ...]],
+        columns: Sequence[str] | None = None,
+        txn: Txn | None = None,
+    ) -> list[dict[str, Any] | None]:
+        """Rows by key at the snapshot, in stored form, derived columns included; None where there is no row."""
+        self.check_open()
+        self.check_visible(lease, schema)
+        projection = Projection.of(schema, columns)
+        raw = [encoded_key(schema, key) for key in keys]
+        versions: list[Version | None] = [None] * len(raw)
+        if raw and not (txn is not None and txn.sees_none(schema)):
+            versions = self.reader.get(lease, schema, raw)
+        if txn is not None:
+            own = txn.own_ops(schema)
+            if own:
+                versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
+        out: list[dict[str, Any] | None] = []
+        for key, version in zip(raw, versions, strict=True):
+            row = projection.row(key, version) if version is not None else None
+            out.append(projection.narrowed(row) if row is not None else None)
+        return out
 
-def scan(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
-    """See ``Store.scan``. Arguments are checked and the snapshot is captured at the call."""
-    check_visible(store, lease, schema)
-    if wanted.changes is not None:
-        raise InvalidArgument("changes are read in a snapshot, not in a transaction")
-    if wanted.limit is not None and wanted.limit < 0:
-        raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
-    if wanted.measures and schema.kind != "event":
-        raise InvalidArgument(f"{schema.name!r} is no event table, and only events are summed up: read its rows")
-    if schema.kind == "event":
-        return limited(_events(store, lease, schema, wanted, txn), wanted.limit)
-    start, end = key_range(schema, wanted)
-    if wanted.where is None:
-        projection = Projection.of(schema, wanted.columns)
-    else:
-        projection = Projection(schema, wanted.columns, wanted.where)
-    own = txn.own_ops(schema) if txn is not None else {}
-    none = txn is not None and txn.sees_none(schema)
-    one_by_one = (
-        own
-        or none
-        or wanted.reverse
-        or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)
-    )
-    if projection.in_columns and not one_by_one:
-        first_rows = BATCH_ROWS
-        if wanted.limit is not None and wanted.where is None:
-            first_rows = min(first_rows, wanted.limit)
-        portions = store.reader.scan_portions(
-            lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
+    def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool:
+        """Whether the transaction sees a row at an encoded key."""
+        version = None
+        if not txn.sees_none(schema):
+            lease.used = True
+            version = self.reader.get(lease, schema, [key])[0]
+        return txn.overlay(schema, version, txn.rows.get((schema.id, key))) is not None
+
+    def has_bounded_rows(self, name: str) -> bool:
+        """Whether there is such a table, and its rows are of fixed width."""
+        schema = self.catalog.visible.by_name.get(name)
+        return schema is not None and GetPlan.of(schema, None) is not None
+
+    def get_each(self, plan: GetPlan, wanted: Sequence[tuple[Lease, bytes]]) -> list[tuple[Any, ...] | None]:
+        """Rows by encoded key, each at a snapshot of its own, as the plan's columns; None where there is no row."""
+        self.check_open()
+        schema = plan.schema
+        for lease in dict.fromkeys(lease for lease, _ in wanted):
+            self.check_visible(lease, schema)
+        projection = Projection.of(schema, plan.columns)
+        return self.reader.values_of_each(schema, wanted, projection.quick, projection.values)
+
+    def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
+        """Record batches of bounded size, in key order (events: in commit order).
+
+        Arguments are checked and the snapshot is captured at the call.
+        """
+        self.check_open()
+        self.check_visible(lease, schema)
+        if wanted.changes is not None:
+            raise InvalidArgument("changes are read in a snapshot, not in a transaction")
+        if wanted.limit is not None and wanted.limit < 0:
+            raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
+        if wanted.measures and schema.kind != "event":
+            raise InvalidArgument(f"{schema.name!r} is no event table, and only events are summed up: read its rows")
+        if schema.kind == "event":
+            return limited(self._events(lease, schema, wanted, txn), wanted.limit)
+        start, end = key_range(schema, wanted)
+        if wanted.where is None:
+            projection = Projection.of(schema, wanted.columns)
+        else:
+            projection = Projection(schema, wanted.columns, wanted.where)
+        own = txn.own_ops(schema) if txn is not None else {}
+        none = txn is not None and txn.sees_none(schema)
+        one_by_one = (
+            own
+            or none
+            or wanted.reverse
+            or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)
         )
-        return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
-    rows = _rows_of(store, lease, schema, wanted, txn, own)
-    return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
+        if projection.in_columns and not one_by_one:
+            first_rows = BATCH_ROWS
+            if wanted.limit is not None and wanted.where is None:
+                first_rows = min(first_rows, wanted.limit)
+            portions = self.reader.scan_portions(
+                lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
+            )
+            return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
+        rows = self._rows_of(lease, schema, wanted, txn, own)
+        return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
+    def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
+        """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
+        self.check_open()
+        if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
+            return None
+        if wanted.changes is not None or not RowLayout.of(schema).fixed:
+            return None
+        self.check_visible(lease, schema)
+        projection = Projection.of(schema, wanted.columns)
+        start, end = key_range(schema, wanted)
+        quick, values = projection.quick, projection.values
+        return self.reader.few(lease, schema, start, end, wanted.limit, wanted.reverse, quick, values)
 
-def few_rows(store: Store, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
-    """See ``Store.few_rows``."""
-    if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
-        return None
-    if wanted.changes is not None:
-        return None
-    if not RowLayout.of(schema).fixed:
-        return None
-    check_visible(store, lease, schema)
-    projection = Projection.of(schema, wanted.columns)
-    start, end = key_range(schema, wanted)
-    quick, values = projection.quick, projection.values
-    return store.reader.few(lease, schema, start, end, wanted.limit, wanted.reverse, quick, values)
+    def _rows_of(
+        self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]
+    ) -> Iterator[tuple[bytes, Version]]:
+        """Live rows one by one, own writes laid over them."""
+        start, end = key_range(schema, wanted)
+        every = _CHECKED_ROWS
+        if wanted.limit is not None and wanted.where is None:
+            every = min(every, wanted.limit + 1)
+        rows: Iterator[tuple[bytes, Version]] = iter(())
+        if txn is None or not txn.sees_none(schema):
+            rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
+        if own and txn is not None:
+            inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
+            rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
+        return rows
 
+    def _events(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
+        events = self.event_tables.of(schema.id)
+        if events is None:
+            raise self.catalog.missing(schema)
+        if wanted.prefix:
+            raise InvalidArgument(
+                f"event table {schema.name!r} has no row keys: use where, or start and end for its time"
+            )
+        time_from = wanted.start[0] if wanted.start else None
+        time_to = wanted.end[0] if wanted.end else None
+        sums = Sums(schema, wanted.measures) if wanted.measures else None
+        outputs = list(schema.output_columns(wanted.columns))
+        if sums is not None:
+            outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
+        pending = self.pending.events(schema.id, lease.ts)
+        unsaved = self.retention.floor_at(schema.id, lease.ts, None)  # in memory first, in base second, like pending
+        view = events.view(lease.ts)
+        self.leases.check(lease)
+        recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
+        if txn is not None and txn.sees_none(schema):
+            view.close()
+            view, recent = events.view(0, floor_at=lease.ts), []
+        own = txn.events_of(schema.id) if txn is not None else []
+        floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
+        view.floor_us = floor
+        trim = trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
+        found = _Captured(lease, schema, wanted, view, (time_from, time_to), recent, own, trim)
+        return self._event_batches(found, outputs) if sums is None else self._summary(found, sums)
 
-def _rows_of(
-    store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]
-) -> Iterator[tuple[bytes, Version]]:
-    """Live rows one by one, own writes laid over them."""
-    start, end = key_range(schema, wanted)
-    every = _CHECKED_ROWS
-    if wanted.limit is not None and wanted.where is None:
-        every = min(every, wanted.limit + 1)
-    rows: Iterator[tuple[bytes, Version]] = iter(())
-    if txn is None or not txn.sees_none(schema):
-        rows = store.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=every)
-    if own and txn is not None:
-        inside = {k: op for k, op in own.items() if (start is None or k >= start) and (end is None or k < end)}
-        rows = merged(rows, inside, schema, txn, reverse=wanted.reverse)
-    return rows
+    def _event_batches(self, found: _Captured, outputs: list[str]) -> Iterator[pa.RecordBatch]:
+        wanted, (time_from, time_to) = found.wanted, found.times
+
+        def memory() -> Iterator[pa.RecordBatch]:
+            for batch, committed in reversed(found.tail) if wanted.reverse else found.tail:
+                kept = found.trim(batch, committed)
+                if wanted.reverse:
+                    kept = kept.take(pa.array(range(kept.num_rows - 1, -1, -1), pa.int64()))
+                yield from pieces(kept)
+
+        stored = found.view.scan(
+            time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
+        )
+        parts = [memory(), stored] if wanted.reverse else [stored, memory()]
+        return self.watched(found.lease, found.schema, found.view, itertools.chain(*parts))
+
+    def watched(
+        self, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Passes on the batches that have rows, each read wholly while the lease held; closes the view at the end."""
+        with view:
+            try:
+                for batch in batches:
+                    self.reader.check_events(lease, schema)
+                    if batch.num_rows:
+                        yield batch
+            except DataLoss:
+                self.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
+                raise
+
+    def _summary(self, found: _Captured, sums: Sums) -> Iterator[pa.RecordBatch]:
+        """One batch of one row."""
+        lease, schema, wanted, (time_from, time_to) = (*found[:3], found.times)
+        with found.view as view:
+            try:
+                known, read = view.sum_up(sums, time_from=time_from, time_to=time_to, where=wanted.where)
+            except DataLoss:
+                self.reader.check_events(lease, schema)
+                raise
+        self.summary_blocks_known += known
+        self.summary_blocks_read += read
+        for batch, committed in found.tail:
+            sums.add(found.trim(batch, committed))
+        self.reader.check_events(lease, schema)
+        calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
+        yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
 
 def _batched(schema: TableSchema, projection: Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -210,106 +322,6 @@ def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | 
     return start, end
 
 
-# -- events -----------------------------------------------------------------------------------------
-
-
-def _events(store: Store, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
-    events = store.event_store(schema.id)
-    if events is None:
-        raise store.catalog.missing(schema)
-    if wanted.prefix:
-        raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
-    time_from = wanted.start[0] if wanted.start else None
-    time_to = wanted.end[0] if wanted.end else None
-    sums = Sums(schema, wanted.measures) if wanted.measures else None
-    outputs = list(schema.output_columns(wanted.columns))
-    if sums is not None:
-        outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
-    pending = store.pending.events(schema.id, lease.ts)
-    unsaved = store.retention.floor_at(schema.id, lease.ts, None)  # in memory first, in base second, like pending
-    view = events.view(lease.ts)
-    store.leases.check(lease)
-    recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
-    if txn is not None and txn.sees_none(schema):
-        view.close()
-        view, recent = events.view(0, floor_at=lease.ts), []
-    own = txn.events_of(schema.id) if txn is not None else []
-    floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
-    view.floor_us = floor
-    trim = trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
-    found = _Events(store, lease, schema, wanted, view, (time_from, time_to), recent, own, trim)
-    return _event_batches(found, outputs) if sums is None else _summary(found, sums)
-
-
-class _Events(NamedTuple):
-    """What a scan of an event table captured: blocks, then what is pending, then own events, in commit order."""
-
-    store: Store
-    lease: Lease
-    schema: TableSchema
-    wanted: Scan
-    view: EventView
-    times: tuple[int | None, int | None]  # from, to
-    recent: list[pa.RecordBatch]
-    own: list[pa.RecordBatch]
-    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch]
-
-    @property
-    def tail(self) -> list[tuple[pa.RecordBatch, bool]]:
-        """What is in memory, and whether it is committed."""
-        return [*((batch, True) for batch in self.recent), *((batch, False) for batch in self.own)]
-
-
-def _event_batches(found: _Events, outputs: list[str]) -> Iterator[pa.RecordBatch]:
-    wanted, (time_from, time_to) = found.wanted, found.times
-
-    def memory() -> Iterator[pa.RecordBatch]:
-        for batch, committed in reversed(found.tail) if wanted.reverse else found.tail:
-            kept = found.trim(batch, committed)
-            if wanted.reverse:
-                kept = kept.take(pa.array(range(kept.num_rows - 1, -1, -1), pa.int64()))
-            yield from pieces(kept)
-
-    stored = found.view.scan(
-        time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
-    )
-    parts = [memory(), stored] if wanted.reverse else [stored, memory()]
-    return watched(found.store, found.lease, found.schema, found.view, itertools.chain(*parts))
-
-
-def watched(
-    store: Store, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Those that have rows, each read wholly while the lease held; closes the view of an event table at the end."""
-    with view:
-        try:
-            for batch in batches:
-                store.reader.check_events(lease, schema)
-                if batch.num_rows:
-                    yield batch
-        except DataLoss:
-            store.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
-            raise
-
-
-def _summary(found: _Events, sums: Sums) -> Iterator[pa.RecordBatch]:
-    """One batch of one row."""
-    store, lease, schema, wanted, (time_from, time_to) = (*found[:4], found.times)
-    with found.view as view:
-        try:
-            known, read = view.sum_up(sums, time_from=time_from, time_to=time_to, where=wanted.where)
-        except DataLoss:
-            store.reader.check_events(lease, schema)
-            raise
-    store.summary_blocks_known += known
-    store.summary_blocks_read += read
-    for batch, committed in found.tail:
-        sums.add(found.trim(batch, committed))
-    store.reader.check_events(lease, schema)
-    calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
-    yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
-
-
 def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     for at in range(0, batch.num_rows, 65_536):
         yield batch.slice(at, 65_536)
@@ -323,7 +335,7 @@ def trimmer(
     floor_us: int | None,
     outputs: list[str],
 ) -> Callable[[pa.RecordBatch, bool], pa.RecordBatch]:
-    """What the block scan does to stored batches, for batches in memory: time range, floor, predicate, columns."""
+    """Does to batches in memory what the block scan does to stored ones: time range, floor, predicate, columns."""
     time_column = schema.event_time or ""
 
     def bounds(low: int | None) -> Expr | None:

@@ -1,4 +1,4 @@
-"""Retention: how an event table forgets, exactly and in the log (design, section 6).
+"""Retention: how an event table forgets, exactly and in the log.
 
 A *floor* (CTS, event time) is a record in the commit log. Events before the time are invisible to every snapshot at or
 past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
@@ -20,19 +20,22 @@ below it are dropped, once no snapshot from before it is open.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from typing import Final, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.engine import WriteBatch
+from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.log import Kind
-
-if TYPE_CHECKING:
-    from kivi.model.schema import TableSchema
-    from kivi.store.facade import Store
+from kivi.model.schema import TableSchema
+from kivi.mvcc.commit import Committer
+from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.leases import Leases
+from kivi.store.catalog import Catalog
+from kivi.store.event_tables import EventTables
 
 __all__ = ["Retention", "earliest_times", "is_late", "remembered"]
 
@@ -42,10 +45,22 @@ _STEP_PARTS: Final = 100
 """The floor moves in steps of a hundredth of the retention, so floors stay few."""
 
 
+class Host(Protocol):
+    """The part of a store that retention uses."""
+
+    engine: Engine
+    clock: Callable[[], float]
+    catalog: Catalog
+    committer: Committer
+    consolidator: Consolidator
+    leases: Leases
+    event_tables: EventTables
+
+
 class Retention:
     """The floors of all event tables. ``enter`` and ``check`` run under the committer's entry lock."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Host) -> None:
         self._store = store
         self._unsaved: list[tuple[int, int, int]] = []
         self._entered: dict[int, int | None] = {}
@@ -71,7 +86,7 @@ class Retention:
     def newest(self, table: int) -> int | None:
         """The floor that the next commit meets."""
         if table not in self._entered:
-            events = self._store.event_store(table)
+            events = self._store.event_tables.of(table)
             if events is None:
                 return None
             in_base = events.complete_since(2**63)
@@ -98,25 +113,15 @@ class Retention:
 
     def set_floor(self, schema: TableSchema, time_us: int) -> int:
         """Logs a floor. Returns its CTS; it is durable and in force when this returns."""
-        import threading
-
-        settled = threading.Event()
-        failure: list[BaseException] = []
-
-        def done(error: BaseException | None) -> None:
-            if error is not None:
-                failure.append(error)
-            settled.set()
-
+        settled: Future[BaseException | None] = Future()
         cts = self._store.committer.log_other(
             Kind.FLOOR,
             [_BODY.pack(_VERSION, schema.id, time_us)],
-            done,
+            settled.set_result,
             lambda sequence: self.enter(schema.id, sequence, time_us),
         )
-        settled.wait()
-        if failure:
-            raise failure[0]
+        if (failure := settled.result()) is not None:
+            raise failure
         return cts
 
     def step(self) -> None:
@@ -125,7 +130,7 @@ class Retention:
         for schema in list(store.catalog.visible.by_id.values()):
             if schema.kind != "event" or schema.retention_us is None:
                 continue
-            events = store.event_store(schema.id)
+            events = store.event_tables.of(schema.id)
             if events is None:
                 continue
             held = events.time_range_us()
@@ -146,7 +151,7 @@ class Retention:
         """Writes floors at or below ``upto`` beside their blocks, before the position passes them."""
         due = [floor for floor in self._unsaved if floor[0] <= upto]
         for cts, table, time_us in due:
-            events = self._store.event_store(table)
+            events = self._store.event_tables.of(table)
             if events is not None:
                 batch = WriteBatch()
                 events.set_floor(batch, cts, time_us)
@@ -180,5 +185,5 @@ def remembered(batch: pa.RecordBatch, schema: TableSchema, floor_us: int | None)
 
 
 def is_late(events: pa.RecordBatch | pa.Table, schema: TableSchema, floor_us: int) -> pa.BooleanArray:
-    """Of each event whether it lies below a floor (of a table's, a chunked array)."""
+    """Whether each event lies below a floor: one boolean for each (for a table's, a chunked array)."""
     return pc.less(events.column(schema.event_time or "").cast(pa.int64()), floor_us)

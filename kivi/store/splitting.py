@@ -1,4 +1,4 @@
-"""Where to cut a table into parts of about as many rows, for jobs that read it with many readers at once.
+"""Cutting a table into parts of about as many rows, for jobs that read it with many readers at once.
 
 The points are bounds of scans: keys of rows, and moments of event tables. They say nothing about what is in the table:
 whichever they are, the parts together are the whole, at any snapshot. So they may be estimates, and are:

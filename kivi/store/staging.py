@@ -1,4 +1,4 @@
-"""Stages: data that is durable and invisible until a commit names it (design, section 9).
+"""Stages: data that is durable and invisible until a commit names it.
 
 A stage is a STAGE record in the commit log. It has no effect; a later commit may name it once, and then its data are
 part of that commit. Only the index lives in memory; the data stay in the log, whose truncation waits for the oldest
@@ -8,22 +8,37 @@ stage that is live or named by a commit not yet folded into base.
          -> dropped   (an ABORT record names it: given up, expired, or its batch turned out to be a repeat)
 
 Quotas bound what a client that never commits can hold: bytes in all, and a time limit from the record's own time.
-Enforced here, under the committer's entry lock.
+They are enforced in ``Stages``, the index, under the committer's entry lock; ``Staging`` is what callers call.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kivi.encoding.keyspaces import meta_key
-from kivi.errors import NotFound, ResourceExhausted
-from kivi.mvcc.record import StageKind
+import pyarrow as pa
 
-__all__ = ["LiveStage", "Stages"]
+from kivi.arrow.columns import arrow_schema
+from kivi.arrow.dictionaries import coded
+from kivi.arrow.ipc import encode_ipc, own_batches
+from kivi.encoding.keyspaces import meta_key
+from kivi.errors import InvalidArgument, NotFound, ResourceExhausted
+from kivi.log import CommitLog, Kind
+from kivi.model.schema import TableSchema
+from kivi.mvcc.commit import Committer
+from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
+from kivi.runtime.settings import Settings
+from kivi.store.checks import check_events
+
+__all__ = ["LiveStage", "Staged", "Stages", "Staging", "sequences_of"]
+
+Done = Callable[[BaseException | None, bytes | None], None]
+"""Is called with None and the stage's id, or with what went wrong."""
 
 _INDEX: Final = meta_key("stages")
 
@@ -50,7 +65,7 @@ class Stages:
         self._max_bytes = max_bytes
         self._stages: dict[int, LiveStage] = {}
         self.live_bytes = 0
-        """Of the stages that no commit has named."""
+        """Bytes of the stages that no commit has named."""
 
     # -- ids --------------------------------------------------------------------------------------
 
@@ -156,8 +171,11 @@ class Stages:
         yield _INDEX, json.dumps({"store": self._store_id.hex(), "stages": index}).encode()
 
     def load(self, data: bytes | None) -> None:
-        """What ``rows`` wrote. A checkpoint has its own identity and log: stages of the store it was made from are
-        not in it, and nobody could name them."""
+        """Takes back what ``rows`` wrote.
+
+        A checkpoint has its own identity and log: stages of the store it was made from are not in it, and nobody could
+        name them.
+        """
         saved: dict[str, Any] = json.loads(data) if data else {"store": "", "stages": []}
         if saved["store"] != self._store_id.hex():
             return
@@ -172,3 +190,110 @@ class Stages:
 def sequences_of(bulks: Sequence[object]) -> list[int]:
     """The stages that a commit's appends and runs name."""
     return [stage for bulk in bulks if (stage := getattr(bulk, "stage", 0))]
+
+
+# -- what callers call ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A stage as a transaction has it. ``drop_late``: late events of it are left out."""
+
+    sequence: int
+    batch: pa.RecordBatch
+    drop_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Makes stages, finds them, and gives them up."""
+
+    index: Stages
+    log: CommitLog
+    committer: Committer
+    settings: Settings
+    clock: Callable[[], float]
+    check_open: Callable[[], None]
+
+    def stage(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str, done: Done) -> None:
+        """Logs events or rows durably and invisibly; ``done(None, stage id)`` once they are on disk."""
+        if schema.kind == "aggregate":
+            raise InvalidArgument(f"only events and rows can be staged, and {schema.name!r} is an aggregate")
+        check_events(batch, self.settings)
+        self.log_stage(StageKind.EVENTS, schema.origin, batch.num_rows, owner, [encode_ipc(coded(batch))], done)
+
+    def log_stage(self, kind: StageKind, table: int, rows: int, owner: str, data: Sequence[Any], done: Done) -> None:
+        self.check_open()
+        body = Stage(kind, table, rows, owner, data).encode()
+        nbytes = sum(memoryview(part).nbytes for part in body)
+        entered: list[int] = []
+
+        def enter(sequence: int) -> None:
+            entered.append(sequence)
+            self.index.add(LiveStage(sequence, kind, table, rows, nbytes, owner, int(self.clock() * 1_000_000)))
+
+        def durable(error: BaseException | None) -> None:
+            done(error, None if error else self.index.id_of(entered[0]))
+
+        with self.committer.entry_lock:
+            self.index.check_quota(nbytes)
+        self.committer.log_other(Kind.STAGE, body, durable, enter)
+
+    def stage_wait(self, schema: TableSchema, batch: pa.RecordBatch, *, owner: str) -> bytes:
+        """The blocking form of ``stage``."""
+        return waited(lambda done: self.stage(schema, batch, owner=owner, done=done))
+
+    def load(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]:
+        """The events, or rows, of stages of ``schema``. Raises NotFound for what is no stage of this store.
+
+        A stage that is not live any more loads as no events: whether that is an error is for the commit to say, once
+        it has looked its token up. A repeated batch names stages that its first attempt has used up (R16).
+        """
+        sequences = [self.index.sequence_of(stage_id) for stage_id in stage_ids]
+        if len(set(sequences)) != len(sequences):
+            raise InvalidArgument("a stage is named twice")
+        with self.committer.entry_lock:
+            live = {sequence for sequence in sequences if self.index.is_live(sequence, schema.origin)}
+        loaded: list[Staged] = []
+        for sequence in sequences:
+            batches: list[pa.RecordBatch] = []
+            if sequence in live:
+                with contextlib.suppress(NotFound):  # it expired meanwhile, and the log was truncated behind it
+                    batches = own_batches(decode_stage(self.log.read(sequence).body).data[0])
+            loaded += [
+                Staged(sequence, batch) for batch in batches or [pa.RecordBatch.from_pylist([], arrow_schema(schema))]
+            ]
+        return loaded
+
+    def held_by(self, owner: str) -> int:
+        """Bytes that are staged and not committed, by owners whose name begins so."""
+        with self.committer.entry_lock:
+            return self.index.held_by(owner)
+
+    def owned(self, owner: str) -> list[int]:
+        """The live stages of an owner."""
+        with self.committer.entry_lock:
+            return self.index.owned(owner)
+
+    def discard(self, stage_ids: Sequence[bytes]) -> None:
+        """Gives stages up; those that were committed or dropped before are passed over."""
+        self.drop([self.index.sequence_of(stage_id) for stage_id in stage_ids])
+
+    def drop(self, sequences: Sequence[int]) -> None:
+        """``discard``, by their sequence numbers."""
+        with self.committer.entry_lock:
+            live = [s for s in sequences if self.index.is_live(s)]
+            self.index.drop(live)
+        if live:
+            self.committer.log_other(Kind.ABORT, Abort(stages=tuple(live)).encode(), lambda error: None)
+
+
+def waited(call: Callable[[Done], None]) -> bytes:
+    """Makes a stage and waits until it is durable. Returns its id."""
+    settled: Future[tuple[BaseException | None, bytes | None]] = Future()
+    call(lambda error, stage_id: settled.set_result((error, stage_id)))
+    error, stage_id = settled.result()
+    if error is not None:
+        raise error
+    assert stage_id is not None
+    return stage_id

@@ -17,30 +17,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kivi.arrow.columns import stored_rows
-from kivi.arrow.dictionaries import coded, compact, is_coded, plain, together
+from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
 from kivi.delta.derive import derive, derive_all, derive_small
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.keys import decode_key, encode_key
-from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
+from kivi.errors import ResourceExhausted, RowExists
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.record import Bulk, Commit
+from kivi.mvcc.record import BLIND, Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import TABLES, View, changes, late_row, schema_guard
+from kivi.store.checks import check_events, too_long
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
+from kivi.store.staging import Staged
 
-__all__ = ["SMALL_EVENTS", "Staged", "Txn", "payload_digest", "prepare"]
+__all__ = ["SMALL_EVENTS", "Txn", "payload_digest", "prepare"]
 
 SMALL_EVENTS: Final = 32
 """Up to this many events a commit's deltas are derived row by row and pend as row operations."""
@@ -49,23 +50,21 @@ OWN_CTS: Final = 2**63 - 1
 """The timestamp that own writes fold at: after everything committed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    sequence: int
-    batch: pa.RecordBatch
-    drop_late: bool = False
-
-
 class Host(Protocol):
-    """What a transaction needs of the store it belongs to."""
+    """The part of its store that a transaction uses."""
 
-    def get_in(
-        self, txn: Txn, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None
+    def get(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        keys: Sequence[tuple[Any, ...]],
+        columns: Sequence[str] | None,
+        txn: Txn,
     ) -> list[dict[str, Any] | None]: ...
 
-    def scan_in(self, txn: Txn, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]: ...
+    def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn) -> Iterator[pa.RecordBatch]: ...
 
-    def row_in(self, txn: Txn, schema: TableSchema, key: bytes) -> bool: ...
+    def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool: ...
 
     def load_stages(self, schema: TableSchema, stage_ids: Sequence[bytes]) -> list[Staged]: ...
 
@@ -138,7 +137,7 @@ class Txn:
     def insert(self, schema: TableSchema, key: tuple[Any, ...], values: Mapping[str, Any]) -> None:
         """Strict: RowExists if this transaction sees the row, own writes included."""
         raw = encoded_key(schema, key)
-        if self.host.row_in(self, schema, raw):
+        if self.host.has_row(self.lease, schema, raw, self):
             raise RowExists(table=schema.name, key=caller_key(schema, raw))
         self._set(schema, raw, then_insert(_indexed(schema, values)), values)
 
@@ -173,11 +172,11 @@ class Txn:
         self, schema: TableSchema, keys: Sequence[tuple[Any, ...]], columns: Sequence[str] | None = None
     ) -> list[dict[str, Any] | None]:
         """Rows at the snapshot with own writes, in stored form."""
-        return self.host.get_in(self, schema, keys, columns)
+        return self.host.get(self.lease, schema, keys, columns, self)
 
     def scan(self, schema: TableSchema, wanted: Scan) -> Iterator[pa.RecordBatch]:
         """A scan at the snapshot with own writes."""
-        return self.host.scan_in(self, schema, wanted)
+        return self.host.scan(self.lease, schema, wanted, self)
 
     def append_stages(self, schema: TableSchema, stage_ids: Sequence[bytes], *, drop_late: bool = False) -> None:
         """Makes staged events or rows part of the transaction. NotFound for a stage that is gone or of another table.
@@ -235,7 +234,7 @@ class Txn:
         for name, value in values.items():
             length = len(value.encode()) if isinstance(value, str) else len(value) if isinstance(value, bytes) else 8
             if length > self.settings.max_value_bytes:
-                raise _too_long(name, length, self.settings)
+                raise too_long(name, length, self.settings)
             size += length
         self._count(1, size)
         self._use(schema)
@@ -263,7 +262,7 @@ class Txn:
         return [*self.kept(table), *(staged.batch for staged in self.staged_kept(table))]
 
     def kept(self, table: int) -> list[pa.RecordBatch]:
-        """Those that were appended directly."""
+        """Of these, the events that were appended directly."""
         may_go = [self._kept(table, batch) for batch in self.appends.get((table, True), ())]
         return [*self.appends.get((table, False), ()), *may_go]
 
@@ -272,7 +271,7 @@ class Txn:
         return [*self.appends.get((table, False), ()), *self.appends.get((table, True), ())]
 
     def staged_kept(self, table: int) -> list[Staged]:
-        """Those that were staged. The stages in the log keep what is late: see ``kivi.store.retention``."""
+        """Of these, the events that were staged. The log keeps the late ones too: see ``kivi.store.retention``."""
         staged = self.staged.get(table, ())
         return [replace(one, batch=self._kept(table, one.batch)) if one.drop_late else one for one in staged]
 
@@ -345,7 +344,7 @@ def prepare(
 
     ``new``: the generations that the tables it overwrites will have.
     """
-    commit = Commit(txn.start_ts, batch=batch)
+    commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
     commit.rows = sorted((*own_rows, *new.rows), key=lambda row: row[:2])
     commit.guards = sorted(txn.guards)
@@ -418,14 +417,15 @@ def prepare(
         schema_guards=[] if changes(commit.rows) and not txn.overwritten else guards,
         describe=describe,
         aggregate_newest=newest,
-        blind=txn.blind,
     )
 
 
 def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commit, list[int]]:
-    """What the caller sent, and the tables that it overwrites. Tables go by their origin: a retry may find that they
-    were overwritten since, by its own first attempt too. ``appends`` are with late events, of which a retry may find
-    more; the choice of what becomes of them is no part of the payload."""
+    """The payload as the caller sent it, and the tables that it overwrites.
+
+    Tables go by their origin: a retry may find that they were overwritten since, by its own first attempt too.
+    ``appends`` are with late events, of which a retry may find more; what becomes of them is no part of the payload.
+    """
     origin = {table: schema.origin for table, schema in txn.schemas.items()}
     origin |= {schema.id: schema.origin for schema in new.of.values()}
     sent = Commit(0)
@@ -472,33 +472,3 @@ def merged(
         mine = waiting.pop()
         if (created := txn.overlay(schema, None, own[mine])) is not None:
             yield mine, created
-
-
-def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
-    """Raises ResourceExhausted for more rows than one append may bring, or a value over max_value_bytes."""
-    if batch.num_rows > settings.max_append_rows:
-        raise ResourceExhausted(
-            f"{batch.num_rows} events in one append pass the limit of {settings.max_append_rows}: send less"
-        )
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if is_coded(column):
-            column = column.dictionary
-        if column.type in (pa.string(), pa.binary()) and column.nbytes > settings.max_value_bytes:
-            longest = pc.max(pc.binary_length(column)).as_py() or 0
-            if longest > settings.max_value_bytes:
-                raise _too_long(name, longest, settings)
-
-
-def _too_long(column: str, length: int, settings: Settings) -> ResourceExhausted:
-    return ResourceExhausted(
-        f"a value of column {column!r} has {length} bytes, over the limit of {settings.max_value_bytes}", column=column
-    )
-
-
-def check_batch_token(batch: tuple[str, int] | None) -> None:
-    if batch is not None:
-        scope, sequence = batch
-        if not isinstance(scope, str) or not 0 < len(scope.encode()) <= 1024:
-            raise InvalidArgument("a batch token's scope is a text of 1 to 1024 bytes")
-        if not isinstance(sequence, int) or not 0 <= sequence < 2**63:
-            raise InvalidArgument(f"a batch token's sequence is a number from 0 on, not {sequence!r}")

@@ -10,7 +10,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import pytest
 import kivi
 from kivi.cli.append import Progress
 from tests.serverproc import ROOT, ServerProcess
+from tests.waiting import wait_until
 
 CSV = 'e,ts,v,s\n1,2023-11-16T18:00:00Z,10,a\n1,2023-11-16T18:01:00Z,20,\n2,2023-11-16T18:01:00Z,20,"x,y"\n'
 
@@ -146,14 +146,12 @@ def test_append_every_format_and_follow(cli, tmp_path):
     )  # fmt: skip
 
     def wait_for(total: int) -> None:
-        until = time.monotonic() + 20
+        def sums() -> list[Any]:
+            with db.snapshot() as snap:
+                return [row["s"] for row in snap.scan("agg", prefix=(7,))]
+
         with cli.server.connect() as db:
-            while time.monotonic() < until:
-                with db.snapshot() as snap:
-                    if [row["s"] for row in snap.scan("agg", prefix=(7,))] == [total]:
-                        return
-                time.sleep(0.05)
-        raise AssertionError(f"no {total}")
+            wait_until(lambda: sums() == [total], reason=lambda: (total, sums()), pause_s=0.05)
 
     try:
         wait_for(1)
@@ -170,10 +168,7 @@ def test_append_leaves_late_events_out_if_it_is_told_to(cli, tmp_path):
         db.create_event_table("kept", event_time="ts", retention="1h", columns={"ts": "timestamp", "x": "int64"})
         db.append("kept", [{"ts": 0, "x": 1}, {"ts": 36_000_000_000, "x": 2}])
         db.consolidate()
-        until = time.monotonic() + 30
-        while "complete_since_us" not in db.describe("kept")["statistics"]:
-            assert time.monotonic() < until, "the floor does not move"
-            time.sleep(0.05)
+        wait_until(lambda: "complete_since_us" in db.describe("kept")["statistics"])
     csv = tmp_path / "late.csv"
     csv.write_text("ts,x\n1970-01-01T00:00:00Z,3\n1970-01-01T10:00:00Z,4\n")
     cli("append", "kept", csv, code=1)
@@ -468,17 +463,24 @@ def test_watch_draws_a_state_on_a_terminal(cli: Cli) -> None:
         db.create_table("drawn", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
         parent, child = pty.openpty()
         command = [sys.executable, "-m", "kivi.cli", "watch", "drawn"]
+
+        def draws(total: int) -> None:
+            text = ""
+
+            def found() -> bool:
+                nonlocal text
+                text += os.read(parent, 4096).decode()
+                shown = rf" {total}\x1b\[K\r\n.*1 rows at snapshot \d+, live"
+                return re.search(shown, text, re.DOTALL) is not None
+
+            wait_until(found, reason=lambda: text, pause_s=0)
+
         with subprocess.Popen(command, stdout=child, cwd=ROOT, env=cli.environment) as process:
             os.close(child)
             for n in (3, 4):
                 with db.transaction() as tx:
                     tx.delta("drawn", (1,), n=n)
-                text, deadline = "", time.monotonic() + 20
-                while not re.search(
-                    rf" {3 if n == 3 else 7}\x1b\[K\r\n.*1 rows at snapshot \d+, live", text, re.DOTALL
-                ):
-                    assert time.monotonic() < deadline, text
-                    text += os.read(parent, 4096).decode()
+                draws(3 if n == 3 else 7)
             process.terminate()
             assert process.wait(20) == 0
         os.close(parent)

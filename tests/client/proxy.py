@@ -8,6 +8,7 @@ import threading
 from typing import Any
 
 import kivi
+from tests.waiting import wait_until
 
 
 class Proxy:
@@ -64,6 +65,12 @@ class Proxy:
                 with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
                 end.close()
+
+    def cut_noticed_by(self, client: Any) -> None:
+        """The same, and the client knows it."""
+        session = client._transport._current
+        self.cut()
+        wait_until(lambda: session.broken is not None)
 
     def lose(self) -> None:
         """What was said while ``mute`` is lost for good; the next connection is a good one."""

@@ -13,6 +13,7 @@ import kivi
 import kivi.aio
 import kivi.client.database
 from tests.client.proxy import Proxy
+from tests.waiting import until
 
 NOW = 1_700_000_000_000_000
 
@@ -248,11 +249,10 @@ def test_snapshots_that_begin_while_the_connection_is_lost(server, db, accounts)
 
 
 async def _none_is_open(db: Any) -> None:
-    for _ in range(200):
-        if (await db.stats())["server_open_transactions"] == 0:
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("snapshots are left open")
+    async def closed() -> bool:
+        return bool((await db.stats())["server_open_transactions"] == 0)
+
+    await until(closed, reason="snapshots are left open", pause_s=0.01)
 
 
 def test_lost_replies_and_connections(server, db, accounts):

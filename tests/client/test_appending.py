@@ -25,6 +25,7 @@ from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError, Unavailable
 from kivi.model.declarations import event_table_schema
 from tests.serverproc import ServerProcess
+from tests.waiting import until, wait_until
 
 INTS = {"ts": "timestamp", "who": "int64", "i": "int64"}
 
@@ -62,8 +63,7 @@ class AioFake(Fake):
     async def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:  # type: ignore[override]
         self.batches.append(events.batch)
         number = len(self.batches)
-        while not self.gate.is_set():  # noqa: ASYNC110 - a threading.Event
-            await asyncio.sleep(0.001)
+        await until(self.gate.is_set)
         await asyncio.sleep(0)
         if number in self.failing:
             raise Unavailable(f"batch {number} is lost")
@@ -78,13 +78,6 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
         sys.setswitchinterval(request.param)
     yield
     sys.setswitchinterval(before)
-
-
-def wait_for(condition: Any) -> None:
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
 
 
 @contextlib.contextmanager
@@ -415,7 +408,7 @@ def test_an_appends_future_is_one_to_whoever_asks():
         assert first == {future}
         assert {done.result() for done in concurrent.futures.as_completed([future, other], 10)} == {1}
         assert future.result() == 1 and future.exception() is None and future.done() and not future.running()
-        wait_for(lambda: heard == [future])
+        wait_until(lambda: heard == [future])
         future.add_done_callback(heard.append)
         assert heard == [future, future]
 
@@ -454,7 +447,7 @@ def test_a_future_keeps_no_events():
     with appender(db) as app:
         kept = [app.append(ts=1, s="x" * 1_000_000) for _ in range(10)]
         app.flush()
-        wait_for(lambda: not kept[0]._pending.rows)
+        wait_until(lambda: not kept[0]._pending.rows)
 
 
 # -- asyncio --------------------------------------------------------------------------------------------

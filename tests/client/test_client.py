@@ -22,6 +22,7 @@ from kivi.client.transport import _Session, _Waiter, _wake
 from kivi.wire.v1 import session_pb2
 from tests.client.proxy import Proxy
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 
 def balance(db, key: int = 1) -> int | None:
@@ -403,8 +404,9 @@ def test_shared_snapshots_outlive_their_session(server, db, accounts):
         with job.snapshot(shared=True, ttl_s=60) as shared:
             with db.transaction() as tx:
                 tx.put(accounts, (1,), name="now")
+            sessions = db.stats()["server_sessions"]
             proxy.cut()
-            time.sleep(0.2)
+            wait_until(lambda: db.stats()["server_sessions"] < sessions)
             for _ in range(2):  # a task that is done leaves it to the others
                 with server.connect() as task, task.snapshot(lease=shared.lease) as view:
                     view.renew(60)
@@ -554,13 +556,11 @@ def test_a_snapshot_lost_with_its_connection(server, db, accounts):
     with Proxy(server.port) as proxy, proxy.connect() as through:
         with through.snapshot() as snap:
             first = snap.get(accounts, (1,))
-            proxy.cut()
-            time.sleep(0.2)
+            proxy.cut_noticed_by(through)
             assert snap.get(accounts, (1,)) == first  # nothing has changed: opened again at the same timestamp
         with pytest.raises((kivi.SnapshotTooOld, kivi.Unavailable)), through.transaction() as tx:
             tx.get(accounts, (1,))
-            proxy.cut()
-            time.sleep(0.2)
+            proxy.cut_noticed_by(through)
             tx.put(accounts, (1,), name="from a read that is lost")
         attempts = []
 
@@ -568,8 +568,7 @@ def test_a_snapshot_lost_with_its_connection(server, db, accounts):
             attempts.append(1)
             name = tx.get(accounts, (1,))["name"]
             if len(attempts) == 1:
-                proxy.cut()
-                time.sleep(0.2)
+                proxy.cut_noticed_by(through)
             tx.put(accounts, (1,), name=name + "!")
 
         through.run(change)
@@ -609,8 +608,7 @@ def test_writes_before_an_error_are_not_lost_with_the_connection(server, db, acc
         else:
             with pytest.raises(kivi.OutOfRange):
                 tx.get(accounts, (1,))
-        proxy.cut()
-        time.sleep(0.2)
+        proxy.cut_noticed_by(through)
         tx.put(accounts, (3,), name="alone")
         with pytest.raises(kivi.Disconnected):
             tx.commit()

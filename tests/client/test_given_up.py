@@ -20,6 +20,7 @@ import pytest
 import kivi
 import kivi.aio
 from tests.serverproc import ServerProcess
+from tests.waiting import until, wait_until
 
 
 @pytest.fixture
@@ -47,15 +48,25 @@ def open_ones(db: Any) -> tuple[float, ...]:
 def none_is_left(server: ServerProcess) -> bool:
     """Of what was asked for; so the client that did is to have an answer first to what it asked for last."""
     with server.connect() as db:
-        until = time.monotonic() + 10
-        while any(open_ones(db)):
-            if time.monotonic() > until:
-                return False
-            time.sleep(0.05)
+        wait_until(lambda: not any(open_ones(db)), reason=lambda: open_ones(db))
         return True
 
 
 # -- writes ------------------------------------------------------------------------------------------
+
+
+def test_a_call_that_meets_the_closing_of_its_client_is_told_so(alone: ServerProcess) -> None:
+    """Another thread closes it between the look whether it is open and the call."""
+    db = alone.connect()
+    start = db._transport.calls.start
+
+    def closed_first(effect: Any) -> Any:
+        db.close()
+        return start(effect)
+
+    db._transport.calls.start = closed_first
+    with pytest.raises(kivi.Unavailable, match="this client is closed"):
+        db.watermark()
 
 
 @pytest.mark.parametrize("awaited", [False, True], ids=["threads", "asyncio"])
@@ -252,13 +263,14 @@ def test_snapshots_that_could_not_leave_in_time_hold_up_no_later_ones(alone: Ser
             alone.kill()
             assert isinstance((await asyncio.gather(reads(), return_exceptions=True))[0], kivi.errors.Unavailable)
             await asyncio.to_thread(alone.start)
-            for _ in range(20):
+
+            async def all_read() -> bool:
                 with contextlib.suppress(kivi.errors.Unavailable):
                     assert await asyncio.gather(*[reads() for _ in range(3)]) == [1, 1, 1]
-                    break
-                await asyncio.sleep(0.2)
-            else:
-                raise AssertionError("no snapshot since")
+                    return True
+                return False
+
+            await until(all_read, reason="no snapshot since", pause_s=0.2)
             assert await asyncio.to_thread(none_is_left, alone)
 
     asyncio.run(test())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from apm_demo import service, trace
 from apm_demo.children import Child
 from apm_demo.tables import WIDTHS, create
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 START_US = 1_709_315_700_000_000  # 2024-03-01 17:55:00
 FLAGS = (
@@ -117,12 +117,9 @@ def shown(browser: Any, selector: str) -> str:
 
 
 def until(browser: Any, condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if found := condition():
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"the page does not show it: {shown(browser, 'body')}")
+    return wait_until(
+        condition, 30, reason=lambda: f"the page does not show it: {shown(browser, 'body')}", pause_s=0.05
+    )
 
 
 def cells(browser: Any, selector: str) -> list[str]:

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from apm_demo.children import Child, Failure
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -30,18 +30,12 @@ def start(tmp_path: Path):
         child.stop(0)
 
 
-def gone(pid: int, within_s: float = 10) -> bool:
+def gone(pid: int) -> bool:
     """Zombies count as gone: nobody else reaps what this test's children leave."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
 
 
 GRANDCHILD = """
@@ -58,10 +52,10 @@ def test_a_kill_takes_the_whole_session(start: Callable[[str], Child]) -> None:
         pytest.skip("needs /proc")
     child = start(GRANDCHILD)
     inner = int(child.wait_for("", 20))
-    assert not gone(inner, 0.1)
+    assert not gone(inner)
     child._gone_s = 0.2
     child.kill()
-    assert gone(inner)
+    wait_until(lambda: gone(inner))
     assert child.exit_code == -9
 
 
@@ -83,11 +77,7 @@ def test_lines_are_read_as_they_come(start: Callable[[str], Child]) -> None:
     child = start("print('ready 7', flush=True); print('more', flush=True)")
     assert child.wait_for("ready", 20) == "7"
     child.wait(20)
-    deadline = time.monotonic() + 5
-    said: list[str] = []
-    while not said and time.monotonic() < deadline:
-        said += child.lines()
-    assert said == ["more"]
+    assert wait_until(lambda: list(child.lines())) == ["more"]
 
 
 def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
@@ -106,4 +96,4 @@ def test_a_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
         inner = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    assert gone(inner)
+    wait_until(lambda: gone(inner))

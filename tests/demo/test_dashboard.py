@@ -23,6 +23,7 @@ from apm_demo import service, trace
 from apm_demo.tables import WIDTHS, micros
 from apm_demo.views import RANGES
 from tests.demo.dashboards import START_US, Stand, cells, events, place, recount, shown, standing, sums, until
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -116,13 +117,13 @@ def test_a_server_that_is_away_is_said_and_come_back_from(stand: Stand) -> None:
     assert code == 503
     assert "kivi does not answer" in text
     stand.server.start()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+
+    def shows() -> Any:
         with contextlib.suppress(urllib.error.HTTPError):
-            assert sums(stand.get("/api/view")) == recount("customer")
-            return
-        time.sleep(0.2)
-    raise AssertionError("the dashboard did not come back")
+            return stand.get("/api/view")
+
+    view = wait_until(shows, 30, reason="the dashboard did not come back", pause_s=0.2)
+    assert sums(view) == recount("customer")
 
 
 def calls(stand: Stand, level: str = "customer", **place: Any) -> int:
@@ -220,10 +221,7 @@ def test_browsers_share_what_they_look_at(filled: Stand) -> None:
 
 
 def until_left(stand: Stand) -> None:
-    deadline = time.monotonic() + 10
-    while counts(stand) != (0, 0, 0):
-        assert time.monotonic() < deadline, "subscriptions are held for nobody"
-        time.sleep(0.05)
+    wait_until(lambda: counts(stand) == (0, 0, 0), reason="subscriptions are held for nobody", pause_s=0.05)
 
 
 def test_a_browser_that_does_not_read_holds_nobody_up(busy: Stand) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import json
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from apm_demo.children import Child
 from apm_demo.landing import land
 from apm_demo.tables import Detector, create, micros
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -62,14 +62,11 @@ class Job:
 
 
 def wait_for_batch(db: Any, job: Child, batch_id: int) -> None:
-    deadline = time.monotonic() + 150
-    while time.monotonic() < deadline:
+    def came() -> bool:
         job.check()
-        with db.snapshot() as snapshot:
-            if snapshot.get("batches", (batch_id,)) is not None:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"batch {batch_id} did not come\n{job.tail()}")
+        return db.get("batches", (batch_id,)) is not None
+
+    wait_until(came, 150, reason=lambda: f"batch {batch_id} did not come\n{job.tail()}", pause_s=0.05)
 
 
 def state(db: Any) -> tuple[list[Any], ...]:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 
 import kivi
 from tests.serverproc import ROOT, ServerProcess
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -46,10 +46,12 @@ def test_it_makes_the_tables_serves_the_dashboard_and_lands_events(server: Serve
     try:
         with urllib.request.urlopen(address, timeout=30) as page:
             assert page.status == 200
-        until = time.monotonic() + 60
-        while not (files := list(landing.glob("*.json*"))):
-            assert time.monotonic() < until and process.poll() is None
-            time.sleep(0.1)
+
+        def landed() -> list[Path]:
+            assert process.poll() is None
+            return list(landing.glob("*.json*"))
+
+        files = wait_until(landed, 60, pause_s=0.1)
         event = json.loads(files[0].read_text().splitlines()[0])
         assert event["resp_time_us"] > 0
         with kivi.connect(server.endpoint) as db, db.snapshot() as snapshot:

@@ -12,7 +12,6 @@ import random
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from apm_demo.recompute import aggregates
 from apm_demo.reconcile import Report, reconcile, tell
 from apm_demo.say import Voice
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 PLACES = {250: ("acme", "shop", "shop-1"), 251: ("acme", "shop", "shop-2"), 252: ("zeta", "mail", "mail-1")}
@@ -221,8 +221,7 @@ def test_slots_above_the_retention_floor(world: World, capsys: pytest.CaptureFix
     for part in range(6):
         values = (None if n % 5 == 0 else n * part - 7 for n in range(60))
         db.append("kept", [{"ts": start + part * hour + n * 60_000_000, "v": v} for n, v in enumerate(values)])
-    while "complete_since_us" not in db.describe("kept")["statistics"]:
-        time.sleep(0.1)
+    wait_until(lambda: "complete_since_us" in db.describe("kept")["statistics"], 60)
     with db.snapshot() as snapshot:
         slots, events = len(snapshot.to_arrow("kept_10m")), len(snapshot.to_arrow("kept"))
     assert slots == 36

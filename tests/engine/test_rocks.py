@@ -7,7 +7,6 @@ import itertools
 import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import rocksdict
 from kivi.engine import WriteBatch
 from kivi.engine.rocks import Records, RocksEngine, _chunks, _records
 from kivi.errors import DataLoss, StoreInUse
+from tests.waiting import wait_until
 
 RECORDS = Records(b"note", b"0")  # as all keys of ``fill`` begin
 ROOT = Path(__file__).parents[2]
@@ -429,8 +429,9 @@ def _grown(engine: RocksEngine, rounds: range, kept: int, of: int) -> None:
                 batch.delete(b"%06d-%d" % (i - 1, j))
         engine.write(batch)
         engine.flush()
-        while engine.stats()["running_compactions"] or engine.stats()["pending_compaction_bytes"]:
-            time.sleep(0.005)
+        wait_until(
+            lambda: not engine.stats()["running_compactions"] and not engine.stats()["pending_compaction_bytes"], 60
+        )
 
 
 def test_compactions_do_not_copy_large_values_that_are_all_in_use(tmp_path: Path) -> None:

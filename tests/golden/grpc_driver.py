@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -44,6 +43,7 @@ from kivi_server.sessions import Sessions
 
 import kivi
 from tests.golden.driver import EmbeddedDriver
+from tests.waiting import wait_until
 
 __all__ = ["GrpcDriver", "LoopThread"]
 
@@ -114,12 +114,8 @@ class GrpcDriver(EmbeddedDriver):
         self._sessions.close()
 
     def settle(self, open_: int, committing: int) -> None:
-        until = time.monotonic() + _PATIENCE_S
-        while not self._settled(open_, committing):
-            assert time.monotonic() < until, (
-                f"the script has {open_} transactions and snapshots open, the server others"
-            )
-            time.sleep(0.0005)
+        reason = f"the script has {open_} transactions and snapshots open, the server others"
+        wait_until(lambda: self._settled(open_, committing), _PATIENCE_S, reason=reason, pause_s=0.0005)
 
     def _settled(self, open_: int, committing: int) -> bool:
         """A transaction leaves its session before its lease ends, so both are counted; who commits has left, and keeps

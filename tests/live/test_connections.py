@@ -17,6 +17,7 @@ import kivi.aio
 from kivi.api import subscription as subscribing
 from kivi.errors import InvalidArgument, NotFound, Unavailable
 from tests.serverproc import ServerProcess
+from tests.waiting import until, wait_until
 
 T0 = 1_750_000_000_000_000
 COLUMNS = {"seq": "int64", "ts": "timestamp"}
@@ -147,10 +148,7 @@ def test_a_client_that_goes_while_its_subscription_is_made(server: ServerProcess
                 short._core.timeout_s = 0.05
                 with pytest.raises(Unavailable):
                     short.subscribe("rows", order_by="n", limit=20_000)
-        deadline = time.monotonic() + 20
-        while db.stats()["subscriptions"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: not db.stats()["subscriptions"])
 
 
 def test_a_subscription_that_is_forgotten_leaves_nothing_behind(server: ServerProcess) -> None:
@@ -158,20 +156,18 @@ def test_a_subscription_that_is_forgotten_leaves_nothing_behind(server: ServerPr
 
     def gone(db: Any) -> None:
         gc.collect()
-        deadline = time.monotonic() + 10
-        while db.stats()["subscriptions"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not db.stats()["subscriptions"])
 
     async def run() -> None:
         async with await kivi.aio.connect(server.endpoint) as client:
             async for _ in client.subscribe("rows", limit=1, interval_ms=0):
                 break
             gc.collect()
-            deadline = time.monotonic() + 10
-            while (await client.stats())["subscriptions"]:
-                assert time.monotonic() < deadline
-                await asyncio.sleep(0.05)
+
+            async def none_is_left() -> bool:
+                return not (await client.stats())["subscriptions"]
+
+            await until(none_is_left, pause_s=0.05)
 
     with server.connect() as db:
         for update in db.subscribe("rows", limit=1, interval_ms=0):

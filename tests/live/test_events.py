@@ -16,8 +16,9 @@ import pytest
 import kivi
 from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.live import lives
-from kivi.live.hub import Hub
+from kivi.live.tails import Tails
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 T0 = 1_750_000_000_000_000
 
@@ -62,15 +63,17 @@ class Source:
 def collect(live: Any, count: int, timeout_s: float = 20.0) -> list[int]:
     """The numbers of the next events."""
     found: list[int] = []
-    deadline = time.monotonic() + timeout_s
-    while len(found) < count:
-        assert time.monotonic() < deadline, (len(found), count)
+
+    def complete() -> bool:
+        if len(found) >= count:
+            return True
         update = live.next(1.0)
         if update is not None:
             assert not update.reset
-            found += [change.row["seq"] for change in update.changes]
-        elif live.ended:
-            break
+            found.extend(change.row["seq"] for change in update.changes)
+        return update is None and live.ended
+
+    wait_until(complete, timeout_s, reason=lambda: (len(found), count), pause_s=0)
     return found
 
 
@@ -205,20 +208,24 @@ def test_nothing_is_read_for_those_who_have_gone(monkeypatch: pytest.MonkeyPatch
         db.append("past", [{"seq": i, "ts": 1_750_000_000_000_000 + i} for i in range(10)])
         read: list[Any] = []
         held = threading.Event()
-        page = Hub._page
+        page = Tails.page
 
-        def slow(self: Hub, live: Any) -> Any:
+        def slow(self: Tails, live: Any) -> Any:
             read.append(live)
             assert held.wait(10.0)
             return page(self, live)
 
-        monkeypatch.setattr(Hub, "_page", slow)
+        monkeypatch.setattr(Tails, "page", slow)
         gone: list[Any] = [db.subscribe("past", since=0, interval_ms=0) for _ in range(30)]
-        deadline = time.monotonic() + 10
-        while not (len(read) == 2 and all(live._live.busy for live in gone)):  # two threads read, the others wait
-            assert time.monotonic() < deadline
+
+        def all_ask() -> bool:
+            if len(read) == 2 and all(live._live.busy for live in gone):  # two threads read, the others wait
+                return True
             for live in gone:
                 assert live.next(0.0) is None
+            return False
+
+        wait_until(all_ask)
         for live in gone:
             live.close()
         held.set()

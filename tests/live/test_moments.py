@@ -15,13 +15,13 @@ import pytest
 import kivi
 from kivi.embedded.database import Database
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted
-from kivi.live import hub as hubs
-from kivi.live import windows
+from kivi.live import schedule, windows
 from kivi.model.expressions import Scan
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 from tests.mvcc.holding import hold
+from tests.waiting import wait_until
 
 T0 = 1_750_000_000_000_000
 COLUMNS = {"seq": "int64", "ts": "timestamp"}
@@ -74,9 +74,7 @@ def test_heartbeats_of_many_are_spread_over_their_interval(db: Any) -> None:
     for i in heard:
         lives.append(hub.subscribe("rows", lambda _: query, Terms(False, 0.0, 1.0)))
         hub.ask(lives[i], functools.partial(told, i))
-    until = time.monotonic() + 20
-    while min(map(len, heard.values())) < 3 and time.monotonic() < until:  # the first is the state
-        time.sleep(0.05)
+    wait_until(lambda: min(map(len, heard.values())) >= 3, pause_s=0.05)  # the first is the state
     first = sorted(at[1] for at in heard.values())
     assert first[-1] - first[0] > 0.4
     assert first[89] - first[10] > 0.3  # not all but a few
@@ -220,15 +218,12 @@ def test_one_that_is_forgotten_is_not_kept_up(db: Any) -> None:
     for _ in range(20):
         db.subscribe("rows").next(5.0)
     gc.collect()
-    deadline = time.monotonic() + 10
-    while db.hub.count:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not db.hub.count)
 
 
 def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the interval and the heartbeat, and however many come and go."""
-    monkeypatch.setattr(hubs, "_RIPE_SPARE", 8)
+    monkeypatch.setattr(schedule, "_SPARE", 8)
     with db.subscribe("rows", interval_ms=3_600_000, heartbeat_ms=3_600_000) as live:
         live.next(5.0)
         put(db, 0, v=0)
@@ -240,7 +235,7 @@ def test_what_is_scheduled_stays_few(db: Any, monkeypatch: pytest.MonkeyPatch) -
             with db.subscribe("rows", interval_ms=0, heartbeat_ms=3_600_000) as short:
                 short.next(5.0)
                 short.next(0.02)
-            assert len(db.hub._ripe) <= 12, i
+            assert len(db.hub._schedule) <= 12, i
 
 
 # -- tables that are made again, and limits ---------------------------------------------------------------

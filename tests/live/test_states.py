@@ -21,6 +21,7 @@ from kivi.errors import Conflict, InvalidArgument, NotFound, ResourceExhausted, 
 from kivi.live import groups, windows
 from kivi.live import hub as hubs
 from kivi.model.subscriptions import Update, applied
+from tests.waiting import wait_until
 
 HOUR = "1h"
 
@@ -169,14 +170,19 @@ def test_every_state_is_the_querys(db: Database, name: str) -> None:
 def until_quiet(live: Any, ts: int, judge: Judge) -> int:
     """Up to ``ts``; where nothing changes that is shown, no update comes, but the snapshot moves on."""
     seen = 0
-    deadline = time.monotonic() + 10
-    while live.ts < ts:
-        assert time.monotonic() < deadline
+
+    def is_there() -> bool:
+        nonlocal seen
+        if live.ts >= ts:
+            return True
         update = live.next(0.05)
         if update is not None:
             seen += 1
             assert update.ts == live.ts
             assert live.rows == judge(live.ts), (update, judge(live.ts))
+        return False
+
+    wait_until(is_there, pause_s=0)
     assert live.rows == judge(live.ts)
     return seen
 
@@ -474,10 +480,7 @@ def test_nothing_runs_without_subscribers(db: Database) -> None:
     live.next(5.0)
     assert db.store.pending.feed.on
     live.close()
-    deadline = time.monotonic() + 5
-    while db.store.pending.feed.on:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not db.store.pending.feed.on)
     assert db.hub.count == 0
     with db.subscribe("rows") as again:
         assert again.next(5.0) is not None

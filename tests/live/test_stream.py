@@ -28,6 +28,7 @@ from kivi.wire.v1 import service_pb2 as pb
 from kivi.wire.v1 import types_pb2
 from tests.live.test_states import Judge, change, create, until_quiet
 from tests.serverproc import ServerProcess
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,7 @@ def test_what_begins_just_as_all_others_have_begun_begins_too(tmp_path: Path, fi
 
         async def said() -> AsyncIterator[Any]:
             yield begins(*range(1, first + 1))
-            while stream.opened < min(first, 4):  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: stream.opened >= min(first, 4), pause_s=0)
             stream.gate.set()
             await asyncio.sleep(0)  # in the turn in which they end, and after them
             yield begins(first + 1)
@@ -228,10 +228,7 @@ def test_subscriptions_come_and_go_while_others_stay(server: ServerProcess) -> N
                     while stays.ts < upto:
                         await stays.next(0.05)
                     assert stays.rows == await asyncio.to_thread(judge, stays.ts)
-                deadline = time.monotonic() + 10
-                while db.stats()["subscriptions"]:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.05)
+                await until(lambda: not db.stats()["subscriptions"], pause_s=0.05)
 
     asyncio.run(run())
 

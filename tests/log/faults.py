@@ -13,6 +13,7 @@ from typing import Any
 from kivi.log import Entry, Kind, LogFailed, Ticket
 from kivi.log.files import Files
 from kivi.log.segmented import SegmentedLog
+from tests.waiting import wait_until
 
 STORE = b"0123456789abcdef"
 CHANGING = ("allocate", "truncate", "pwritev", "fdatasync", "fsync", "fsync_directory", "rename", "unlink")
@@ -82,6 +83,11 @@ def fail_at(number: int, error: BaseException | None = None) -> Callable[[str, i
 def open_log(path: Path, files: Files | None = None, **options: Any) -> SegmentedLog:
     options.setdefault("segment_bytes", 16 * 1024)
     return SegmentedLog(str(path), store_id=STORE, files=files, **options)
+
+
+def settled(log: SegmentedLog) -> None:
+    """Waits until nothing is in the air: a ``done`` is called a moment before that."""
+    wait_until(lambda: log._completing == log._turns, pause_s=0.001)
 
 
 def append(log: SegmentedLog, *bodies: bytes, leading: bool = False) -> tuple[Ticket, BaseException | None]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from kivi.log.output import _AHEAD_BYTES_MAX, _AHEAD_BYTES_MIN
 from kivi.log.records import BLOCK_BYTES, HEADER_BYTES
-from kivi.log.segmented import _AHEAD_BYTES_MAX, _AHEAD_BYTES_MIN
 from tests.log.faults import FaultyFiles, append, contents, open_log
 
 

@@ -14,8 +14,9 @@ from kivi.errors import DiskFull, KiviError, ResourceExhausted
 from kivi.log import Entry, Kind, LogFailed
 from kivi.log.files import Files
 from kivi.log.segmented import SegmentedLog
-from tests.log.faults import FaultyFiles, append, body, contents, fail_at, image, open_log, restore
+from tests.log.faults import FaultyFiles, append, body, contents, fail_at, image, open_log, restore, settled
 from tests.log.test_damage import written
+from tests.waiting import wait_until
 
 
 class Full(FaultyFiles):
@@ -33,7 +34,7 @@ def test_no_space_is_a_definite_abort_and_service_resumes(tmp_path: Path) -> Non
     files = Full()
     log = open_log(tmp_path / "log", files)
     tickets = [append(log, bytes(3000))[0]]
-    time.sleep(0.05)
+    settled(log)
     files.full = True
 
     def never(error: BaseException | None) -> None:
@@ -80,10 +81,7 @@ def test_that_there_is_space_again_is_told_also_while_nobody_writes(tmp_path: Pa
     assert told and all(isinstance(error, DiskFull) for error in told)
     told.clear()
     files.full = False
-    until = time.monotonic() + 10
-    while not told or told[-1] is not None:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: told and told[-1] is None)
     log.close()
 
 
@@ -158,7 +156,7 @@ def test_a_failed_sync_fails_the_log_for_good_and_is_not_retried(tmp_path: Path,
 
 def test_every_group_in_flight_at_a_failed_sync_is_told(tmp_path: Path) -> None:
     """The first sync is slow and fails; what was written and synced meanwhile must not be acknowledged."""
-    armed, inside = threading.Event(), threading.Event()
+    armed, inside, meanwhile, go = (threading.Event() for _ in range(4))
     lock = threading.Lock()
 
     def fault(name: str, number: int) -> None:
@@ -168,8 +166,9 @@ def test_every_group_in_flight_at_a_failed_sync_is_told(tmp_path: Path) -> None:
             mine = not inside.is_set()
             inside.set()
         if mine:
-            time.sleep(0.3)
+            assert go.wait(10)
             raise OSError(errno.EIO, "injected")
+        meanwhile.set()
 
     log = open_log(tmp_path / "log", FaultyFiles(fault))
     append(log, b"good")
@@ -179,8 +178,9 @@ def test_every_group_in_flight_at_a_failed_sync_is_told(tmp_path: Path) -> None:
     assert inside.wait(10)
     for _ in range(5):
         log.append([Entry(Kind.COMMIT, [b"later"])], outcomes.append)
-        time.sleep(0.02)
+    assert meanwhile.wait(10)
     assert outcomes == []
+    go.set()
     log.close()
     assert len(outcomes) == 6
     assert all(isinstance(error, LogFailed) for error in outcomes)

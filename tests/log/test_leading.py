@@ -14,7 +14,8 @@ import pytest
 from kivi.log import Entry, Kind, LogFailed
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
-from tests.log.faults import FaultyFiles, append, contents, open_log
+from tests.log.faults import FaultyFiles, append, contents, open_log, settled
+from tests.waiting import wait_until
 
 
 class Slow(FaultyFiles):
@@ -52,14 +53,6 @@ def log(tmp_path: Path, files: Slow) -> Iterator[SegmentedLog]:
     made.close()
 
 
-def settled(log: SegmentedLog) -> None:
-    """Waits until nothing is in the air: a ``done`` is called a moment before that."""
-    deadline = time.monotonic() + 10
-    while log._completing != log._turns:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 Heard = list[tuple[str, int, BaseException | None]]
 
 
@@ -68,10 +61,7 @@ def add(log: SegmentedLog, name: str, heard: Heard) -> None:
 
 
 def eventually(heard: Heard, count: int) -> Heard:
-    deadline = time.monotonic() + 10
-    while len(heard) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(lambda: len(heard) >= count, pause_s=0.001)
     return heard
 
 

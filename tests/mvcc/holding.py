@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from kivi.mvcc.groups import Outcome
 from kivi.store.facade import Store
+from tests.waiting import wait_until
 
 __all__ = ["hold"]
 
@@ -17,8 +17,11 @@ def hold(store: Store, tx: Any, **token: Any) -> tuple[int, list[Outcome]]:
     before = set(store.committer.held)
     store.committer.hold = lambda commit: True
     store.commit(tx._txn, done=outcomes.append, **token)
-    while not (new := set(store.committer.held) - before):
+
+    def stands_still() -> set[int]:
         assert not outcomes, outcomes
-        time.sleep(0.0005)
+        return set(store.committer.held) - before
+
+    new = wait_until(stands_still, pause_s=0.0005)
     store.committer.hold = None
     return new.pop(), outcomes

@@ -15,6 +15,7 @@ from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError
 from kivi.log.memory import MemoryLog
 from kivi.mvcc.groups import Outcome
 from kivi.runtime.settings import Settings
+from kivi.store.commits import Commits
 from kivi.store.facade import Store
 
 
@@ -130,7 +131,7 @@ def test_a_commit_is_derived_again_when_an_aggregate_appears_meanwhile(held: Hel
     """R18: what was derived with an older catalog never enters; the writer does not notice."""
     held.log.hold = False
     held.log.release()
-    real = held.store._prepare
+    real = held.store.commits._prepare
 
     def prepare(*args: Any) -> Any:
         prepared = real(*args)
@@ -141,7 +142,7 @@ def test_a_commit_is_derived_again_when_an_aggregate_appears_meanwhile(held: Hel
     tx = held.db.transaction()
     tx.append("e", [{"ts": 0, "x": 5}, {"ts": 1, "x": 6}])
     calls = iter([prepare])
-    monkeypatch.setattr(Store, "_prepare", lambda self, *args: (next(calls, None) or real)(*args))
+    monkeypatch.setattr(Commits, "_prepare", lambda self, *args: (next(calls, None) or real)(*args))
     tx.commit()
     assert held.store.stats()["rederived"] == 1
     with held.db.snapshot() as snap:

@@ -19,7 +19,8 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.encoding.pretty import table_of
 from kivi.errors import ResourceExhausted, SnapshotTooOld
-from kivi.mvcc.pending import Applied, Pending, PendingEvents
+from kivi.mvcc.applied import Applied, PendingEvents
+from kivi.mvcc.pending import Pending
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 

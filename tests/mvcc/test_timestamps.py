@@ -30,6 +30,7 @@ from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
+from tests.waiting import wait_until
 
 
 def table(driver: EmbeddedDriver, **options: Any) -> None:
@@ -154,9 +155,7 @@ def test_r12_unknown_freezes_the_watermark_until_the_restart() -> None:
     assert tx._txn is not None
     store.commit(tx._txn, done=outcomes.append, token="torn")
     log.fail()
-    deadline = time.monotonic() + 5
-    while not outcomes and time.monotonic() < deadline:
-        time.sleep(0.001)
+    wait_until(lambda: outcomes, pause_s=0.001)
     assert isinstance(outcomes[0].error, kivi.CommitUnknown)
     assert outcomes[0].error.token == "torn"
     assert store.watermark() == before

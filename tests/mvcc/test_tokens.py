@@ -23,6 +23,7 @@ from kivi.mvcc.groups import Outcome
 from kivi.mvcc.tokens import FENCED, Taken, Tokens, issued_at_us
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
+from tests.waiting import wait_until
 
 DAY_S = 24 * 3600
 
@@ -187,8 +188,7 @@ def test_r16_nobody_hears_of_a_fence_before_it_is_durable() -> None:
     threads = [threading.Thread(target=lambda: said.append(store.outcome("slow"))) for _ in range(3)]
     for thread in threads:
         thread.start()
-    while not store.committer._fencing:
-        time.sleep(0.001)
+    wait_until(lambda: store.committer._fencing)
     tx = driver.db.transaction()
     tx.delta("t", (1,), n=1)
     outcomes: list[Outcome] = []

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from kivi.mvcc.turns import Turns
+from tests.waiting import wait_until
 
 
 def test_who_gives_a_turn_back_and_asks_again_comes_after_those_that_wait():
     turns, order = Turns(1), list[str]()
-    ready = threading.Event()
 
     def other() -> None:
-        ready.set()
         with turns:
             order.append("other")
 
     with turns:
         thread = threading.Thread(target=other)
         thread.start()
-        ready.wait()
-        time.sleep(0.05)
+        wait_until(lambda: turns._waiting)
     with turns:
         order.append("first")
     thread.join()

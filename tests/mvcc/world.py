@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ import pytest
 import kivi
 from kivi.embedded.database import Database, Snapshot, Transaction
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import Conflict, RowExists, SnapshotTooOld
+from kivi.errors import Conflict, InvalidArgument, RowExists, SnapshotTooOld
 from kivi.log.memory import MemoryLog
 from kivi.log.segmented import SegmentedLog
 from kivi.model.outcomes import ABORTED
@@ -35,6 +34,7 @@ from kivi.store import reads as scan
 from kivi.store.facade import Store
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table, touched
 from tests.proof.groups import Together
+from tests.waiting import wait_until
 
 __all__ = ["TABLES", "World"]
 
@@ -135,17 +135,16 @@ class World:
         if self.path is None:
             self.memory.release()
             return
-        committer, deadline = self.store.committer, time.monotonic() + 20
-        while self.log.durable < self.log.last or len(committer._in_flight) > len(committer.held):
-            assert time.monotonic() < deadline, "a commit does not become durable"
-            time.sleep(0.0001)
+        committer = self.store.committer
+        wait_until(
+            lambda: self.log.durable >= self.log.last and len(committer._in_flight) <= len(committer.held),
+            reason="a commit does not become durable",
+            pause_s=0.0001,
+        )
 
     def _answered(self, opened: Open) -> None:
         """On a disk it is the log's thread that acknowledges a commit, after it has moved the watermark past it."""
-        deadline = time.monotonic() + 20
-        while not opened.outcomes:
-            assert time.monotonic() < deadline, "a commit is not acknowledged"
-            time.sleep(0.0001)
+        wait_until(lambda: opened.outcomes, reason="a commit is not acknowledged", pause_s=0.0001)
 
     # -- what is expected -----------------------------------------------------------------------
 
@@ -425,9 +424,13 @@ class World:
                     tx.put(op.table, op.key, **op.values)
                 case _:
                     getattr(tx, op.kind)(op.table, op.key, **op.values)
-        assert tx.commit() == commit_ts
+        try:
+            found = tx.commit()
+        except InvalidArgument as error:
+            raise AssertionError(f"R16: the token {token!r} came again with what it had brought before") from error
+        assert found == commit_ts
         assert self.log.last == before
-        assert self.db.outcome(token) == commit_ts
+        assert self.db.outcome(token) == commit_ts, f"R16: {token}"
         self.counted["repeat"] += 1
 
     # -- snapshots ------------------------------------------------------------------------------
@@ -447,7 +450,7 @@ class World:
         ts = rng.randint(self.first, self.db.watermark())
         expected = self.state(ts)
         with self.db.snapshot(as_of=ts) as snap:
-            assert self._scan(snap, "h") == expected["h"]
+            assert self._scan(snap, "h") == expected["h"], f"R1, R15: as of {ts}"
             for table in ("t", "agg", "e"):
                 try:
                     assert self._scan(snap, table) == expected[table]
@@ -515,7 +518,7 @@ class World:
         self._restarted()
         for i, (cts, one) in enumerate(flying):
             assert one.token is not None
-            assert self.db.outcome(one.token) == (cts if i < keep else ABORTED)
+            assert self.db.outcome(one.token) == (cts if i < keep else ABORTED), f"R16: {one.token} after a crash"
             if i >= keep:
                 self._comes_too_late(one.token)
         with self.db.transaction() as tx:

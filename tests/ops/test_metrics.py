@@ -9,7 +9,6 @@ import re
 import socket
 import subprocess
 import threading
-import time
 import urllib.parse
 import urllib.request
 from collections import defaultdict
@@ -25,6 +24,7 @@ import kivi
 from kivi.store.facade import Store
 from tests.conftest import require
 from tests.serverproc import ROOT, ServerProcess
+from tests.waiting import wait_until
 
 DOCKER = ROOT / "docker"
 RULES = DOCKER / "prometheus" / "kivi.rules.yml"
@@ -120,8 +120,7 @@ def test_every_number_has_a_name_or_a_reason_to_have_none(loaded: tuple[Load, st
 
 def test_the_counters_are_what_was_done(loaded: tuple[Load, str]) -> None:
     load, url = loaded
-    while load.committed < 30:
-        time.sleep(0.05)
+    wait_until(lambda: load.committed >= 30, 60)
     before = load.committed, load.conflicts
     found = values(url)
     after = load.committed, load.conflicts
@@ -202,13 +201,14 @@ class Prometheus:
 
     def wait(self, expression: str, timeout_s: float = 30.0) -> None:
         """Until a query has a result."""
-        until = time.monotonic() + timeout_s
-        while True:
+
+        def answered() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
             with contextlib.suppress(OSError):  # it does not listen yet
-                if self.query(expression):
-                    return
-            assert time.monotonic() < until and self.process.poll() is None, self.log.read_text()
-            time.sleep(0.25)
+                return bool(self.query(expression))
+            return False
+
+        wait_until(answered, timeout_s, reason=self.log.read_text, pause_s=0.25)
 
     def get(self, path: str, **parameters: str) -> Any:
         return json.loads(page(f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"))["data"]
@@ -233,27 +233,25 @@ def prometheus(loaded: tuple[Load, str], tmp_path_factory: pytest.TempPathFactor
 def test_every_panel_of_the_dashboard_shows_something(prometheus: Prometheus) -> None:
     assert len(PANELS) > 40
     assert not any("vector(" in expression for _, expression in PANELS)
-    until = time.monotonic() + 20
-    while True:
-        empty = []
+
+    def empty() -> list[tuple[str, str, Any]]:
+        out = []
         for title, expression in PANELS:
             asked = expression.replace("$__rate_interval", "10s").replace("$instance", ".+")
             found = prometheus.query(asked)
             if not found or any(sample["value"][1] in ("NaN", "+Inf") for sample in found):
-                empty.append((title, asked, found))
-        if not empty:
-            return
-        assert time.monotonic() < until, empty
-        time.sleep(1)
+                out.append((title, asked, found))
+        return out
+
+    wait_until(lambda: not empty(), reason=empty, pause_s=1)
 
 
 def test_rules_are_loaded_and_silent_while_all_is_well(prometheus: Prometheus) -> None:
     (group,) = prometheus.get("rules")["groups"]
     assert len(group["rules"]) == RULES.read_text().count("- alert:")
-    until = time.monotonic() + 20
-    while any(rule["health"] == "unknown" for rule in prometheus.get("rules")["groups"][0]["rules"]):
-        assert time.monotonic() < until
-        time.sleep(0.2)
+    wait_until(
+        lambda: all(rule["health"] != "unknown" for rule in prometheus.get("rules")["groups"][0]["rules"]), pause_s=0.2
+    )
     rules = prometheus.get("rules")["groups"][0]["rules"]
     assert {rule["name"]: rule["health"] for rule in rules} == {rule["name"]: "ok" for rule in rules}
     firing = {rule["name"] for rule in rules if rule["state"] == "firing"}

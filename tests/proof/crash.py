@@ -27,7 +27,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
@@ -39,8 +39,18 @@ from tests.proof.crowd import Crowd, Tasks
 from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
 from tests.serverproc import EndedError, ServerProcess
+from tests.waiting import wait_until
 
-__all__ = ["Crashed", "History", "NotReachedError", "call_failed", "crash_at", "power_lost", "prepare"]
+__all__ = [
+    "Crashed",
+    "History",
+    "NotReachedError",
+    "call_failed",
+    "crash_at",
+    "killed_at_rest",
+    "power_lost",
+    "prepare",
+]
 
 CLIENTS: tuple[type[Client], ...] = (Mix, Bank, Counters)
 CALLERS = 24  # of each of the crowds
@@ -194,12 +204,12 @@ def crash_at(
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds_max
-        while server.process is not None and server.process.poll() is None and not failed():
-            if time.monotonic() > deadline:
-                server.kill()
-                raise NotReachedError(f"the point {point!r} was not reached {number} times")
-            time.sleep(0.01)
+        def not_reached() -> NoReturn:
+            server.kill()
+            raise NotReachedError(f"the point {point!r} was not reached {number} times")
+
+        process = server.process
+        wait_until(lambda: process is None or process.poll() is not None or failed(), seconds_max, reason=not_reached)
 
     made = None
     with contextlib.suppress(EndedError):  # a crash in the recovery is a crash: what it leaves is judged as well
@@ -212,6 +222,34 @@ def crash_at(
         return Crashed(len(oracle.committed()), unknown, 0, listened=False)
     checkpoints = sum(_checkpoint_holds(path, oracle) for path in (made.operator.checkpoints if made.operator else ()))
     return made.crashed(oracle, unknown, checkpoints)
+
+
+def acknowledged(oracle: Oracle) -> int:
+    """How many commits the clients have heard of; one that came again under its token counts once."""
+    return sum(attempt.outcome == "committed" and not attempt.repeat for attempt in tuple(oracle.attempts))
+
+
+def killed_at_rest(history: History, where: Path, *, seed: int, commits: int, seconds_max: float = 60) -> Crashed:
+    """A server whose clients are crowds alone, killed between two of their rounds: when the last commits that entered
+    were those of a group, and all of them are acknowledged."""
+    data, every_s = where / "data", 0.25
+    shutil.copytree(history.path, data)
+    server = ServerProcess(data, *ARGUMENTS)
+    oracle = Oracle(TABLES)
+    oracle.attempts = list(history.attempts)
+
+    def wait(failed: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds_max
+        while acknowledged(oracle) < commits and not failed():
+            assert time.monotonic() < deadline, f"{commits} commits took too long"
+            time.sleep(0.01)
+        time.sleep(every_s - time.monotonic() % every_s + 0.8 * every_s)
+        server.kill()
+
+    made = ran(server, oracle, where, history.first, seed, wait, every_s=every_s, alone=True)
+    unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
+    recovered(data, oracle)
+    return made.crashed(oracle, unknown)
 
 
 def power_lost(
@@ -240,10 +278,9 @@ def power_lost(
     oracle.attempts = list(history.attempts)
 
     def wait(failed: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + seconds_max
-        while sum(a.outcome == "committed" for a in tuple(oracle.attempts)) < commits and not failed():
-            assert time.monotonic() < deadline, f"{commits} commits took too long"
-            time.sleep(0.01)
+        wait_until(
+            lambda: failed() or acknowledged(oracle) >= commits, seconds_max, reason=f"{commits} commits took too long"
+        )
         server.kill()
 
     made = ran(server, oracle, where, history.first, seed, wait)
@@ -317,8 +354,14 @@ def ran(
     first: int,
     seed: int,
     wait: Callable[[Callable[[], bool]], None],
+    *,
+    every_s: float = 0.05,
+    alone: bool = False,
 ) -> Ran:
-    """Clients, crowds and an operator against the server, until ``wait`` returns. Raises what one of them met."""
+    """Clients, crowds and an operator against the server, until ``wait`` returns. Raises what one of them met.
+
+    ``every_s``: between the rounds of the crowds; ``alone``: there is nobody else.
+    """
     stop = threading.Event()
     threads: list[threading.Thread] = []
     made = Ran()

@@ -56,11 +56,11 @@ REMEMBERED = 500  # commits whose tokens may come again
 APPENDERS = 4  # callers that have one
 
 SHAPES = {
-    "count": 22,
-    "deltas": 12,
+    "count": 30,
+    "deltas": 16,
     "puts": 9,
     "both": 6,
-    "transfer": 6,
+    "transfer": 10,
     "others": 3,
     "read_then_put": 7,
     "guarded": 3,
@@ -583,6 +583,8 @@ class Bunches(Client):
             member.refused = error
             self.oracle.attempt(member)
             return
+        except InvalidArgument as error:
+            raise Mismatch(f"R16: {member.token!r} came with what it had brought before: {error}") from error
         if member.repeat:
             first = next((sent.commit_ts for sent in self.sent if sent.token == member.token), commit_ts)
             if commit_ts != first:

@@ -18,6 +18,7 @@ from kivi_server.__main__ import main
 
 from kivi.engine.rocks import RocksEngine
 from kivi.log.files import Files
+from kivi.log.output import Output
 from kivi.log.records import BLOCK_BYTES
 from kivi.log.segmented import SegmentedLog
 from kivi.mvcc import watermark
@@ -27,8 +28,10 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
 from kivi.mvcc.watermark import Watermark
-from kivi.store import backfill, recovery
-from kivi.store.facade import Store
+from kivi.store import backfill, checkpoint
+from kivi.store.commits import Commits
+from kivi.store.staging import Staging
+from kivi.store.tables import Tables
 
 __all__ = ["POINTS"]
 
@@ -39,8 +42,8 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     # a commit, in the order of R18
     "verdict": (Facts, "check", "after"),
     "timestamp": (SegmentedLog, "append", "after"),
-    "half written": (SegmentedLog, "_put", "before"),
-    "written": (SegmentedLog, "_put", "after"),
+    "half written": (Output, "put", "before"),
+    "written": (Output, "put", "after"),
     "synced": (Files, "fdatasync", "after"),
     "marked": (SegmentedLog, "_complete", "before"),
     "applied": (Pending, "apply", "after"),
@@ -48,8 +51,8 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "acknowledged": (Watermark, "finish", "after"),
     # a group, on its way through the same steps: where the store takes it, and not how it handles it
     "group encoded": (Writes, "entries", "after"),
-    "group entered": (Store, "write", "after"),
-    "half a group written": (SegmentedLog, "_put", "before"),
+    "group entered": (Commits, "write", "after"),
+    "half a group written": (Output, "put", "before"),
     "group applied": (Writes, "applied", "after"),
     # the log
     "segment rolled": (SegmentedLog, "_roll", "after"),
@@ -63,11 +66,11 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "compaction": (Consolidator, "_compact", "after"),
     "swept": (Sweeper, "_write_swept", "after"),
     # the rest
-    "stage": (Store, "log_stage", "after"),
+    "stage": (Staging, "log_stage", "after"),
     "backfill chunk": (backfill, "derive", "after"),
-    "backfill done": (Store, "redefine", "before"),
+    "backfill done": (Tables, "redefine", "before"),
     "checkpoint copied": (RocksEngine, "checkpoint", "after"),
-    "checkpoint begun": (recovery, "write_marker", "before"),
+    "checkpoint begun": (checkpoint, "mark", "before"),
 }
 
 

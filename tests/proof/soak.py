@@ -4,6 +4,9 @@ The time is shared: the model's seeded histories (in memory and on disk) 8 %, co
 then one with kills), crashes at named points and power losses 27 %, storage faults and damage 10 %, hostile input the
 rest. A checker that was not run often enough to mean anything is reported as *not run*, which fails the soak.
 
+The report says how many of the commits that servers took had entered in groups of two or more; below a half, the strong
+checkers have not taken the way that applications take, and the soak fails as *not run*.
+
 What it proves: with no failure in N independent cycles, the rate of failures is below 3/N with 95 % confidence.
 """
 
@@ -25,7 +28,7 @@ from pathlib import Path
 
 from tests.mvcc.test_model import scheduled
 from tests.proof.concurrent import checked
-from tests.proof.crash import NotReachedError, call_failed, crash_at, power_lost, prepare
+from tests.proof.crash import Crashed, NotReachedError, call_failed, crash_at, killed_at_rest, power_lost, prepare
 from tests.proof.damage import contents, cut, damaged, files_of, flip
 from tests.proof.faults import ERRORS, calls_in_all, faulty
 from tests.proof.hostile import ASSAULTS, Bystander, make_tables, watched
@@ -35,7 +38,7 @@ from tests.serverproc import ServerProcess
 
 __all__ = ["Soak", "soak"]
 
-MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200}
+MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200, "grouped": 10_000}
 """Of a concurrent run; a shorter soak than about 15 minutes will not reach them, and says so."""
 
 STATES = 20  # of the disk after each power loss
@@ -63,6 +66,18 @@ class Part:
         bound = f"< {3 / self.cycles:.2%}" if self.cycles and not self.failures else "-"
         counts = ", ".join(f"{name} {count:,}" for name, count in self.counted.items())
         return f"| {self.name} | {self.verdict} | {self.cycles} | {bound} | {self.seconds:.0f} | {counts} |"
+
+
+def crash_counts(made: Crashed) -> Counter[str]:
+    return Counter(
+        {
+            "commits": made.commits,
+            "unknown": made.unknown,
+            "checkpoints": made.checkpoints,
+            "entered": made.entered,
+            "grouped": made.grouped,
+        }
+    )
 
 
 class Soak:
@@ -127,6 +142,7 @@ class Soak:
         history, shim = prepare(self.where / "history"), library(self.where)
         crashes = self.part("crash at a named point", least=2 * len(POINTS))
         calls = self.part("a failing call of log or engine", least=len(POINTS))
+        kills = self.part("a kill when every group is acknowledged", least=len(POINTS) // 3)
         losses = self.part("power loss", least=100)
         points: list[str] = []
         until = time.monotonic() + seconds
@@ -137,28 +153,34 @@ class Soak:
 
             def crash(point: str = point, nth: int = nth, seed: int = seed) -> Counter[str]:
                 made = crash_at(point, nth, history, self.place("crash"), seed=seed)
-                counted = {"commits": made.commits, "unknown": made.unknown, "checkpoints": made.checkpoints}
-                return Counter({**counted, "before it listened": int(not made.listened)})
+                return crash_counts(made) + Counter({"before it listened": int(not made.listened)})
+
+            def kill(seed: int = seed) -> Counter[str]:
+                commits = self.rng.randint(100, 1_000)
+                return crash_counts(killed_at_rest(history, self.place("kill"), seed=seed, commits=commits))
 
             def lose(seed: int = seed) -> Counter[str]:
                 assert shim is not None
                 commits = self.rng.randint(10, 500)
                 made = power_lost(shim, history, self.place("power"), seed=seed, commits=commits, states=STATES)
-                return Counter({"commits": sum(each.commits for each in made)})
+                server = Counter({"entered": made[0].entered, "grouped": made[0].grouped})  # of all states, one
+                return Counter({"commits": sum(each.commits for each in made)}) + server
 
             def fail(seed: int = seed) -> Counter[str]:
                 assert shim is not None
                 number, error = int(10 ** self.rng.uniform(0.5, 3.7)), self.rng.choice((errno.EIO, errno.ENOSPC))
                 lasts, place = self.rng.random() < 0.5, self.place("call")
                 made = call_failed(shim, history, place, number=number, error=error, lasts=lasts, seed=seed)
-                return Counter({"commits": made.commits, "unknown": made.unknown})
+                return crash_counts(made)
 
             self.cycle(crashes, f"{point} {nth}, seed {seed}", crash)
             if crashes.cycles % 2 == 0 and shim is not None:
                 self.cycle(calls, f"seed {seed}", fail)
+            if crashes.cycles % 4 == 0:
+                self.cycle(kills, f"seed {seed}", kill)
             if crashes.cycles % 8 == 0 and shim is not None:
                 self.cycle(losses, f"seed {seed}", lose, STATES)
-        for part in (crashes, calls, losses):
+        for part in (crashes, calls, kills, losses):
             self.say(part.line())
 
     def storage(self, seconds: float) -> None:
@@ -208,12 +230,28 @@ class Soak:
                 part.failures.append("the well-behaved client got a wrong answer")
         self.say(part.line())
 
+    @property
+    def entered(self) -> Counter[str]:
+        """Of all commits that servers took: how many ``entered``, and how many of them ``grouped``."""
+        by_servers = (part.counted for part in self.parts if "entered" in part.counted)  # the models have none
+        return sum(by_servers, Counter[str]())
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether at least half of the commits entered in groups of two or more."""
+        return 2 * self.entered["grouped"] >= self.entered["entered"] > 0
+
     def report(self, head: str) -> str:
         """In Markdown."""
+        entered, grouped = self.entered["entered"], self.entered["grouped"]
+        share = f"{grouped / entered:.0%}" if entered else "none"
+        groups = f"{grouped:,} of {entered:,} commits ({share}) entered in groups of two or more" + (
+            "." if self.is_grouped else ": *not run*, it has to be half of them."
+        )
         titles = "| checker | verdict | cycles | failures at most, 95 % | s | counted |\n|---|---|---|---|---|---|"
         lines = "\n".join(part.line() for part in self.parts)
         told = "\n".join(f"\n## {part.name}\n\n```\n{text}```" for part in self.parts for text in part.failures)
-        return f"# {head}\n\n{titles}\n{lines}\n{told}\n"
+        return f"# {head}\n\n{titles}\n{lines}\n\n{groups}\n{told}\n"
 
 
 def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = print) -> tuple[str, bool]:
@@ -227,7 +265,8 @@ def soak(minutes: float, seed: int, where: Path, say: Callable[[str], None] = pr
     run.crashes(max(0.15 * seconds, began + 0.65 * seconds - time.monotonic()))
     run.storage(0.1 * seconds)
     run.hostile(min(1.0, minutes / 30))
-    return run.report(f"Soak of {minutes:g} minutes, seed {seed}"), all(p.verdict == "passed" for p in run.parts)
+    good = run.is_grouped and all(part.verdict == "passed" for part in run.parts)
+    return run.report(f"Soak of {minutes:g} minutes, seed {seed}"), good
 
 
 def main() -> int:

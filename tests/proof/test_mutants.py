@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.proof.mutate import ROOT, applied, mutants, scratch
+from tests.oracle import Mismatch
+from tests.proof.crash import NotReachedError
+from tests.proof.failures import described
+from tests.proof.mutate import ROOT, applied, imports_the_tree, mutants, scratch, verdict
 
-LISTED = 9
+LISTED = 14
 """In the rules: snapshot = largest CTS; open snapshots ignored; put against delta off; W before pending; the token in a
-second batch; acknowledge before sync; CTS reused; begin not atomic with W; a delete that leaves old deltas."""
+second batch; acknowledge before sync; CTS reused; begin not atomic with W; a delete that leaves old deltas. Of
+groups: a member that does not see the cells of those before it; facts that are not noted; another order than that of
+the verdicts; an outcome that is acknowledged for what is durable in part; a token remembered for the wrong member."""
 
 
 @pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git and a clone")
@@ -23,3 +28,38 @@ def test_every_planted_bug_applies_and_names_a_checker_that_is_there(tmp_path: P
         assert all((ROOT / checker.split()[0]).exists() for checker in mutant.checkers)
         applied(mutant, tree)
         applied(mutant, tree, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "mismatch"),
+    [
+        (Mismatch("R1: another number"), True),
+        (AssertionError("R11: the gap-free prefix"), True),
+        (TypeError("'>' not supported"), False),
+        (ImportError("no module named 'kivi.mvcc.plain'"), False),
+        (NotReachedError("the point was not reached"), False),
+        (AssertionError("not run: {'grouped': (3, 500)}"), False),
+    ],
+)
+def test_only_an_assertion_of_a_checker_is_a_mismatch(error: Exception, mismatch: bool) -> None:
+    with pytest.raises(type(error)) as raised:
+        raise error
+    assert described(raised.value)["mismatch"] is mismatch
+
+
+def test_an_assertion_of_the_product_is_no_mismatch() -> None:
+    with pytest.raises(AssertionError) as asserted:
+        exec(compile("assert False", str(ROOT / "kivi" / "store" / "facade.py"), "exec"))
+    assert not described(asserted.value)["mismatch"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None or not (ROOT / ".git").exists(), reason="needs git and a clone")
+def test_the_gate_runs_the_patched_tree_and_says_how_a_checker_failed(tmp_path: Path) -> None:
+    tree = scratch(tmp_path)
+    assert imports_the_tree(tree)
+    (tree / "tests" / "test_made.py").write_text(
+        "import kivi\ndef test_asserts(): assert kivi is None\ndef test_breaks(): kivi.nothing()\n"
+    )
+    for name, expected in {"asserts": (True, True), "breaks": (True, False)}.items():
+        said = verdict(f"tests/test_made.py -k {name}", tree)
+        assert (said.failed, said.mismatch) == expected, said

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.oracle import Mismatch, Op
-from tests.proof.crash import History, crash_at, prepare
+from tests.proof.crash import History, crash_at, killed_at_rest, prepare
 from tests.proof.points import POINTS
 
 SHORT = {
@@ -59,6 +59,14 @@ def test_what_such_a_crash_lost_is_found(history: History, tmp_path: Path) -> No
 def test_a_server_that_does_not_start_is_no_crash(history: History, tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="no such point"):
         crash_at("no such point", 1, history, tmp_path)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_kill_when_every_group_is_acknowledged(seed: int, history: History, tmp_path: Path) -> None:
+    """R12, R16, R19: all members of the last groups are there, each under its own timestamp."""
+    killed = killed_at_rest(history, tmp_path, seed=seed, commits=200)
+    assert killed.grouped > 20, f"not run: {killed}"
 
 
 def test_every_point_is_one_of_the_product() -> None:

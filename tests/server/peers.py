@@ -19,8 +19,9 @@ from kivi.api.tokens import new_token
 from kivi.log.segmented import SegmentedLog
 from kivi.store.facade import Store
 from kivi.wire.v1 import session_pb2
+from tests.waiting import until
 
-__all__ = ["Peer", "hits", "log_of", "quick", "run", "until"]
+__all__ = ["Peer", "hits", "log_of", "quick", "run"]
 
 DELTA = session_pb2.Operation.KIND_DELTA
 
@@ -102,12 +103,6 @@ def hits(store: Store, row: int = 1) -> int | None:
         return None if found is None else found["hits"]
     finally:
         store.release(lease)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 (of threads that tell nobody)
-            await asyncio.sleep(0.001)
 
 
 @contextlib.asynccontextmanager

@@ -22,6 +22,7 @@ import kivi
 from kivi.wire.methods import SERVICE, path
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 ROOT, WRITER, READER = "root-4f1d0c", "writer-9a77b2", "reader-51e0aa"
 DASHBOARD, FEEDER = "dashboard-c0ffee", "feeder-77aa01"
@@ -298,12 +299,6 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text(f"{ROOT} admin\n{READER} reader\n")
 
-    def within(seconds: float, holds: Callable[[], bool]) -> bool:
-        until = time.monotonic() + seconds
-        while not (held := holds()) and time.monotonic() < until:
-            time.sleep(0.1)
-        return held
-
     with ServerProcess(tmp_path / "data", "--token-file", str(tokens)) as server:
         with server.connect(access_token=ROOT) as db:
             db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
@@ -327,14 +322,14 @@ def test_the_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
 
             assert reads() and not writes()
             tokens.write_text("a fault in the file\n")
-            time.sleep(2.5)
+            wait_until(lambda: "the tokens stay as they were" in "".join(server.output))
             assert reads() and not writes()
             tokens.write_text(f"{ROOT} admin\n{READER} writer\n{FEEDER} reader\n")
-            assert within(10, writes)  # the open session goes on with what its token may do now
+            wait_until(writes, 10, pause_s=0.1)  # the open session goes on with what its token may do now
             with server.connect(access_token=FEEDER) as other:
                 assert other.tables() == ["t"]
             tokens.write_text(f"{ROOT} admin\n")
-            assert within(10, lambda: not reads())  # and ends with it
+            wait_until(lambda: not reads(), 10, pause_s=0.1)  # and ends with it
             for _ in range(2):
                 with pytest.raises(kivi.Unauthenticated):
                     session.get("t", (1,))
@@ -398,9 +393,7 @@ def test_a_client_has_so_many_snapshots_over_all_its_connections(limited: Server
                 snapshot.get("t", (1,))
             assert error.value.details["limit"] == "client_snapshots"
         held[0].close()
-        until = time.monotonic() + 5
-        while not _reads(two):  # a release is not waited for
-            assert time.monotonic() < until
+        wait_until(lambda: _reads(two))  # a release is not waited for
         for snapshot in held[1:]:
             snapshot.close()
 

@@ -22,7 +22,8 @@ from kivi.client.calls import Commits, answers, leaving
 from kivi.model.declarations import row_table_schema
 from kivi.wire.codec import delimited, tag
 from kivi.wire.v1 import session_pb2
-from tests.server.peers import Peer, hits, quick, run, until
+from tests.server.peers import Peer, hits, quick, run
+from tests.waiting import until
 
 PUT = session_pb2.Operation.KIND_PUT
 HOW = pytest.mark.parametrize("here", [True, False], ids=["on the event loop", "by the worker"])

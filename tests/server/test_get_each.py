@@ -15,8 +15,9 @@ from kivi_server.sessions import Sessions
 import kivi
 from kivi.client.calls import answers
 from kivi.wire.v1 import session_pb2
-from tests.server.peers import Peer, run, until
+from tests.server.peers import Peer, run
 from tests.serverproc import ServerProcess
+from tests.waiting import until
 
 
 def gets(peer: Peer, *rows: int, each: bool = True, columns: tuple[str, ...] = ()) -> list[session_pb2.Request]:

@@ -27,6 +27,7 @@ from kivi.log.memory import MemoryLog
 from kivi.store.facade import Store
 from tests.log.faults import FaultyFiles
 from tests.otlp import Recorder
+from tests.waiting import until
 
 
 @contextlib.asynccontextmanager
@@ -50,12 +51,6 @@ def put(to: Intake, spans: list[ReadableSpan]) -> asyncio.Task[Taken]:
 
 def rows(store: Store) -> int:
     return store.statistics(store.table("invocations")).get("rows", 0)
-
-
-async def until(holds: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
-        while not holds():  # noqa: ASYNC110 (of threads that tell nobody)
-            await asyncio.sleep(0.001)
 
 
 def run(story: Callable[[Store], Coroutine[Any, Any, None]], path: Path | None = None) -> None:
@@ -229,10 +224,10 @@ def test_late_spans_are_refused_or_dropped_and_counted(drop: bool, tmp_path: Pat
             set_floor(store, 3)
             submit = store.committer.submit
 
-            def moved(*arguments: Any) -> None:
+            def moved(*arguments: Any) -> Any:
                 if floors:
                     set_floor(store, floors.pop(0))
-                submit(*arguments)
+                return submit(*arguments)
 
             monkeypatch.setattr(store.committer, "submit", moved)
             taken = await asyncio.gather(put(to, some), put(to, others), put(to, others))

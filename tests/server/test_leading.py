@@ -14,7 +14,8 @@ from kivi_server import leading, limits
 from kivi_server.auth import Access, Allowance, Grant
 from kivi_server.sessions import Sessions
 
-from tests.server.peers import Peer, hits, log_of, quick, run, until
+from tests.server.peers import Peer, hits, log_of, quick, run
+from tests.waiting import until
 
 
 def test_answers_that_fit_no_message_together_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import kivi
 from kivi.wire.methods import path
 from kivi.wire.v1 import service_pb2
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -54,10 +54,7 @@ def test_slow_calls_are_logged_with_the_callers_id(tmp_path: Path) -> None:
             describe = channel.unary_unary(path("Describe"), lambda data: data, lambda data: data)
             request = service_pb2.DescribeRequest(name="t").SerializeToString()
             describe(request, metadata=(("x-request-id", "mine-42"),), timeout=10)
-        until = time.monotonic() + 10
-        while not (said := [line for line in server.output if "mine-42" in line]):
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        said = wait_until(lambda: [line for line in server.output if "mine-42" in line])
         lines = [json.loads(line) for line in server.output if line.startswith("{")]
         assert server.stop() == 0
     (mine,) = [json.loads(line) for line in said]

@@ -31,6 +31,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 import kivi
 from tests.otlp import EXPORT, PLACE, Recorder, Server, export
 from tests.serverproc import ROOT
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -282,9 +283,10 @@ def test_what_is_exported_while_the_server_is_killed_counts_once(tmp_path: Path)
         threads = [threading.Thread(target=send, args=(recorder, i)) for i, recorder in enumerate(recorders)]
         for thread in threads:
             thread.start()
-        time.sleep(0.6)
+        wait_until(lambda: failures or len(acknowledged) > 100)
         server.restart()
-        time.sleep(0.4)
+        before = len(acknowledged)
+        wait_until(lambda: failures or len(acknowledged) > before + 100)
         stop.set()
         for thread in threads:
             thread.join()
@@ -361,15 +363,17 @@ def test_the_window_ends_and_is_bounded_and_what_is_too_old_is_left_out(tmp_path
         export(server.otlp, old.memory.get_finished_spans())
         with server.connect() as db:
             db.consolidate()
-        deadline = time.monotonic() + 10
-        while "/forgotten" in (routes := {row["route"] for row in server.read("invocations")}):
-            assert time.monotonic() < deadline, routes
-            time.sleep(0.1)
+
+        def routes() -> set[str]:
+            return {row["route"] for row in server.read("invocations")}
+
+        wait_until(lambda: "/forgotten" not in routes(), reason=routes, pause_s=0.1)
+        before = routes()
         old.span("/late", start=now - 9 * day - 5_000, end=now - 9 * day)
         old.span("/good", start=now - day - 5_000, end=now - day)
         answer = export(server.otlp, old.memory.get_finished_spans()).partial_success
         assert (answer.rejected_spans, "retention floor" in answer.error_message) == (2, True)
-        assert {row["route"] for row in server.read("invocations")} - routes == {"/good"}
+        assert routes() - before == {"/good"}
         with server.connect() as db:
             assert "late_dropped" not in db.describe("invocations")["statistics"]
         assert server.stop() == 0
@@ -379,7 +383,7 @@ def test_the_window_ends_and_is_bounded_and_what_is_too_old_is_left_out(tmp_path
         old.span("/better", start=now - day - 5_000, end=now - day)
         for _ in range(2):
             assert not export(server.otlp, old.memory.get_finished_spans()).HasField("partial_success")
-        assert {row["route"] for row in server.read("invocations")} - routes == {"/good", "/better"}
+        assert routes() - before == {"/good", "/better"}
         with server.connect() as db:
             assert db.describe("invocations")["statistics"]["late_dropped"] == 1
 

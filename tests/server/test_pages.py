@@ -28,8 +28,9 @@ from kivi.client.messages import read_batches
 from kivi.errors import DataLoss
 from kivi.wire.v1 import session_pb2 as pb
 from kivi.wire.v1 import types_pb2
-from tests.server.peers import Peer, until
+from tests.server.peers import Peer
 from tests.server.rawsession import RawSession
+from tests.waiting import until, wait_until
 
 ROWS = 70_000  # of one portion of the store's are several of these pages, and several portions
 
@@ -247,9 +248,7 @@ def test_a_scan_may_be_closed_and_a_snapshot_released_while_a_page_is_read(raw, 
             assert raw.reply(4).error.reason == "NotFound"
         raw.send(pb.Request(txn=txn, release=pb.Release()), following(5, txn, scan))
         assert raw.reply(5).error.reason == "SnapshotTooOld"
-    deadline = time.monotonic() + 10
-    while db.stats()["leases"] > leases and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: db.stats()["leases"] <= leases)
     assert db.stats()["leases"] == leases
 
 

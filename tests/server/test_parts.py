@@ -23,9 +23,10 @@ from kivi.errors import ResourceExhausted
 from kivi.model.declarations import row_table_schema
 from kivi.wire.codec import delimited, tag, to_expr
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
-from tests.server.peers import Peer, run, until
+from tests.server.peers import Peer, run
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
+from tests.waiting import until
 
 pb = session_pb2
 MIB = 1 << 20

@@ -18,6 +18,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import kivi
 import kivi.client.database
 from tests.serverproc import ROOT, ServerProcess
+from tests.waiting import wait_until
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -152,9 +153,7 @@ def test_health_is_not_serving_before_a_stop_that_waits_for_commits(tmp_path):
 
         writer = threading.Thread(target=write)
         writer.start()
-        until = time.monotonic() + 5
-        while db.stats()["server_commits_in_flight"] < 1 and time.monotonic() < until:
-            time.sleep(0.02)
+        wait_until(lambda: db.stats()["server_commits_in_flight"] >= 1)
         watched = health.Watch(health_pb2.HealthCheckRequest(service="kivi.v1.Kivi"), timeout=20)
         assert next(watched).status == health_pb2.HealthCheckResponse.SERVING
         server.signal(signal.SIGTERM)
@@ -185,7 +184,7 @@ def test_sigterm_answers_what_is_in_flight_and_loses_nothing(tmp_path):
         threads = [threading.Thread(target=add) for _ in range(8)]
         for thread in threads:
             thread.start()
-        time.sleep(0.5)
+        wait_until(lambda: refused or len(acknowledged) > 100)
         assert server.stop() == 0
         for thread in threads:
             thread.join()
@@ -222,7 +221,8 @@ def test_every_acknowledged_append_is_there_once_after_the_server_ends(tmp_path,
         for thread in threads:
             thread.start()
         for _ in range(2):
-            time.sleep(0.5)
+            before = len(done)
+            wait_until(lambda: len(done) > before + 100)  # noqa: B023
             server.signal(number)
             server.wait()
             server.start()
@@ -283,12 +283,11 @@ def test_commits_that_wait_for_room_hold_up_no_reader(tmp_path):
             assert tx.commit_ts
             stamps.append(tx.commit_ts)
 
+        before = db.stats()["server_requests"]
         writers = [threading.Thread(target=write, args=(i,)) for i in range(1, 65)]
         for writer in writers:
             writer.start()
-        until = time.monotonic() + 5
-        while db.stats()["server_requests"] < 64 + 2 and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_until(lambda: db.stats()["server_requests"] >= before + 64)
         began = time.monotonic()
         with server.connect(timeout=5) as reader, reader.snapshot() as snap:
             assert [row["id"] for row in snap.scan("t", where=kivi.col("id") >= 0)] == [0]

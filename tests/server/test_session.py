@@ -17,6 +17,7 @@ from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 from tests.server.rawsession import RawSession
+from tests.waiting import wait_until
 
 pb = session_pb2
 
@@ -168,10 +169,7 @@ def test_an_ended_stream_gives_up_its_snapshots(server, db, accounts, table_id):
     session.reply(1)
     assert db.stats()["leases"] >= before + 50
     session.close()
-    until = time.monotonic() + 10
-    while db.stats()["leases"] > before and time.monotonic() < until:
-        time.sleep(0.02)
-    assert db.stats()["leases"] <= before
+    wait_until(lambda: db.stats()["leases"] <= before)
 
 
 def test_a_half_closed_stream_is_answered_first(server, table_id):
@@ -273,10 +271,7 @@ def test_reads_that_arrive_together_are_each_answered_in_a_snapshot_of_their_own
     assert raw.reply(23).start_ts >= tx.commit_ts
     open_now = db.stats()["server_open_transactions"]
     raw.send(*(pb.Request(txn=number, release=pb.Release()) for number in (1, *range(3, 10), 21, 23)))
-    deadline = time.monotonic() + 5
-    while db.stats()["server_open_transactions"] > open_now - 10:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: db.stats()["server_open_transactions"] <= open_now - 10)
 
 
 def test_a_snapshot_may_be_asked_for_by_itself_among_reads(raw, sums, db):
@@ -538,10 +533,7 @@ def test_a_release_of_many_waits_for_those_that_are_busy(raw, sums, db):
         pb.Request(release=pb.Release(txns=[1])),
     )
     assert raw.reply(1).error.reason == "Unavailable"
-    deadline = time.monotonic() + 5
-    while db.stats()["server_open_transactions"] > held:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: db.stats()["server_open_transactions"] <= held)
 
 
 # -- large appends, whose events are cut out of their frame -------------------------------------------

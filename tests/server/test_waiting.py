@@ -16,6 +16,7 @@ from kivi.api.tokens import new_token
 from kivi.wire.v1 import session_pb2
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
 
 pb = session_pb2
 NEVER = 2**60
@@ -57,10 +58,7 @@ def test_hundreds_that_wait_hold_up_no_outcome_and_no_commit(server, db, account
         stranger.send(pb.Request(id=501, outcome=pb.Outcome(token=new_token())))
         assert stranger.reply(501).outcome.state == pb.OutcomeReply.STATE_ABORTED
         stranger.close()
-    until = time.monotonic() + 10
-    while (stats := db.stats())["server_open_transactions"] or stats["leases"]:
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    wait_until(lambda: not (stats := db.stats())["server_open_transactions"] and not stats["leases"])
 
 
 @pytest.mark.parametrize("ask", [beginning, getting])
@@ -106,8 +104,7 @@ def test_a_server_that_is_told_to_stop_waits_for_none_of_them(tmp_path: Path) ->
 
         waits = threading.Thread(target=wait)
         waits.start()
-        while db.stats()["server_open_transactions"] < 40:
-            time.sleep(0.01)
+        wait_until(lambda: db.stats()["server_open_transactions"] >= 40)
         assert server.stop(60) == 0
         waits.join(20)
         assert failed and "stopping" in failed[0]
@@ -126,9 +123,7 @@ def test_what_is_wanted_no_more_is_forgotten(tmp_path: Path) -> None:
         due = threading.Event()
         waiting.add(db.watermark() + 1, later, lambda: True, due.set)
         gone.set()
-        until = time.monotonic() + 10
-        while len(waiting._heap) > 1 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: len(waiting._heap) <= 1)
         assert len(waiting._heap) == 1
         add(db)
         assert due.wait(10)

@@ -10,11 +10,12 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import pyarrow.parquet as pq
 
 from kivi.spark.sink import BatchWriter, Staged, Stager, StreamWriter
 from kivi.spark.source import KiviDataSource
+from tests.waiting import wait_until
 
 SPARK_COLUMNS = "seq long, endpoint_id long, ts timestamp, resp_time_us long"
 # Tests end before the second compiler of Java would pay off, and have little garbage to collect.
@@ -121,6 +123,17 @@ def committed(checkpoint: Path) -> list[int]:
     return sorted(int(f.name) for f in folder.iterdir() if f.name.isdecimal()) if folder.exists() else []
 
 
+def wait_for_job(job: subprocess.Popen[str], holds: Callable[[], object]) -> None:
+    """Until it holds, while the program runs."""
+
+    def held() -> bool:
+        came = bool(holds())
+        assert came or job.poll() is None, job.stdout and job.stdout.read()
+        return came
+
+    wait_until(held, 110, pause_s=0.005)
+
+
 def forget_last(checkpoint: Path) -> int:
     """Deletes the last entry of Spark's commit log: as if the driver had died just before it was written."""
     last = committed(checkpoint)[-1]
@@ -217,9 +230,7 @@ def meet_twin(table: str) -> None:
     if context.partitionId() == 0:
         folder = Path(os.environ["KIVI_TEST_TWINS"])
         (folder / f"{table}-{context.attemptNumber()}").touch()
-        deadline = time.monotonic() + 120
-        while len(list(folder.glob(f"{table}-*"))) < 2 and time.monotonic() < deadline:
-            time.sleep(0.02)
+        wait_until(lambda: len(list(folder.glob(f"{table}-*"))) >= 2, 120, reason="no other attempt has come")
 
 
 class TwinWriter(StreamWriter):

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import sysconfig
 import threading
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +26,7 @@ import kivi
 from kivi.spark.java import JavaNotFound, find_java
 from tests.serverproc import ROOT
 from tests.spark.helpers import JAVA_FLAGS, create
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -65,13 +65,18 @@ class Daemon:
             self.output.extend(self.process.stdout)
 
     def wait_for(self, pattern: str, timeout_s: float = 90.0) -> re.Match[str]:
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline and self.process.poll() is None:
-            for line in list(self.output):
-                if match := re.search(pattern, line):
-                    return match
-            time.sleep(0.1)
-        raise AssertionError(f"{pattern!r} is not there: {''.join(self.output)}")
+        def said() -> re.Match[str] | None:
+            ended = self.process.poll() is not None
+            found = [match for line in list(self.output) if (match := re.search(pattern, line))]
+            assert found or not ended, missing()
+            return found[0] if found else None
+
+        def missing() -> str:
+            return f"{pattern!r} is not there: {''.join(self.output)}"
+
+        match = wait_until(said, timeout_s, reason=missing, pause_s=0.1)
+        assert match is not None
+        return match
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -24,7 +24,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -41,7 +40,8 @@ from kivi.spark.schemas import Target
 from kivi.spark.sink import Staged, StreamWriter
 from tests.serverproc import ServerProcess
 from tests.spark import helpers
-from tests.spark.helpers import Input, check, committed
+from tests.spark.helpers import Input, check, committed, wait_for_job
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,9 +78,7 @@ def test_the_driver_is_killed_before_a_commit_and_after_one(run, source, server,
     for pause, done, known in (("before 1", 1, [0]), ("after 2", 3, [0, 1])):
         note = tmp_path / pause
         job = start("job", **place, checkpoint=str(checkpoint), pause=pause, note=str(note))
-        while not note.exists():
-            assert job.poll() is None, job.stdout and job.stdout.read()
-            time.sleep(0.01)
+        wait_for_job(job, note.exists)
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
         assert committed(checkpoint) == known
@@ -216,10 +214,7 @@ def test_what_nobody_commits_is_collected_and_a_late_commit_fails(own, source, k
         if kind == "row":
             sink.rows = [batch.select(["seq", "resp_time_us"]) for batch in sink.rows]
         message = sink.stage()
-        deadline = time.monotonic() + 60
-        while db.stats()["stage_bytes"]:
-            assert time.monotonic() < deadline, "it is not collected"
-            time.sleep(0.05)
+        wait_until(lambda: not db.stats()["stage_bytes"], 60, reason="it is not collected", pause_s=0.05)
         with pytest.raises(NotFound, match="stage the data again"):
             sink.commit(0, message)
         with warnings.catch_warnings():

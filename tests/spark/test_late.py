@@ -8,6 +8,7 @@ import pytest
 
 import kivi
 from tests.spark.helpers import COLUMNS, forget_last
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -21,10 +22,9 @@ def kept(db, source) -> tuple[str, int]:
     newest = {"seq": -1, "endpoint_id": 0, "ts": 1_750_000_000_000_000 + 3_600_000_000, "resp_time_us": 1}
     db.append(name, [newest, {**newest, "ts": 1_750_000_000_000_000}])
     db.consolidate()
-    deadline = time.monotonic() + 60
-    while (floor := db.describe(name)["statistics"].get("complete_since_us")) is None:
-        assert time.monotonic() < deadline, "the floor does not move"
-        time.sleep(0.2)
+    floor = wait_until(
+        lambda: db.describe(name)["statistics"].get("complete_since_us"), 60, reason="the floor does not move"
+    )
     source.add(3)
     return name, floor
 

@@ -10,6 +10,7 @@ from kivi.errors import SnapshotTooOld
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.source import Reader
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
 
@@ -75,12 +76,14 @@ def test_event_tables_answer_later_too(server, db, table) -> None:
     assert sum(batch.num_rows for batch in reader.read(part)) == 1
     with db.transaction() as tx:
         tx.overwrite(table)
-    deadline = time.monotonic() + 30
+
+    def let_go() -> bool:
+        assert sum(batch.num_rows for batch in reader.read(part)) == 1
+        db.consolidate()
+        return False
+
     with pytest.raises(SnapshotTooOld, match="overwritten"):
-        while time.monotonic() < deadline:  # until the server has let go of it
-            assert sum(batch.num_rows for batch in reader.read(part)) == 1
-            db.consolidate()
-            time.sleep(0.1)
+        wait_until(let_go, 30, pause_s=0.1)
 
 
 def test_history_answers_later_too(server, db) -> None:

@@ -11,14 +11,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.spark import helpers
-from tests.spark.helpers import Proxy, check, commit_of, committed, forget_last
+from tests.spark.helpers import Proxy, check, commit_of, committed, forget_last, wait_for_job
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,9 +135,7 @@ def test_the_driver_is_killed_twice(run, source, server, db, table, tmp_path) ->
     checkpoint = tmp_path / "checkpoint"
     for goal in (2, 6):
         job = start_job(server, table, source, tmp_path)
-        while len(committed(checkpoint)) < goal:
-            assert job.poll() is None, job.stdout and job.stdout.read()
-            time.sleep(0.005)
+        wait_for_job(job, lambda: len(committed(checkpoint)) >= goal)  # noqa: B023
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
         assert len(committed(checkpoint)) < 14

@@ -31,7 +31,8 @@ from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.tail import EventTail
 from tests.serverproc import ServerProcess
 from tests.spark import tail_job
-from tests.spark.helpers import COLUMNS, committed, create, forget_last
+from tests.spark.helpers import COLUMNS, committed, create, forget_last, wait_for_job
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,11 +135,12 @@ def refused(match: str) -> Iterator[None]:
 
 
 def wait_for(condition: Callable[[], object], query: Any = None, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert query is None or query.isActive, query.exception()
-        assert time.monotonic() < deadline, "it did not come about"
-        time.sleep(0.02)
+    def came() -> bool:
+        held = bool(condition())
+        assert held or query is None or query.isActive, query.exception()
+        return held
+
+    wait_until(came, seconds)
 
 
 # -- event tables -----------------------------------------------------------------------------------------
@@ -337,9 +339,7 @@ def test_the_driver_is_killed_twice(spark: Any, server: ServerProcess, db: Any, 
             [sys.executable, "-m", "tests.spark.tail_job", json.dumps([str(tmp_path), *arguments])],
             cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
-        while len(committed(checkpoint)) < goal:
-            assert job.poll() is None, job.stdout and job.stdout.read()
-            time.sleep(0.005)
+        wait_for_job(job, lambda: len(committed(checkpoint)) >= goal)  # noqa: B023
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
         assert len(committed(checkpoint)) < 12
@@ -573,12 +573,16 @@ def test_a_feed_under_writers_and_kills_of_the_server(spark: Any, tmp_path: Path
             if turn == 1:
                 db.consolidate()
         (last,) = written.append(5)
-        deadline = time.monotonic() + 100
-        while not any(row["_commit_ts"] >= last for _, rows in feed.every for row in rows[:1]):
+
+        def caught_up() -> bool:
+            nonlocal query
+            if any(row["_commit_ts"] >= last for _, rows in feed.every for row in rows[:1]):
+                return True
             if not query.isActive:
                 query = feed.start(available=False, commitTs="true")
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+            return False
+
+        wait_until(caught_up, 100, pause_s=0.1)
         query.stop()
         copy.check()
         assert copy.rows == written.totals(2**62)

@@ -24,9 +24,11 @@ from kivi.model.declarations import aggregate_schema
 from kivi.model.types import INT64_MAX, INT64_MIN
 from kivi.store import backfill
 from kivi.store.catalog import TABLES
-from kivi.store.facade import Store
+from kivi.store.staging import Staging
+from kivi.store.tables import Tables
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
+from tests.waiting import wait_until
 
 EVENT = {
     "customer": "string",
@@ -281,12 +283,10 @@ def test_backfill_is_exact_while_writers_append(driver: EmbeddedDriver) -> None:
 
     def create() -> None:
         try:
-            while min(appended) < 3:
-                time.sleep(0.001)
+            wait_until(lambda: min(appended) >= 3, 60)
             aggregates(db)
             before = sum(appended)
-            while sum(appended) < before + 8:
-                time.sleep(0.001)
+            wait_until(lambda: sum(appended) >= before + 8, 60)
         finally:
             stop.set()
 
@@ -372,13 +372,13 @@ def test_backfill_stages_what_its_chunks_add_up_to_in_pieces(
         if i in (1, 4):
             db.consolidate()
     staged: list[int] = []
-    log_stage = driver.store.log_stage
+    log_stage = Staging.log_stage
 
-    def counted(kind: Any, table: int, rows: int, *args: Any) -> None:
+    def counted(self: Staging, kind: Any, table: int, rows: int, *args: Any) -> None:
         staged.append(rows)
-        log_stage(kind, table, rows, *args)
+        log_stage(self, kind, table, rows, *args)
 
-    monkeypatch.setattr(driver.store, "log_stage", counted)
+    monkeypatch.setattr(Staging, "log_stage", counted)
     seen: list[tuple[int, int]] = []
 
     def progress(done: int, total: int) -> None:
@@ -467,7 +467,7 @@ def test_whatever_goes_wrong_in_a_backfill_leaves_no_aggregate(
         if where == "derive":
             patched.setattr(backfill, "derive", fail)
         elif where == "stage":
-            patched.setattr(driver.store, "log_stage", fail)
+            patched.setattr(Staging, "log_stage", fail)
         with pytest.raises(error, match="no"):
             create()
     armed = False
@@ -511,7 +511,7 @@ def test_a_backfill_that_goes_on_tells_the_log(
         monkeypatch.setattr(backfill, "_TELL_EVERY_S", every_s)
         with monkeypatch.context() as patched, caplog.at_level("INFO", "kivi.store"):
             if lines == 0:
-                patched.setattr(Store, "redefine", _unavailable)
+                patched.setattr(Tables, "redefine", _unavailable)
             driver.crash()
             assert driver.store._resumed is not None
             driver.store._resumed.join(20)
@@ -641,8 +641,7 @@ def test_an_aggregate_that_is_dropped_while_its_backfill_commits_is_not_found(dr
         made.set()
         committer.hold = lambda commit: any(table == TABLES.id for table, _, _ in commit.rows)
         dropping.start()
-        while not committer.held:
-            time.sleep(0.001)
+        wait_until(lambda: committer.held, pause_s=0.001)
         committer.hold = None
         later.start()
 

@@ -177,7 +177,7 @@ def test_a_dropped_table_is_erased_while_others_are_written(driver: EmbeddedDriv
     for i in range(20):
         db.append("e", [{"ts": i, "a": i}] * 1_000)
         db.consolidate()
-    events = driver.store.event_store(table)
+    events = driver.store.event_tables.of(table)
     assert events is not None
     view = events.view(db.watermark()) if reading else None
     db.drop("e")

@@ -14,7 +14,7 @@ import kivi
 from kivi.engine.rocks import RocksEngine
 from kivi.errors import DiskFull, InvalidArgument, KiviError, NotAStore, Unavailable
 from kivi.log.segmented import SegmentedLog
-from kivi.store import recovery
+from kivi.store import checkpoint
 from tests.golden.driver import EmbeddedDriver
 
 
@@ -58,9 +58,9 @@ def test_directories_above_a_checkpoint_are_not_made(driver: EmbeddedDriver, tmp
     [
         (RocksEngine, "checkpoint"),
         (SegmentedLog, "start_after"),
-        (recovery, "write_marker"),
+        (checkpoint, "mark"),
         (os, "rename"),
-        (recovery, "sync_directory"),
+        (checkpoint, "sync_directory"),
     ],
 )
 @pytest.mark.parametrize(

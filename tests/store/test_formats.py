@@ -15,7 +15,7 @@ import kivi
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.engine.rocks import RocksEngine
-from kivi.store.recovery import FORMAT
+from kivi.store.opening import FORMAT
 
 FORMATS = Path(__file__).parent / "formats"
 
@@ -76,7 +76,7 @@ def older(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[st
 def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str, Any]]) -> None:
     path, expected = older
     for _ in range(2):  # and again, with what this version has written
-        with kivi.open(path) as db:
+        with kivi.open(path, stage_ttl_s=10**9) as db:
             with db.snapshot(as_of=expected["ts"]) as snapshot:
                 assert snapshot.to_arrow("calls").num_rows == expected["calls"]
                 assert rows(snapshot, "accounts") == expected["accounts"]
@@ -85,7 +85,7 @@ def test_an_older_store_opens_with_the_same_answers(older: tuple[Path, dict[str,
             assert db.outcome("first") is not None
             assert {token: db.outcome(token) for token in expected.get("tokens", ())} == expected.get("tokens", {})
             db.consolidate()
-    with kivi.open(path) as db:
+    with kivi.open(path, stage_ttl_s=10**9) as db:
         with db.snapshot() as snapshot:
             for table in expected.keys() & {"by_endpoint", "by_slot"}:
                 assert rows(snapshot, table) == expected[table]

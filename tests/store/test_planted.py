@@ -14,10 +14,11 @@ import pytest
 from kivi.delta import ops
 from kivi.delta.ops import Barrier
 from kivi.encoding.base_rows import Version
-from kivi.mvcc import consolidate, verdict
+from kivi.mvcc import folding, verdict
+from kivi.mvcc.applied import Applied
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.leases import Leases
-from kivi.mvcc.pending import Applied, Pending
+from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import Commit
 from kivi.mvcc.tokens import Tokens
 from kivi.mvcc.watermark import Watermark
@@ -103,7 +104,7 @@ def a_delete_leaves_old_deltas_alive(patch: Patch) -> None:
         return real(schema, base, cts, op)
 
     patch.setattr(ops, "apply_op", apply_op)
-    patch.setattr(consolidate, "apply_op", apply_op)
+    patch.setattr(folding, "apply_op", apply_op)
 
 
 def an_aborted_commit_is_replayed(patch: Patch) -> None:

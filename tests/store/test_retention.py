@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 import kivi
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.model.declarations import aggregate_schema
-from kivi.store import backfill
+from kivi.store.backfill import Backfill
 from kivi.store.facade import Store
 from tests.golden.driver import EmbeddedDriver
 
@@ -148,12 +149,8 @@ def test_a_backfill_that_resumes_after_a_floor_leaves_out_what_is_forgotten(driv
     building = aggregate_schema(
         "agg", source=driver.store.table("e"), group_by=["a"], measures={"total": kivi.sum("x")}, derived=None
     )
-    patched = backfill.build
-    try:
-        backfill.build = lambda store, schema, progress: schema  # the process dies right after the catalog commit
+    with patch.object(Backfill, "build", lambda self, schema, progress: schema):  # dies right after the catalog commit
         driver.store.create(building)
-    finally:
-        backfill.build = patched
     append(driver, range(26, 28), a=2)
     floor(driver, 25)
     driver.db.consolidate()

@@ -14,7 +14,7 @@ import pytest
 from kivi_server.sessions import Sessions
 
 import kivi
-from kivi.runtime.scheduling import computes
+from kivi.runtime.scheduling import use_batch_scheduling
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has batch threads")
 
@@ -28,12 +28,15 @@ def policy_after(*steps: Any) -> int:
 
 
 def test_a_thread_that_computes_is_a_batch_thread() -> None:
-    assert policy_after(computes) == os.SCHED_BATCH
+    assert policy_after(use_batch_scheduling) == os.SCHED_BATCH
     assert policy_after() == os.SCHED_OTHER == os.sched_getscheduler(0)
 
 
 def test_what_somebody_else_has_said_stays() -> None:
-    assert policy_after(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)), computes) == os.SCHED_IDLE
+    assert (
+        policy_after(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)), use_batch_scheduling)
+        == os.SCHED_IDLE
+    )
 
 
 def test_a_sandbox_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +44,7 @@ def test_a_sandbox_that_forbids_it_changes_nothing(monkeypatch: pytest.MonkeyPat
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    assert policy_after(computes) == os.SCHED_OTHER
+    assert policy_after(use_batch_scheduling) == os.SCHED_OTHER
 
 
 def test_which_threads_of_a_store_and_its_server_compute(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import kivi
 from kivi.errors import SnapshotTooOld
 from tests.golden.driver import EmbeddedDriver
+from tests.waiting import wait_until
 
 MINUTE = 60_000_000
 
@@ -55,10 +55,7 @@ def held(driver: EmbeddedDriver, minutes: list[int]) -> tuple[int, threading.Thr
     committer.hold = lambda commit: True
     thread = threading.Thread(target=append, args=(driver, minutes), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
-    while not (new := set(committer.held) - before):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    new = wait_until(lambda: set(committer.held) - before, pause_s=0.001)
     committer.hold = None
     return new.pop(), thread
 

@@ -1,0 +1,117 @@
+"""Reading on for subscribers of events that are behind: page by page, from the table."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Final
+
+from kivi.arrow.columns import stored_rows
+from kivi.errors import SnapshotTooOld
+from kivi.live.host import Followed
+from kivi.live.lives import EventsLive
+from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.subscriptions import Change, Row, Update
+from kivi.mvcc.leases import Lease
+
+__all__ = ["Tails"]
+
+_PAGE_ROWS: Final = 5_000
+
+
+class Tails:
+    """``lock`` is the hub's, under which ``hub_ts`` is the snapshot that it is at. One call at a time for each live."""
+
+    def __init__(self, store: Followed, lock: threading.RLock, hub_ts: Callable[[], int]) -> None:
+        self._store, self._lock, self._hub_ts = store, lock, hub_ts
+
+    def page(self, live: EventsLive) -> Update | None:
+        """The next page of events that it has not been told. None: it may have caught up, or begins again."""
+        if live.reading is None:
+            with self._lock:
+                if live.kept_from is None:  # what commits bring from this snapshot on is kept
+                    live.kept.clear()
+                    live.kept_rows = 0
+                    live.kept_from = self._hub_ts()
+        if live.reading is not None and live.end_ts is not None and live.reading[0].ts > live.end_ts:
+            live.release(self._store.snapshots.release)  # it must not read beyond its end
+        if live.reading is None:
+            self._open(live)
+        lease, batches = live.reading
+        rows: list[Row] = []
+        try:
+            self._store.leases.renew(lease)
+            for batch in batches:
+                rows += stored_rows(batch)
+                if len(rows) >= _PAGE_ROWS:
+                    break
+            else:
+                return self._caught_up(live, lease, rows)
+        except SnapshotTooOld:  # the subscriber took its time: from where it is
+            live.release(self._store.snapshots.release)
+            return None
+        reset, live.reset = live.reset, False
+        last = rows[-1][COMMIT_TS]
+        if rows[0][COMMIT_TS] < last or not live.skip:
+            live.skip = 0
+            live.ts = max(live.ts, last - 1)
+        live.skip += sum(row[COMMIT_TS] == last for row in rows)
+        return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset, skip=live.skip)
+
+    def _open(self, live: EventsLive) -> None:
+        lease = self._store.snapshots.begin(as_of_ts=live.end_ts)
+        try:
+            schema = self._store.table(live.table, lease)
+            if schema.id != live.generation:
+                raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
+            scan = replace(live.query.scan, columns=live.columns)
+
+            def tail(partial: bool) -> Iterable[object]:
+                changes = Changes(live.ts, commit_ts=True, partial=partial)
+                return self._store.scan(lease, schema, replace(scan, changes=changes))
+
+            try:
+                batches = tail(live.partial)
+            except SnapshotTooOld as error:
+                if "kept_since" not in error.details:
+                    raise
+                live.reset, live.skip = True, 0  # some of what it has not been told is gone
+                batches = tail(True)
+            live.partial = False
+            live.reading = lease, _skipped(batches, live.skip)
+        except BaseException:
+            self._store.snapshots.release(lease)
+            raise
+
+    def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row]) -> Update | None:
+        """The tail is read up to the lease's snapshot: what follows is in what was kept."""
+        with self._lock:
+            end = live.end_ts
+            kept_on = live.kept_from is not None
+            live.release(self._store.snapshots.release)
+            live.ts, live.skip = max(live.ts, lease.ts), 0
+            if kept_on or end is not None:
+                while live.kept and live.kept[0][0] <= live.ts:
+                    live.kept_rows -= len(live.kept.popleft()[1])
+                live.behind = False
+            reset, live.reset = live.reset, False
+            if not rows and not reset:
+                return None
+            return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset)
+
+
+def _skipped(batches: Iterable[object], skip: int) -> object:
+    """Without the first ``skip`` rows."""
+
+    def rest() -> object:
+        left = skip
+        for batch in batches:
+            rows: int = batch.num_rows  # type: ignore[attr-defined]
+            if left >= rows:
+                left -= rows
+                continue
+            yield batch.slice(left)  # type: ignore[attr-defined]
+            left = 0
+
+    return rest()

@@ -1,0 +1,66 @@
+"""A checkpoint: a copy of a store that opens by itself."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+
+from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
+from kivi.log.files import is_no_space
+from kivi.store.host import Running
+from kivi.store.opening import mark, no_space, sync_directory
+
+__all__ = ["begin_copy", "checkpoint"]
+
+
+def checkpoint(store: Running, path: str) -> None:
+    """A copy that opens by itself: fold and flush, copy the engine at that position, begin an empty log after it.
+
+    The copy has its own identity. Commits that arrive meanwhile are not in it. It appears under ``path`` when it is
+    complete: an empty directory left by a crash would open as a new store, and be taken for a backup. A checkpoint
+    that fails leaves nothing.
+
+    Raises NotAStore if ``path`` is something already, InvalidArgument if it cannot be made where it should be,
+    DiskFull without space.
+    """
+    path = os.path.abspath(path)
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise NotAStore(f"{path} is not an empty directory: a checkpoint makes a new one")
+    parent = os.path.dirname(path)
+    made = partial = f"{path}.partial-{secrets.token_hex(4)}"
+    try:
+        os.mkdir(partial)
+    except OSError as error:
+        if is_no_space(error):
+            raise no_space(parent, error) from None
+        raise InvalidArgument(
+            f"a checkpoint cannot be made in {parent} ({error.strerror}): name a directory that is there and can be "
+            "written to"
+        ) from None
+    try:
+        with store.consolidator.paused() as position:
+            store.engine.checkpoint(os.path.join(partial, "engine"))
+        begin_copy(store, partial, position)
+        os.rename(partial, path)
+        made = path
+        sync_directory(parent)
+    except BaseException as error:
+        shutil.rmtree(made, ignore_errors=True)
+        if isinstance(error, OSError):
+            kind = DiskFull if is_no_space(error) else Unavailable
+            raise kind(
+                f"the checkpoint {path} could not be written ({error.strerror}): nothing is left of it"
+            ) from error
+        raise
+
+
+def begin_copy(store: Running, path: str, position: int) -> None:
+    """Beside a copy of the engine: an empty log after ``position``, and an identity of its own."""
+    from kivi.log.segmented import SegmentedLog
+
+    store_id = secrets.token_bytes(16)
+    SegmentedLog.start_after(
+        os.path.join(path, "log"), store_id=store_id, last=position, time_us=store.log.last_time_us
+    )
+    mark(path, store_id)

@@ -1,0 +1,47 @@
+"""Limits of what a caller may send: tokens, and the events of one append."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.arrow.dictionaries import is_coded
+from kivi.errors import InvalidArgument, ResourceExhausted
+from kivi.runtime.settings import Settings
+
+__all__ = ["check_batch_token", "check_events", "check_token", "too_long"]
+
+
+def check_token(token: str) -> None:
+    if not token or len(token.encode()) > 1024:
+        raise InvalidArgument("a token is a text of 1 to 1024 bytes")
+
+
+def check_batch_token(batch: tuple[str, int] | None) -> None:
+    if batch is not None:
+        scope, sequence = batch
+        if not isinstance(scope, str) or not 0 < len(scope.encode()) <= 1024:
+            raise InvalidArgument("a batch token's scope is a text of 1 to 1024 bytes")
+        if not isinstance(sequence, int) or not 0 <= sequence < 2**63:
+            raise InvalidArgument(f"a batch token's sequence is a number from 0 on, not {sequence!r}")
+
+
+def check_events(batch: pa.RecordBatch, settings: Settings) -> None:
+    """Raises ResourceExhausted for more rows than one append may bring, or a value over max_value_bytes."""
+    if batch.num_rows > settings.max_append_rows:
+        raise ResourceExhausted(
+            f"{batch.num_rows} events in one append pass the limit of {settings.max_append_rows}: send less"
+        )
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if is_coded(column):
+            column = column.dictionary
+        if column.type in (pa.string(), pa.binary()) and column.nbytes > settings.max_value_bytes:
+            longest = pc.max(pc.binary_length(column)).as_py() or 0
+            if longest > settings.max_value_bytes:
+                raise too_long(name, longest, settings)
+
+
+def too_long(column: str, length: int, settings: Settings) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"a value of column {column!r} has {length} bytes, over the limit of {settings.max_value_bytes}", column=column
+    )

@@ -1,0 +1,372 @@
+"""Committing: from a transaction, write sets or events to parts of a group, and to outcomes.
+
+::
+
+    prepare    in the caller's thread, without a lock: derive, validate, encode; again if the catalog changed meanwhile
+    submit     ``mvcc.commit``
+    done       called once, here or by the log's thread, so it must be quick
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from kivi.delta.ops import RowOp
+from kivi.delta.runs import DeltaRun
+from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError, NotFound
+from kivi.log import CommitLog
+from kivi.model.schema import TableSchema
+from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
+from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Writes, WriteSet, told
+from kivi.mvcc.leases import Leases
+from kivi.mvcc.record import Bulk, decode_stage
+from kivi.mvcc.snapshot import Reader
+from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
+from kivi.mvcc.turns import Turns
+from kivi.mvcc.watermark import Watermark
+from kivi.runtime.histogram import Histogram
+from kivi.runtime.settings import Settings
+from kivi.store.catalog import SYSTEM, Catalog, changes
+from kivi.store.checks import check_batch_token, check_events, check_token
+from kivi.store.event_commits import prepare_events
+from kivi.store.overwrite import new_generations
+from kivi.store.plans import WritePlan, plans_of
+from kivi.store.retention import Retention, earliest_times
+from kivi.store.staging import Staging, sequences_of
+from kivi.store.transaction import Txn, prepare
+
+__all__ = ["Commits", "TokenState"]
+
+TokenState = Literal["committed", "aborted", "unknown"]
+
+
+class _Timed:
+    """Passes on what became of a part, and notes how long its commits took."""
+
+    __slots__ = ("_answer", "_began", "_times")
+
+    def __init__(self, answer: Answer, times: Histogram) -> None:
+        self._answer, self._times, self._began = answer, times, time.monotonic()
+
+    def entered(self, part: Part, unknown: CommitUnknown | None) -> None:
+        if unknown is None:
+            self._times.observe(time.monotonic() - self._began, part.members)
+        self._answer.entered(part, unknown)
+
+    def apart(self, tag: Any, outcome: Outcome) -> None:
+        self._answer.apart(tag, outcome)
+
+
+@dataclass(slots=True)
+class Commits:
+    """Thread safe."""
+
+    settings: Settings
+    log: CommitLog
+    catalog: Catalog
+    committer: Committer
+    leases: Leases
+    watermark: Watermark
+    tokens: Tokens
+    retention: Retention
+    staging: Staging
+    reader: Reader
+    computing: Turns
+    check_open: Callable[[], None]
+    late_dropped: int = 0
+
+    def commit(
+        self,
+        txn: Txn,
+        *,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """Commits. ``done(outcome)`` is called once, here or later from the log's thread: it must be quick.
+
+        Encodes and derives in the calling thread, which may also wait for room. The lease ends with the commit.
+        """
+
+        began = time.monotonic()
+
+        def settled(outcome: Outcome) -> None:
+            txn.commit_ts = outcome.commit_ts
+            if outcome.commit_ts is not None and not txn.lease.id:
+                txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
+            if outcome.error is None:
+                self.committer.times.observe(time.monotonic() - began)
+            self.leases.release(txn.lease)
+            done(outcome)
+            if outcome.repeated and stages:
+                with contextlib.suppress(KiviError):  # they expire by themselves; nobody's answer may depend on it
+                    self.staging.drop(stages)
+
+        stages: list[int] = []
+        try:
+            self.check_open()
+            if txn.closed:
+                raise InvalidArgument(f"the transaction is over: {txn.closed}")
+            txn.closed = "it was committed"
+            check_batch_token(batch)
+            if token is not None and batch is not None:
+                raise InvalidArgument(
+                    "a commit has a request token or a batch token, not both: a batch token is enough"
+                )
+            if token is not None:
+                check_token(token)
+            named = batch is not None or (token is not None and issued_at_us(token) is None)
+            if not txn.wrote and not named:
+                self.leases.check(txn.lease)
+                settled(Outcome(txn.start_ts))
+                return
+            stages += [staged.sequence for items in txn.staged.values() for staged in items]
+            stages += [sequence for items in txn.staged_rows.values() for sequence in items]
+            while True:
+                with self.computing if txn.in_columns else contextlib.nullcontext():
+                    prepared = self._prepare(txn, token, batch)
+                prepared.lease, prepared.answer = txn.lease, told(settled)
+                if not self.committer.submit([prepared]):
+                    return
+        except KiviError as error:
+            settled(Outcome(None, error))
+
+    def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
+        """The catalog's version, and by which deltas and puts of its row tables are read for ``write``; None for now: a
+        change of the catalog is on its way."""
+        return plans_of(self.catalog, self.settings.max_value_bytes)
+
+    def write_set(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> WriteSet | None:
+        """The deltas and puts of a transaction, for ``write``; None if a row occurs twice."""
+        ordered = [(plan.id, key, op) for plan, key, op in rows]
+        guards = [plan.guard for plan, _, _ in rows]
+        if len(rows) > 1:
+            ordered.sort(key=lambda row: row[:2])
+            if any(a[:2] == b[:2] for a, b in itertools.pairwise(ordered)):
+                return None
+            guards = list(dict.fromkeys(guards))
+        sent = None
+        if any(plan.origin != plan.id for plan, _, _ in rows):
+            sent = sorted(((plan.origin, key, op) for plan, key, op in rows), key=lambda row: row[:2])
+        return WriteSet(ordered, guards, sent)
+
+    def write(
+        self,
+        catalog_version: int,
+        write_sets: Sequence[WriteSet],
+        tokens: Sequence[str],
+        tags: Sequence[Any],
+        answer: Answer,
+    ) -> Sequence[Any]:
+        """Commits transactions of deltas and puts that have read nothing, together, each under a token of its own.
+
+        ``catalog_version`` is that of the catalog by which they were made. If there is another by now, nothing is done
+        and nobody told: the tags of all are returned. ``answer`` is called by the log's thread: it must be quick.
+        """
+        self.check_open()
+        part = Writes(catalog_version, write_sets, tokens, tags, _Timed(answer, self.committer.times))
+        return [tag for stale in self.committer.submit([part]) for tag in stale.tags]
+
+    def append_each(
+        self,
+        schema: TableSchema,
+        batch: pa.RecordBatch,
+        *,
+        token: str,
+        drop_late: bool = False,
+        done: Callable[[Outcome], None],
+    ) -> None:
+        """Events that are each a transaction of their own, of which event i commits at ``outcome.commit_ts + i``.
+
+        Refused whole, if at all. ``done`` is called once, here or by the log's thread: it must be quick.
+        """
+        began = time.monotonic()
+
+        def settled(outcome: Outcome) -> None:
+            if outcome.error is None and not outcome.repeated:
+                self.committer.times.observe(time.monotonic() - began, batch.num_rows)
+            done(outcome)
+
+        try:
+            self.check_open()
+            check_token(token)
+            check_events(batch, self.settings)
+            if not batch.num_rows:
+                raise InvalidArgument("there are no events to append")
+
+            def enter(part: Events, cts: int) -> None:
+                self.late_dropped += part.members - part.batch.num_rows
+
+            while True:
+                with self.computing:
+                    view = self.catalog.entered
+                    part = prepare_events(
+                        schema, batch, token, drop_late, view, self.floor, self.retention, told(settled)
+                    )
+                part.on_enter = functools.partial(enter, part)
+                if not self.committer.submit([part]):
+                    return
+        except KiviError as error:
+            settled(Outcome(None, error))
+
+    def floor(self, schema: TableSchema) -> int | None:
+        """The retention floor that the next commit meets."""
+        with self.committer.entry_lock:
+            return self.retention.newest(schema.id)
+
+    def _prepare(self, txn: Txn, token: str | None, batch: tuple[str, int] | None) -> Single:
+        view = self.catalog.entered
+        floors = txn.floors = {table: self.floor(txn.schemas[table]) for table in txn.floors}
+
+        def newest(table: int, key: bytes) -> int | None:
+            schema = view.by_id.get(table)
+            return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
+
+        new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
+        prepared = prepare(
+            txn,
+            view,
+            new,
+            request=token,
+            batch=batch,
+            newest=newest,
+            name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
+        )
+        gone = [schema for table, schema in txn.schemas.items() if not (table in SYSTEM or table in view.by_id)]
+        if txn.overwritten and prepared.blind:
+            gone = [schema for schema in gone if schema.id not in new.of]
+        commit = prepared.commit
+        catalog_rows = changes(commit.rows)
+        run_stages = [stage for stages in txn.run_stages.values() for stage in stages]
+        if run_stages:
+            self._attach(prepared, txn.run_stages)
+        named = sequences_of([*commit.appends, *commit.runs])
+        earliest = earliest_times(
+            (schema, txn.events_of(schema.id)) for schema in txn.schemas.values() if schema.id not in txn.overwritten
+        )
+
+        def check() -> None:
+            for schema in gone:
+                if (now := view.successor(schema)) is not None:
+                    flying = now.created_ts > self.watermark.value
+                    raise Conflict(
+                        table=schema.name, start_ts=txn.start_ts, commit_ts=None if flying else now.created_ts
+                    )
+                raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
+            if any(self.retention.newest(table) != floor_us for table, floor_us in floors.items()):
+                raise StaleCatalog  # the floor moved: what is late is to be found again
+            self.retention.check(earliest)
+            for bulk in (*commit.appends, *commit.runs):
+                if bulk.stage:
+                    self.staging.index.live([bulk.stage], new.origin(bulk.table, view))
+
+        def enter(cts: int) -> None:
+            self.late_dropped += sum(txn.late.values())
+            self.staging.index.commit(named, cts)
+            if catalog_rows:
+                self.catalog.enter(catalog_rows, cts)
+
+        prepared.on_check = check if named or earliest or gone or floors else None
+        prepared.on_enter = enter if named or catalog_rows or txn.late else None
+        if catalog_rows:
+            prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)
+        prepared.on_abort = self.staging.index.undo if named else None
+        return prepared
+
+    def _attach(self, prepared: Single, run_stages: dict[int, list[int]]) -> None:
+        """Makes staged runs part of a prepared commit: their deltas apply at its CTS."""
+        for table, sequences in run_stages.items():
+            schema = self.catalog.entered.by_id.get(table)  # one whose drop is in the log has no rows to come
+            if schema is None:
+                raise NotFound(f"table {table} was dropped meanwhile")
+            for sequence in sequences:
+                data = decode_stage(self.log.read(sequence).body).data[0]
+                prepared.runs.append((table, DeltaRun.from_buffer(schema, 0, data)))
+                prepared.commit.runs.append(Bulk(table, sequence, []))
+        prepared.body = prepared.commit.encode()
+
+    def commit_wait(
+        self,
+        txn: Txn,
+        *,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        timeout_s: float | None = None,
+    ) -> int:
+        """The blocking form: the commit timestamp, or raises. CommitUnknown if the time is up first."""
+        commit = functools.partial(self.commit, txn, token=token, batch=batch)
+        return self.wait(commit, token=token, timeout_s=timeout_s)
+
+    def wait(self, commit: Callable[..., None], *, token: str | None, timeout_s: float | None = None) -> int:
+        """Calls ``commit(done=...)`` and waits: the commit timestamp, or raises. CommitUnknown if the time is up."""
+        settled: Future[Outcome] = Future()
+        commit(done=settled.set_result)
+        try:
+            outcome = settled.result(self.settings.commit_timeout_s if timeout_s is None else timeout_s)
+        except TimeoutError:
+            raise CommitUnknown(token=token) from None
+        if outcome.error is not None:
+            raise outcome.error
+        assert outcome.commit_ts is not None
+        return outcome.commit_ts
+
+    def wait_for_entered(self, timeout_s: float) -> bool:
+        """Waits until every commit that has entered the log by now is finished. False when the time is up."""
+        with self.committer.entry_lock:
+            last = self.log.last
+        return self.watermark.wait_for(last, timeout_s)
+
+    def rollback(self, txn: Txn) -> None:
+        """Gives the transaction up, and its lease. Harmless after a commit."""
+        txn.closed = txn.closed or "it was rolled back"
+        self.leases.release(txn.lease)
+
+    def committed_at(self, *, token: str | None = None, batch: tuple[str, int] | None = None) -> int | None:
+        """The CTS under which a token has committed and can be read, if it is remembered: a look, no promise."""
+        with self.committer.entry_lock:
+            cts = self.tokens.committed_at(token, batch)
+        return cts if cts is not None and cts <= self.watermark.value else None
+
+    def outcome(
+        self, token: str, place: int | None = None, *, timeout_s: float = 10.0
+    ) -> tuple[TokenState, int | None]:
+        """The outcome of the commits under a request token: of the member at ``place``, or of the first.
+
+        Fences it before it says aborted, so that a late attempt cannot commit. Raises InvalidArgument for a place that
+        the token has no member at.
+        """
+        self.check_open()
+        while True:
+            arrived: Future[Outcome] = Future()
+            found, waits = self.committer.find_token(token, arrived.set_result)
+            if waits:
+                try:
+                    outcome = arrived.result(timeout_s)
+                except TimeoutError:
+                    return "unknown", None
+                if outcome.commit_ts is None:
+                    return ("aborted" if isinstance(outcome.error, Aborted) else "unknown"), None
+            elif found is not None:
+                if found.cts == FENCED:
+                    return "aborted", None
+                if not 0 <= (place or 0) < found.members:
+                    raise InvalidArgument(f"the token {token!r} has the places 0 to {found.members - 1}, not {place}")
+                cts = found.cts + (place or 0)
+                self.watermark.wait_for(cts, timeout_s)
+                return "committed", cts
+            else:
+                try:
+                    self.tokens.check_age(token, self.committer.now_us())
+                except InvalidArgument:
+                    return "unknown", None
+                if self.committer.fence(token):
+                    return "aborted", None

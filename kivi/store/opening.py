@@ -1,0 +1,176 @@
+"""Opening a store: its directory, its lock, and what it is made of.
+
+::
+
+    KIVI      names format, store id and operators
+    LOCK      keeps a second process out
+    log/      segments and the acknowledged mark
+    engine/   RocksDB
+
+Refused, with the file and what to do: a directory with something else in it, a newer format, operators we do not know,
+a directory in use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kivi.delta import operators
+from kivi.encoding.keyspaces import Space, meta_key, space_prefix
+from kivi.engine import Engine
+from kivi.engine.memory import MemoryEngine
+from kivi.errors import DataLoss, DiskFull, FormatTooNew, NotAStore, StoreInUse
+from kivi.log import CommitLog
+from kivi.log.files import is_no_space
+from kivi.log.memory import MemoryLog
+from kivi.runtime.settings import Settings
+
+__all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"]
+
+_log = logging.getLogger("kivi")
+
+FORMAT: Final = 5
+"""The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
+
+1  the first
+2  text in codes and integers of 3, 5, 6 and 7 bytes in event blocks, generations and late counts in the catalog
+3  base rows with their keys behind them, in engines that were empty then (``kivi.engine.rocks.Records``)
+4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), besides rows of their own
+5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
+   several members, and commits without a start timestamp
+"""
+_MARKER: Final = "KIVI"
+_MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts that a store stands on; ``release`` closes them all, in reverse order."""
+
+    engine: Engine
+    log: CommitLog
+    store_id: bytes
+    release: Callable[[], None]
+    path: str | None = None
+
+
+def open_parts(path: str | None, settings: Settings, engine: Engine | None, log: CommitLog | None) -> Parts:
+    """Engine, log and identity for ``path``; in memory if it is None."""
+    if path is None:
+        memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
+        return Parts(memory_engine, memory_log, b"memory", lambda: None)
+    from kivi.engine.rocks import Records, RocksEngine
+    from kivi.log.segmented import SegmentedLog
+
+    release_lock, store_id = claim(path)
+    try:
+        rocks = engine or RocksEngine(
+            os.path.join(path, "engine"),
+            cache_bytes=settings.cache_bytes,
+            memtable_bytes=settings.memtable_bytes,
+            records=Records(meta_key("records"), space_prefix(Space.ROW)),
+        )
+        try:
+            segments = log or SegmentedLog(
+                os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes
+            )
+        except BaseException:
+            rocks.close()
+            raise
+    except BaseException:
+        release_lock()
+        raise
+
+    def release() -> None:
+        with contextlib.ExitStack() as stack:  # each of them, whatever the one before has to say
+            stack.callback(release_lock)
+            stack.callback(rocks.close)
+            stack.callback(segments.close)
+
+    return Parts(rocks, segments, store_id, release, path)
+
+
+def claim(path: str) -> tuple[Callable[[], None], bytes]:
+    """Locks the directory, creating the store's marker in an empty one. (how to let go, the store id)"""
+    marker = os.path.join(path, _MARKER)
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise NotAStore(f"{path} is a file, not a directory: name a directory for the store") from None
+    except OSError as error:
+        raise NotAStore(f"{path} cannot be made ({error.strerror}): name a directory that can") from None
+    entries = set(os.listdir(path)) - {"LOCK", _MARKER_NEW}
+    if entries and _MARKER not in entries:
+        raise NotAStore(
+            f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: not a kivi store; name an empty directory"
+        )
+    try:
+        lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if is_no_space(error):
+            raise no_space(path, error) from None
+        raise
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StoreInUse(f"{path} is open in another process: stop that one, or connect to its server") from None
+        if not os.path.exists(marker):
+            mark(path, secrets.token_bytes(16))
+        store_id, version = read_marker(path)
+        if version < FORMAT:  # before anything is written that an older program would take for damage
+            mark(path, store_id)
+            _log.info("%s had format %d, and has %d now: older versions of kivi refuse it", path, version, FORMAT)
+        return lambda: os.close(lock), store_id
+    except BaseException as error:
+        os.close(lock)
+        if isinstance(error, OSError) and is_no_space(error):
+            raise no_space(path, error) from None
+        raise
+
+
+def no_space(path: str, error: OSError) -> DiskFull:
+    return DiskFull(f"no disk space in {path} ({error.strerror}): make room, then try again", path=path)
+
+
+def mark(path: str, store_id: bytes) -> None:
+    """Makes the directory a store of today's format: from here on, or not at all."""
+    content = {"format": FORMAT, "store_id": store_id.hex(), "operators": operators.ids()}
+    temporary = os.path.join(path, _MARKER_NEW)
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, os.path.join(path, _MARKER))
+    sync_directory(path)
+
+
+def sync_directory(path: str) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_marker(path: str) -> tuple[bytes, int]:
+    """The store id and the format. Raises FormatTooNew, DataLoss."""
+    marker = os.path.join(path, _MARKER)
+    try:
+        with open(marker, encoding="utf-8") as file:
+            content = json.load(file)
+        version, store_id, known = content["format"], bytes.fromhex(content["store_id"]), content["operators"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataLoss(f"{marker} is damaged ({error}): restore it from a backup", path=marker, offset=0) from None
+    if not isinstance(version, int) or not 0 < version <= FORMAT:
+        raise FormatTooNew(f"{path} has format {version}; this version of kivi reads up to {FORMAT}: use a newer one")
+    operators.check_ids(known)
+    return bytes(store_id), version

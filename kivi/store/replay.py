@@ -1,0 +1,166 @@
+"""Filling the memory of a store that opens: from base, and from the log after that.
+
+::
+
+    base        position, catalog, stages and token marks as of that position
+    replay      log records after the position, in order: into pending, tokens, stages, catalog
+    then        W = the last record of the log; every CTS ever handed out lies at or below it (R13)
+
+A log that is damaged, or ends before what base already includes, is refused. A transaction from before a restart cannot
+commit: conflict facts begin at the last record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from kivi.arrow.dictionaries import together
+from kivi.arrow.ipc import own_batches
+from kivi.delta.ops import Barrier, RowOp
+from kivi.delta.runs import DeltaRun
+from kivi.encoding.base_rows import RowLayout
+from kivi.encoding.keys import decode_key, encode_key, prefix_end
+from kivi.encoding.keyspaces import Space, row_key, split_row_key, table_prefix
+from kivi.errors import DataLoss
+from kivi.log import Kind, Record
+from kivi.mvcc.applied import Applied, PendingEvents
+from kivi.mvcc.consolidate import POSITION
+from kivi.mvcc.groups import events_applied
+from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_stage, is_events
+from kivi.store.catalog import COUNTERS, TABLES, changes
+from kivi.store.host import Contents
+from kivi.store.staging import LiveStage, sequences_of
+
+__all__ = ["Recovered", "load_base", "replay"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The result of opening: how many records were replayed after the position, and how much of the log was cut off."""
+
+    position: int
+    last: int
+    replayed: int
+    log: Any = None
+
+
+def load_base(store: Contents) -> int:
+    """Catalog and stages as of the recorded position, which is returned."""
+    engine = store.engine
+    raw = engine.get(POSITION)
+    position = int.from_bytes(raw, "little") if raw else 0
+    if store.log.last < position:
+        raise DataLoss(
+            f"the commit log ends at {store.log.last}, but base already includes {position}: log files are missing; "
+            "put them back, or restore a backup"
+        )
+    layout = RowLayout.of(TABLES)
+    prefix = table_prefix(Space.ROW, TABLES.id)
+    for key, value in engine.scan(prefix, prefix_end(prefix)):
+        version = layout.decode(value)
+        if version.alive:
+            table_id = decode_key([c.type for c in TABLES.key], split_row_key(key)[1])[0]
+            op = RowOp(Barrier.PATCH, dict(enumerate(version.cells)), {})
+            store.catalog.load([(table_id, op)], version.cts)
+    counter = engine.get(row_key(COUNTERS.id, encode_key([COUNTERS.key[0].type], ("table",))))
+    if counter is not None:
+        store.catalog.given(RowLayout.of(COUNTERS).decode(counter).cells[0])
+    store.stages.load(engine.get(store.stages.index_key()))
+    return position
+
+
+def replay(store: Contents, position: int) -> Recovered:
+    """Everything in the log after ``position``, into memory."""
+    count = 0
+    for record in store.log.replay(position):
+        count += 1
+        try:
+            _replay_one(store, record, position)
+        except DataLoss as error:
+            raise DataLoss(
+                f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path
+            ) from None
+    return Recovered(position, store.log.last, count, getattr(store.log, "recovered", None))
+
+
+def _replay_one(store: Contents, record: Record, position: int) -> None:
+    match record.kind:
+        case Kind.COMMIT:
+            _replay_commit(store, record)
+        case Kind.STAGE:
+            stage = decode_stage(record.body)
+            store.stages.add(
+                LiveStage(
+                    record.sequence, stage.kind, stage.table, stage.rows, len(record.body), stage.owner, record.time_us
+                )
+            )
+        case Kind.ABORT:
+            abort = decode_abort(record.body)
+            for cts in abort.commits:
+                if cts <= position:
+                    continue  # W passed it only after this record was durable: base never had it
+                store.pending.discard(cts)
+                store.stages.undo(cts)
+                aborted = decode_commit(store.log.read(cts).body)
+                if aborted.request:
+                    store.tokens.forget(aborted.request[0])
+                if aborted.batch:
+                    store.tokens.forget_batch(*aborted.batch)
+            for token in abort.tokens:
+                store.tokens.forget(token)
+            store.stages.drop(abort.stages)
+        case Kind.FLOOR:
+            store.retention.replay(record.sequence, record.body)
+
+
+def _replay_commit(store: Contents, record: Record) -> None:
+    if is_events(record.body):
+        _replay_events(store, record)
+        return
+    cts = record.sequence
+    commit = decode_commit(record.body)
+    catalog_rows = changes(commit.rows)
+    if catalog_rows:
+        store.catalog.load(catalog_rows, cts)
+    known = store.catalog.schema_of
+    appended: list[tuple[int, pa.RecordBatch]] = []
+    for bulk in commit.appends:
+        source = known(bulk.table)
+        if source is not None and source.kind == "event":  # rows that were staged are among the commit's rows
+            data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
+            appended += [(bulk.table, batch) for batch in own_batches(data)]
+    runs: list[tuple[int, DeltaRun]] = []
+    for bulk in commit.runs:
+        schema = known(bulk.table)
+        if schema is not None:
+            data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
+            runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, data)))
+    rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
+    events = [(table, PendingEvents(cts, cts, batch)) for table, batch in appended]
+    store.pending.apply(cts, Applied([(cts, *row) for row in rows], events, runs))
+    store.stages.commit(sequences_of([*commit.appends, *commit.runs]), cts)
+    store.timeline.note(cts, record.time_us)
+    if commit.request:
+        store.tokens.remember(commit.request[0], cts, commit.request[1])
+    if commit.batch:
+        store.tokens.remember_batch(*commit.batch, cts)
+
+
+def _replay_events(store: Contents, record: Record) -> None:
+    found = decode_events(record.body)
+    known = store.catalog.schema_of
+    source = known(found.table)
+    batches = [] if source is None else own_batches(found.events[0])
+    runs = [
+        (table, DeltaRun.from_buffer(schema, 0, data[0]))
+        for table, data in found.runs
+        if (schema := known(table)) is not None
+    ]
+    batch = together(batches) if batches else pa.RecordBatch.from_pylist([])
+    found.derived = [row for row in found.derived if known(row[0]) is not None]
+    store.pending.apply(record.last, events_applied(found, record.sequence, record.count, batch, runs))
+    store.timeline.note(record.sequence, record.time_us, record.count)
+    store.tokens.remember(found.request[0], record.sequence, found.request[1], record.count)

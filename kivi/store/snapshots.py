@@ -1,0 +1,76 @@
+"""Snapshots as callers ask for them: now, at a timestamp, or at a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kivi.errors import SnapshotTooOld, Unavailable
+from kivi.mvcc.commit import Committer
+from kivi.mvcc.leases import Lease, Leases
+from kivi.mvcc.timeline import Timeline
+from kivi.mvcc.watermark import Watermark
+
+__all__ = ["Snapshots"]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Thread safe."""
+
+    leases: Leases
+    watermark: Watermark
+    timeline: Timeline
+    committer: Committer
+    check_open: Callable[[], None]
+
+    def begin(
+        self,
+        *,
+        as_of_ts: int | None = None,
+        as_of_us: int | None = None,
+        min_snapshot: int | None = None,
+        timeout_s: float | None = None,
+        ttl_s: float | None = None,
+    ) -> Lease:
+        """A lease on the watermark, on a commit timestamp or on a moment (microseconds UTC).
+
+        With ``min_snapshot`` it waits until the watermark is there; Unavailable when the time is up. A moment that is
+        over waits likewise, for the commits up to it that are still in flight: it has one answer, now and later.
+        """
+        self.check_open()
+        timeout_s = 10.0 if timeout_s is None else timeout_s
+        if min_snapshot is not None:
+            self._reach(min_snapshot, timeout_s)
+        if as_of_us is not None:
+            over = as_of_us < self.committer.now_us()
+            with self.committer.entry_lock:  # whoever has a commit time by now has told the timeline
+                pass
+            as_of_ts = self.timeline.at(as_of_us)
+            if over:
+                self._reach(as_of_ts, timeout_s)
+            else:
+                as_of_ts = min(as_of_ts, self.watermark.value)
+        return self.leases.open(as_of_ts, ttl_s)
+
+    def _reach(self, ts: int, timeout_s: float) -> None:
+        """Waits until ``ts`` can be read. Raises Unavailable when the time is up."""
+        if not self.watermark.wait_for(ts, timeout_s):
+            raise Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {self.watermark.value}")
+
+    def begin_together(self, count: int) -> list[Lease]:
+        """So many leases on the watermark, all on one timestamp."""
+        self.check_open()
+        return self.leases.open_together(count)
+
+    def renew(self, lease_id: int, ttl_s: float | None = None) -> None:
+        self.leases.renew(self.leases.find(lease_id), ttl_s)
+
+    def release(self, lease: Lease | int) -> None:
+        """Ends a snapshot; harmless if it has ended."""
+        if isinstance(lease, int):
+            try:
+                lease = self.leases.find(lease)
+            except SnapshotTooOld:
+                return
+        self.leases.release(lease)

@@ -1,0 +1,126 @@
+"""Numbers about a store and its tables that are cheap to have."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kivi.model.schema import TableSchema
+from kivi.mvcc.shortage import Shortage
+from kivi.mvcc.snapshot import Reader
+from kivi.mvcc.watermark import Watermark
+from kivi.runtime.histogram import Histogram
+from kivi.store.catalog import LATE
+from kivi.store.commits import Commits
+from kivi.store.host import Running
+from kivi.store.reads import Reads
+from kivi.store.retention import remembered
+from kivi.store.snapshots import Snapshots
+from kivi.store.splitting import event_points, row_points
+
+__all__ = ["histograms", "split_points", "stats", "table_statistics"]
+
+
+class Host(Running, Protocol):
+    """The parts of a store that have something to count."""
+
+    moved: Watermark
+    snapshots: Snapshots
+    shortage: Shortage
+    reader: Reader
+    reads: Reads
+    commits: Commits
+
+
+def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
+    """Numbers about a table's contents that are cheap to have."""
+    events = store.event_tables.of(schema.id) if schema.kind == "event" else None
+    if events is None:
+        return {}
+    upto = store.moved.value
+    waiting = store.pending.events(schema.id, upto)
+    summary = events.view(upto)
+    with summary:
+        floor = summary.floor_us = store.retention.floor_at(schema.id, upto, summary.floor_us)
+        recent = [part.batch for item in waiting if (part := item.after(summary.events_upto)) is not None]
+        rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
+        rows += summary.rows if floor is None else summary.summary().rows
+        out = {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})
+    lease = store.snapshots.begin()
+    try:
+        counted = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
+    finally:
+        store.snapshots.release(lease)
+    return out | ({"late_dropped": counted["dropped"]} if counted is not None else {})
+
+
+def split_points(store: Host, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:
+    """See ``kivi.store.splitting``."""
+    if schema.kind != "event":
+        return list(row_points(store.engine, schema, rows))
+    events = store.event_tables.of(schema.id)
+    if events is None:
+        return []
+    upto = store.moved.value
+    recent = [item.batch for item in store.pending.events(schema.id, upto)]
+    with events.view(upto) as view:
+        return list(event_points(schema, view.blocks, recent, rows))
+
+
+def stats(store: Host) -> dict[str, int | float]:
+    """Flat numbers for metrics and ``kivi status``."""
+    counters = store.committer.counters
+    oldest = store.leases.oldest()
+    watermark = store.moved.value  # first: it is never above what was handed out before
+    last = store.log.last
+    return {
+        "watermark": watermark,
+        "last_ts": last,
+        "watermark_lag": last - watermark,
+        "in_flight": store.moved.in_flight,
+        "commits": counters.commits,
+        "commits_grouped": counters.commits_grouped,
+        "aborts_conflict": counters.conflicts,
+        "aborts_too_old": counters.too_old,
+        "aborts_no_room": counters.no_room,
+        "aborts_storage": counters.storage,
+        "commits_unknown": counters.unknown,
+        "rederived": counters.rederived,
+        "token_hits": store.tokens.hits,
+        "tokens_unsaved": store.tokens.unsaved,
+        "conflict_facts": store.committer.facts_size,
+        "conflict_floor": store.committer.facts_floor,
+        "leases": len(store.leases),
+        "leases_cut": store.leases.cut,
+        "oldest_snapshot": oldest if oldest is not None else watermark,
+        "oldest_snapshot_age_s": store.leases.oldest_age_s(),
+        "pending_bytes": store.pending.nbytes,
+        "pending_operations": store.pending.operations,
+        "consolidated_upto": store.consolidator.position,
+        "consolidated_durable_upto": store.consolidator.durable_position,
+        "consolidations": store.consolidator.passes,
+        "consolidated_rows": store.consolidator.rows_folded,
+        "consolidation_seconds": store.consolidator.busy_s,
+        "block_compactions": store.consolidator.compactions,
+        "block_compacted_rows": store.consolidator.compacted_rows,
+        "version_bytes": store.consolidator.sweeper.versions_bytes,
+        "stages": len(store.stages),
+        "stage_bytes": store.stages.live_bytes,
+        "late_dropped": store.commits.late_dropped,
+        "summary_blocks_known": store.reads.summary_blocks_known,
+        "summary_blocks_read": store.reads.summary_blocks_read,
+        "tables": len(store.catalog.visible.by_id),
+        "engine_errors_open": store.consolidator.engine_errors,
+        **store.shortage.stats(),
+        **{f"log_{name}": value for name, value in store.log.stats().items()},
+        **{f"engine_{name}": value for name, value in store.engine.stats().items()},
+    }
+
+
+def histograms(store: Host) -> dict[str, Histogram]:
+    """Distributions, for metrics."""
+    return {
+        "commit_s": store.committer.times,
+        "log_sync_s": store.log.sync_times,
+        "consolidation_s": store.consolidator.pass_times,
+        "read_runs": store.reader.runs_searched,
+    }
