@@ -1,4 +1,4 @@
-"""What callers write: the arguments of the public methods, once for all databases.
+"""The arguments of the public methods, once for all databases.
 
 ``kivi.open``, ``kivi.connect`` and ``kivi.aio.connect`` give the same methods. Each class here is the arguments of some
 of them: names, order, defaults, and whatever can be said against them before any table is known. ``takes`` gives a
@@ -382,7 +382,7 @@ def table_name(name: object) -> str:
 
 
 def stage_ids(ids: object) -> list[bytes]:
-    """What ``stage`` returned, several of them. Raises InvalidArgument."""
+    """A list of ids that ``stage`` returned. Raises InvalidArgument."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Iterable):
         raise InvalidArgument(f"stages are given as a list of what stage() returned, not {ids!r}")
     listed = list(ids)
@@ -415,7 +415,7 @@ def directory(path: object) -> str:
 
 
 def endpoint_name(endpoint: object) -> str:
-    """Where a server is. Raises InvalidArgument."""
+    """The endpoint of a server. Raises InvalidArgument."""
     return _text(endpoint, "a server's endpoint is a text, 'host:port'", 1)
 
 

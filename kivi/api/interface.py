@@ -118,7 +118,7 @@ class Database(ABC, Generic[Tx, Snap]):
 
     @abstractmethod
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
-        """Where to cut a table into parts of about ``rows`` rows, for many readers: bounds for ``scan``, in order.
+        """Points that cut a table into parts of about ``rows`` rows, for many readers: bounds for ``scan``, in order.
 
         Keys, and of event tables moments, ``(event time,)``. Estimates: whatever they are, the parts from each to the
         next, with the one before the first and the one after the last, are the whole table at any snapshot.
@@ -127,7 +127,7 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     @takes(TailArguments)
     def tail_points(self, wanted: TailArguments) -> TailPoints:
-        """Where the commits of an event table (of an aggregate: of its source) in (``since``, ``upto``] can be cut.
+        """Points that cut the commits in (``since``, ``upto``] of an event table, or of an aggregate's source.
 
         Into parts of at most ``rows`` events, or one commit; the first ``most`` of them. ``upto`` is the watermark
         unless it is given. No event is read.
@@ -257,7 +257,7 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
-        """What a query gives, and then how that changes, as commits come: see ``kivi.api.subscription``.
+        """The result of a query, and then how it changes, as commits come: see ``kivi.api.subscription``.
 
         Of rows: the result at a snapshot, and then its changes, from one snapshot to a later one, at most one update in
         each interval of ``interval_ms`` (whole milliseconds). Intervals count from one origin for all, so that what
@@ -321,7 +321,7 @@ class Database(ABC, Generic[Tx, Snap]):
 
 
 class Reads(ABC):
-    """What transactions and snapshots have in common."""
+    """The reads of transactions and snapshots."""
 
     def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         """The row as a dict of key, columns and derived columns, or None. Own writes included."""
@@ -503,7 +503,7 @@ class Snapshot(Reads):
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:
-        """What was committed after ``since``, up to this snapshot, with the commit's timestamp in ``_commit_ts``.
+        """Rows that were committed after ``since``, up to this snapshot, with the commit's timestamp in ``_commit_ts``.
 
         Of an event table its events, in commit order, retention notwithstanding. Of an aggregate the rows that such
         events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet.

@@ -42,7 +42,7 @@ _MOMENT: Final = ColumnType("timestamp")
 
 
 class Follower:
-    """What a subscriber has been told so far, whoever tells it."""
+    """The state that a subscriber has been told so far, in this process or by a server."""
 
     def __init__(self, wanted: SubscribeArguments, schema: TableSchema) -> None:
         self.of_events = wanted.of_events(schema)
@@ -163,7 +163,7 @@ class Subscription(ABC):
         return None
 
     def acknowledge(self) -> None:
-        """What was given so far is delivered, durably. Raises InvalidArgument for one without a name."""
+        """Marks what was given so far as delivered, durably. Raises InvalidArgument for one without a name."""
         if not self._follower.durable:
             raise InvalidArgument("only durable subscriptions, which have a name, remember what was delivered")
         self._follower.asks()
@@ -180,7 +180,7 @@ class Subscription(ABC):
 
     @abstractmethod
     def _next(self, timeout_s: float | None) -> Update | None:
-        """What is said next, rows as callers see them; None when the time is up."""
+        """The next update, rows as callers see them; None when the time is up."""
 
     @abstractmethod
     def close(self) -> None:

@@ -16,7 +16,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def new_token() -> str:
-    """A request token: who asks, and when it was issued, so that "too old to be remembered" can be told (R16)."""
+    """A request token. It says when it was issued, so that "too old to be remembered" can be told (R16)."""
     try:
         random = _RANDOM.pop()
     except IndexError:

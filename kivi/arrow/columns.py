@@ -34,7 +34,6 @@ __all__ = [
     "rows_from_batch",
     "stored_array",
     "stored_column",
-    "stored_nullable",
     "stored_rows",
 ]
 
@@ -48,7 +47,7 @@ _TYPES: Final = {
     "timestamp": TIMESTAMP,
 }
 FAILURES: Final = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, MemoryError)
-"""What pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
+"""The errors that pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
 
 
 def arrow_type(type_: ColumnType) -> Any:
@@ -63,7 +62,7 @@ def arrow_schema(schema: TableSchema) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """What one of these says, in a line of an error's sentence."""
+    """The text of one of these, as a part of an error's sentence."""
     said = "; ".join(str(arg) for arg in error.args) or type(error).__name__
     return said.split("\n")[0][:300]
 
@@ -118,25 +117,10 @@ def _valid(array: Any) -> npt.NDArray[np.bool_]:
     return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def arrow_from_stored(type_: ColumnType, values: npt.NDArray[Any]) -> Any:
-    """The inverse of ``stored_array``, for columns without nulls."""
-    if type_.name == "decimal":
-        halves = np.empty((len(values), 2), np.int64)
-        halves[:, 0] = values
-        halves[:, 1] = values >> 63
-        wanted = pa.decimal128(type_.precision, type_.scale)
-        return pa.Array.from_buffers(wanted, len(values), [None, pa.py_buffer(halves)])
-    if type_.name == "timestamp":
-        return pa.array(values).cast(TIMESTAMP)
-    return pa.array(values)
-
-
-def stored_nullable(type_: ColumnType, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None) -> Any:
-    """As ``arrow_from_stored``, null where ``missing``; -0.0 becomes 0.0."""
+def arrow_from_stored(type_: ColumnType, values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> Any:
+    """The inverse of ``stored_array``: the Arrow column, null where ``missing``."""
     if missing is not None and not missing.any():
         missing = None
-    if type_.name == "float64":
-        values = values + 0.0  # -0.0 + 0.0 is 0.0
     array = pa.array(values, mask=missing)
     if type_.name == "timestamp":
         return array.cast(TIMESTAMP)
@@ -165,10 +149,12 @@ def stored_column(type_: ColumnType, stored: list[Any]) -> Any:
 
 def decimals(type_: ColumnType, unscaled: Any) -> Any:
     """An int64 array of unscaled values -> decimal128, nulls kept."""
-    if not unscaled.null_count:
-        return arrow_from_stored(type_, unscaled.to_numpy())
-    array = arrow_from_stored(type_, unscaled.fill_null(0).to_numpy())
-    return pc.if_else(unscaled.is_valid(), array, pa.scalar(None, array.type))
+    values = unscaled.fill_null(0).to_numpy()
+    halves = np.empty((len(values), 2), np.int64)
+    halves[:, 0] = values
+    halves[:, 1] = values >> 63
+    array = pa.Array.from_buffers(arrow_type(type_), len(values), [None, pa.py_buffer(halves)])
+    return pc.if_else(unscaled.is_valid(), array, pa.scalar(None, array.type)) if unscaled.null_count else array
 
 
 def literal(type_: ColumnType, stored: Any) -> Any:

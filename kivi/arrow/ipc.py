@@ -77,7 +77,7 @@ def _too_much(what: str, found: int, limit: int) -> ResourceExhausted:
 
 _MAX_COLUMNS: Final = 4_096
 _NODE_BYTES: Final = 128
-"""What an array costs in memory whatever it holds; charged, so that a million empty ones are not free."""
+"""Memory that an array costs whatever it holds; it is charged, so that a million empty ones are not free."""
 _WIDEST: Final = 32
 """Bytes of the widest number, a decimal256."""
 
@@ -176,7 +176,7 @@ class _Flat:
         return _Flat(data, _read("<I", data, 0))
 
     def _field(self, number: int) -> int:
-        """Where the field is, or 0."""
+        """The place of the field, or 0."""
         if number >= self._fields:
             return 0
         offset = _read("<H", self._data, self._vtable + 4 + 2 * number)
@@ -214,7 +214,7 @@ def _read(layout: str, data: memoryview, at: int) -> int:
 
 
 class _Budget:
-    """What the messages declared so far, against the limits."""
+    """The sums of what messages declared so far, against the limits."""
 
     def __init__(self, max_bytes: int, max_rows: int) -> None:
         self._max_bytes, self._max_rows = max_bytes, max_rows

@@ -207,7 +207,7 @@ class EventRows:
         import numpy as np
         import pyarrow as pa
 
-        from kivi.arrow.columns import arrow_schema, stored_nullable
+        from kivi.arrow.columns import arrow_from_stored, arrow_schema
 
         packed: Any
         packed, *texts = zip(*rows, strict=True) if self._texts else (rows,)
@@ -220,7 +220,10 @@ class EventRows:
             if column.name in self._null_bits:
                 word, bit = self._null_bits[column.name]
                 missing = cells[f"nulls_{word}"] & np.uint64(1 << bit) != 0
-            arrays[column.name] = stored_nullable(column.type, np.ascontiguousarray(cells[f"at_{i}"]), missing)
+            stored = np.ascontiguousarray(cells[f"at_{i}"])
+            if column.type.name == "float64":
+                stored = stored + 0.0  # -0.0 + 0.0 is 0.0
+            arrays[column.name] = arrow_from_stored(column.type, stored, missing)
         wanted = arrow_schema(self.schema)
         for column, values in zip(self._texts, texts, strict=True):
             arrays[column.name] = pa.array(values, wanted.field(column.name).type)

@@ -1,4 +1,4 @@
-"""What callers append: dicts, Arrow or pandas become one batch of the table's columns, or are refused.
+"""Records that callers append: dicts, Arrow or pandas become one batch of the table's columns, or are refused.
 
 The batch has the table's columns in the table's order. What is accepted, and nothing that would lose a digit:
 

@@ -102,7 +102,7 @@ def _was_full(stats: dict[str, Any]) -> str:
 
 
 def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
-    """What somebody has to do something about."""
+    """A sentence for each state that somebody has to do something about."""
     if now.get("log_failed"):
         yield "the commit log failed: look at the disk, and start the server again"
     if now.get("disk_full"):
@@ -168,7 +168,7 @@ def describe(args: argparse.Namespace) -> int:
 
 
 def query_of(description: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """What ``add_query`` asked, as arguments of ``scan`` and ``subscribe``."""
+    """The values of the options of ``add_query``, as arguments of ``scan`` and ``subscribe``."""
     return {
         "prefix": key_of(description, args.prefix, partial=True),
         "where": where(args.where, type_names(description)) if args.where else None,

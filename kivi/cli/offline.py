@@ -139,7 +139,7 @@ def _dump_log(root: Path, emit: Any, schema_of: SchemaOf) -> bool:
 
 
 def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
-    """What one log record says, by the names of the tables that are there now."""
+    """The facts of one log record, by the names of the tables that are there now."""
     from kivi.encoding import pretty as fmt
     from kivi.log import Kind
     from kivi.mvcc.record import BLIND, decode_abort, decode_commit, decode_events, decode_stage, is_events
@@ -243,7 +243,7 @@ def verify(args: argparse.Namespace) -> int:
 
 
 def examine(path: str) -> dict[str, Any]:
-    """What verify found. Raises DataLoss that names the file and the offset."""
+    """The report of ``verify``. Raises DataLoss that names the file and the offset."""
     root = checked(path)
     records, cut = _check_log(root)
     report: dict[str, Any] = {"store": path, "log": f"{records:,} records, chain intact"}

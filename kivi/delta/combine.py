@@ -20,7 +20,7 @@ them, where these laws make it nobody's business (``+`` is the column's operator
 
 They do not hold for SUM over floats, which fold strictly left to right across commits: ``is_combinable`` says which
 tables qualify. A combined row can be read at S >= its stamp, and by nobody at an S between the commits that it is made
-of. Who combines sees to it that no such snapshot is or will be open: ``kivi.mvcc.combine``.
+of. The caller sees to it that no such snapshot is or will be open: ``kivi.mvcc.combine``.
 
 * Integers and decimals: each limb is summed by itself. Exact while sums stay within 2**95, which 2**32 rows of 64 bits
   cannot leave.

@@ -34,7 +34,7 @@ class Operator:
         return delta if cell is None else self.apply(cell, delta)
 
     def identity(self, column: Column) -> Any:
-        """What a cell holds before its first delta, in stored form."""
+        """The value of a cell before its first delta, in stored form."""
         if self is SUM:
             return 0.0 if column.type.name == "float64" else 0
         return None

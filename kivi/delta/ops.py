@@ -28,7 +28,7 @@ __all__ = ["Barrier", "RowOp", "apply_op", "fold", "then_delete", "then_delta", 
 
 
 class Barrier(IntEnum):
-    """What an operation does to everything before it in its row. The values are on disk."""
+    """The effect of an operation on everything before it in its row. The values are on disk."""
 
     PATCH = 0
     DELETE = 1
@@ -44,7 +44,7 @@ class RowOp(NamedTuple):
 
     @property
     def varying_bytes(self) -> int:
-        """What its strings and bytes hold: the part of its size that one operation does not share with another."""
+        """The length of its strings and bytes: the part of its size that one operation does not share with another."""
         size = 0
         for cells in (self.puts, self.deltas):
             for value in cells.values():

@@ -221,7 +221,7 @@ class _Live(Subscription):
         self._hub.durable.acknowledge(self._wanted.user, self._wanted.name, ts, skip)
 
     def __del__(self) -> None:
-        """Who forgets it without closing leaves nothing behind."""
+        """Closed by the garbage collector if the caller drops it."""
         if hasattr(self, "_asked") and not self._follower.ended:
             self.close()
 

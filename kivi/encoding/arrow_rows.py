@@ -2,7 +2,7 @@
 
 The columnar twin of ``RowLayout.decode``, ``rows_batch`` and ``kivi.model.derived_columns.evaluate_expression``, to the
 last bit. Whatever a column cannot hold (a sum beyond its type, a float or a derived value that is not finite) is an
-OverflowError here, for the whole portion: who reads row by row says of which row, and whether anybody asked for it.
+OverflowError here, for the whole portion: a read row by row says which row it is, and whether anybody asked for it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from kivi.arrow.columns import TIMESTAMP, arrow_from_stored, decimals
+from kivi.arrow.columns import arrow_from_stored
 from kivi.encoding.base_rows import is_wide
 from kivi.model.schema import Column
 from kivi.model.types import ColumnType
@@ -55,12 +54,7 @@ def array_of(type_: ColumnType, column: Values) -> Any:
         _check_finite(values, valid)
     elif type_.name == "decimal":
         _check_digits(type_, values)
-    if valid is None:
-        return arrow_from_stored(type_, values)
-    array = pa.array(values, mask=~valid)
-    if type_.name == "decimal":
-        return decimals(type_, array)
-    return array.cast(TIMESTAMP) if type_.name == "timestamp" else array
+    return arrow_from_stored(type_, values, None if valid is None else ~valid)
 
 
 def _check_finite(values: Array, valid: Array | None) -> None:

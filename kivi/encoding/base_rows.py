@@ -21,7 +21,6 @@ width by thousands, and gets both in one piece (``kivi.engine.rocks.Records``).
 
 from __future__ import annotations
 
-import itertools
 import struct
 from functools import cached_property
 from typing import Any, Final, NamedTuple
@@ -72,12 +71,10 @@ class RowLayout:
             f"<QB{self.null_bytes}s" + "".join("Qq" if is_wide(c) else _FORMATS[c.type.name] for c in columns)
         )
         self._wide = [is_wide(c) for c in columns]
-        before = itertools.accumulate(self._wide, initial=0)
-        self._at = [(i + count, wide) for i, (count, wide) in enumerate(zip(before, self._wide, strict=False))]
         self._no_nulls = bytes(self.null_bytes)
         self._narrow = struct.Struct(self._struct.format.replace("Qq", "qq"))
-        self._low = [3 + at for at, _ in self._at]
-        self._high = [3 + at + 1 for at, wide in self._at if wide]
+        self._low = [3 + i + sum(self._wide[:i]) for i in range(len(columns))]
+        self._high = [low + 1 for low, wide in zip(self._low, self._wide, strict=True) if wide]
 
     @staticmethod
     def of(schema: TableSchema) -> RowLayout:
@@ -142,12 +139,6 @@ class RowLayout:
         try:
             cts, flags, nulls, *fixed = self._struct.unpack_from(data)
             tail = self._struct.size
-            if self.fixed and flags & _ALIVE and nulls == self._no_nulls and len(data) == tail:  # most rows
-                return Version(
-                    cts,
-                    True,
-                    tuple([fixed[at] + (fixed[at + 1] << 64) if wide else fixed[at] for at, wide in self._at]),
-                )
             cells: list[Any] = []
             at = 0
             if not flags & _ALIVE:

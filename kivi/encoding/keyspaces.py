@@ -155,7 +155,7 @@ def token_block_key(newest_us: int, oldest_us: int, cts: int) -> bytes:
 
 
 def token_data_key(block_key: bytes) -> bytes:
-    """Where the tokens are of a block with that key."""
+    """The key of the row that holds the tokens of a block with that key."""
     return _TOKEN_DATA + block_key[1:]
 
 

@@ -106,7 +106,7 @@ def operation(
     cts: int | None = None,
     stamp: Stamp = _plain,
 ) -> str:
-    """What one transaction does to a row: ``x=5`` puts, ``n+=3`` and ``peak max=7`` are deltas."""
+    """The effect of one transaction on a row: ``x=5`` puts, ``n+=3`` and ``peak max=7`` are deltas."""
     words = [] if barrier == "PATCH" else [barrier.lower()]
     words += [f"{schema.columns[i].name}={value(schema.columns[i], cell)}" for i, cell in sorted(puts.items())]
     for i, delta in sorted(deltas.items()):

@@ -8,7 +8,7 @@ row each (``kivi.mvcc.tokens``), and so have those that were fenced.
 
 A block holds up to ``BLOCK_TOKENS_MAX`` tokens, sorted by the time they were issued, from ``SPAN_US_MAX`` at most. Its
 key says between which times that was, the newest first, and the least commit timestamp (``spaces.token_block_key``).
-So who looks for a token that was issued at t has to look at the blocks whose newest token is of t to t + SPAN_US_MAX,
+So a search for a token that was issued at t looks at the blocks whose newest token is of t to t + SPAN_US_MAX,
 and into those whose oldest is not after t: seldom more than one or two. It is two rows, one small, that is looked at,
 and one with the data, which is looked into::
 
@@ -76,7 +76,7 @@ def are_regular(tokens: Sequence[str]) -> bool:
 
 
 def issued_us(token: str) -> int:
-    """When a regular token was issued."""
+    """The time at which a regular token was issued, in microseconds since 1970 UTC."""
     return int(token[3:19])
 
 
@@ -131,7 +131,7 @@ def block_times(key: bytes) -> tuple[int, int, int]:
 
 
 class _Block:
-    """Where what is in a value."""
+    """The places of a value's fields."""
 
     def __init__(self, key: bytes, value: bytes) -> None:
         self.newest, self.oldest, self.first = block_times(key)

@@ -99,20 +99,21 @@ class Engine(ABC):
 
     @abstractmethod
     def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
-        """What `scan` gives, forward, ``rows`` pairs at a time, the last chunk of fewer; none is empty.
+        """The pairs of `scan`, forward, ``rows`` pairs at a time, the last chunk of fewer; none is empty.
 
-        Flat: key, value, key, value ..., so that who knows how long they are joins them in one go. For those who read
-        much: no Python statement runs for each pair. Nothing else runs in the process while a chunk is read, so one
-        of more than some thousand rows is felt by others. ``rows`` is at least 1.
+        Flat: key, value, key, value ..., so that a caller that knows how long they are joins them in one go. For
+        callers that read much: no Python statement runs for each pair. Nothing else runs in the process while a chunk
+        is read, so one of more than some thousand rows is felt by others. ``rows`` is at least 1.
         """
 
-    @abstractmethod
     def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
-        """What `scan_chunks` gives, each pair as one record: the value, and right behind it the key.
+        """The pairs of `scan_chunks`, each as one record: the value, and right behind it the key.
 
         All values have ``value_bytes``; the caller has to look whether that is so, as from another one on it gets
         anything. An engine may keep records as such, and reads them in little more than half the time.
         """
+        chunks = self.scan_chunks(start, end, rows)
+        return ([value + key for key, value in zip(flat[::2], flat[1::2], strict=True)] for flat in chunks)
 
     @abstractmethod
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:

@@ -30,7 +30,7 @@ class MemoryEngine(Engine):
         self._undo: list[list[tuple[bytes, bytes | None]]] = []
         self._closed = False
         self.checkpoints: dict[str, MemoryEngine] = {}
-        """What `checkpoint` made, by path."""
+        """The copies that `checkpoint` made, by path."""
 
     def get(self, key: bytes) -> bytes | None:
         with self._lock:
@@ -63,10 +63,6 @@ class MemoryEngine(Engine):
     def _chunks(self, pairs: Iterator[tuple[bytes, bytes]], rows: int) -> Iterator[list[bytes]]:
         while flat := list(itertools.chain.from_iterable(itertools.islice(pairs, rows))):
             yield flat
-
-    def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
-        chunks = self.scan_chunks(start, end, rows)
-        return ([value + key for key, value in zip(flat[::2], flat[1::2], strict=True)] for flat in chunks)
 
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         return itertools.islice((key for key, _ in self.scan(start, end)), step, None, step)

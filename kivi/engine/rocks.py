@@ -42,6 +42,7 @@ hold nothing else are dropped without.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -59,7 +60,7 @@ __all__ = ["BLOB_BYTES_MIN", "Records", "RocksEngine"]
 
 T = TypeVar("T")
 _UNREADABLE: Final = ("Invalid argument", "NotFound", "Not implemented", "Not supported")
-"""What RocksDB says of options that it wrote itself, and that are not what it wrote any more."""
+"""RocksDB's words for options that it wrote itself, and that are not what it wrote any more."""
 _FLAT = itertools.chain.from_iterable
 
 BLOB_BYTES_MIN = 64 * 1024
@@ -92,7 +93,7 @@ _log = logging.getLogger("kivi.engine")
 
 
 class Records(NamedTuple):
-    """What is kept as records: the values of all keys that begin with one of these bytes, each with its key behind it.
+    """The pairs that are kept as records, each value with its key behind it: of all keys that begin with one of these.
 
     An engine that was empty notes it under ``note``, in its first batch, and keeps to it; one that holds pairs without
     the note has none (made by an older version). So it is true of all that an engine holds or of nothing, after a crash
@@ -189,7 +190,7 @@ class RocksEngine(Engine):
 
     def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
         if start[:1] not in self._records or not _is_within(start[:1], end):
-            return map(_joined, self.scan_chunks(start, end, rows))
+            return super().scan_records(start, end, rows, value_bytes)
 
         def records(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
             return _records(*self._twins(self._db.values, bounds, start), start, rows, value_bytes, bounds)
@@ -219,10 +220,8 @@ class RocksEngine(Engine):
         with self._lock:
             if self._closed:
                 raise Unavailable("the engine is closed: open the store again")
-            try:
+            with self._translated():
                 scan = _Scan(self, steps(bounds))
-            except Exception as error:
-                raise self._translate(error) from error
             self._scans.add(scan)
         return scan
 
@@ -244,16 +243,12 @@ class RocksEngine(Engine):
                 native.delete(key)
             else:
                 native.put(key, value + key if key[:1] in records else value)
-        try:
+        with self._translated():
             self._db.write(native, self._write_options)
-        except Exception as error:
-            raise self._translate(error) from error
 
     def flush(self) -> None:
-        try:
+        with self._translated():
             self._db.flush(True)
-        except Exception as error:
-            raise self._translate(error) from error
         self._collect()
 
     def _collect(self) -> None:
@@ -271,16 +266,12 @@ class RocksEngine(Engine):
     def checkpoint(self, path: str) -> None:
         if os.path.exists(path):
             raise InvalidArgument(f"{path} exists: give a checkpoint a path of its own", path=path)
-        try:
+        with self._translated():
             rocksdict.Checkpoint(self._db).create_checkpoint(path)
-        except Exception as error:
-            raise self._translate(error) from error
 
     def stats(self) -> dict[str, int]:
-        try:
+        with self._translated():
             return {name: self._db.property_int_value(key) or 0 for name, key in _PROPERTIES.items()}
-        except Exception as error:
-            raise self._translate(error) from error
 
     def close(self) -> None:
         with self._lock:
@@ -289,8 +280,14 @@ class RocksEngine(Engine):
             self._closed = True
             for scan in list(self._scans):
                 scan.steps = None
-        try:
+        with self._translated():
             self._db.close()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """For calls that are so few that its microsecond does not count: others say ``try``."""
+        try:
+            yield
         except Exception as error:
             raise self._translate(error) from error
 
@@ -427,7 +424,7 @@ def _records(
     value_bytes: int,
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
-    """As `_chunks`. A value of another width makes it go on somewhere else: that is noticed by who knows the width."""
+    """As `_chunks`. A value of another width makes it go on somewhere else, which the caller notices by the width."""
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
         start = part[-1][value_bytes:] + b"\0"
@@ -443,10 +440,6 @@ def _records(
 def _is_within(first: bytes, end: bytes | None) -> bool:
     """Whether every key from one that begins with that byte up to ``end`` begins with it."""
     return end is not None and (end[:1] <= first or (len(end) == 1 and end[0] == first[0] + 1))
-
-
-def _joined(flat: list[bytes]) -> list[bytes]:
-    return [value + key for key, value in zip(flat[::2], flat[1::2], strict=True)]
 
 
 def _backward(

@@ -1,4 +1,4 @@
-"""What a user declares and asks for, as plain data.
+"""Tables, queries and subscriptions as a user declares them, in plain data.
 
     types             column types, and single values between the caller's form and stored form
     schema            what a table is: columns, operators, the three kinds of table

@@ -42,7 +42,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class TailPoints:
-    """Where the commits of an event table (of an aggregate: of its source) after ``since`` can be cut.
+    """The places where the commits of an event table (of an aggregate: of its source) after ``since`` can be cut.
 
     ``points``: (commit timestamp, events after the point before), each part as large as the rows asked for allow, but
     at least one commit. ``last``: the newest of these commits, ``since`` if there is none. ``kept_since``: every event

@@ -1,4 +1,4 @@
-"""What a caller declares, made into schemas: every rule of what may be declared is here.
+"""Declarations made into schemas: every rule of what a caller may declare is here.
 
 A definition is checked in full before anything is stored: names, types, that an operator fits its column, that an
 aggregate's groups and measures are columns of its source, and that its derived columns are arithmetic over them. So

@@ -134,7 +134,7 @@ def names(expr: Expr) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What to scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
+    """A scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
     stored form; ``where`` is bound; ``limit`` counts rows that match. ``changes``: only what is new since then."""
 
     prefix: tuple[Any, ...] = ()

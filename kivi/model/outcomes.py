@@ -1,4 +1,4 @@
-"""What ``outcome(token)`` answers when there is no commit timestamp to give."""
+"""The answers of ``outcome(token)`` when there is no commit timestamp to give."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def parse_moment(text: str, what: str) -> dt.datetime:
 
 
 def parse_value(type_name: str, text: str, what: str = "value") -> Any:
-    """What was typed, as a value of the column's type. ``null`` is null; ``'null'`` in quotes is the text."""
+    """The typed text as a value of the column's type. ``null`` is null; ``'null'`` in quotes is the text."""
     if text == "null":
         return None
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":

@@ -1,4 +1,4 @@
-"""What a table is: its columns, their operators, and the three kinds of table.
+"""Schemas of tables: columns, their operators, and the three kinds of table.
 
 A schema is plain immutable data: what the catalog stores and every room is handed. Row tables have keys and are
 written by put, insert, delete and delta; event tables have neither keys nor rows to change, only appends; an
@@ -105,11 +105,11 @@ class TableSchema:
     by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Key columns and columns."""
     index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Where a column is among ``columns``; key columns are nowhere."""
+    """The place of each column among ``columns``; key columns have none."""
     counted: bool = field(default=False, init=False, compare=False, repr=False)
     """Whether all of the key's columns are kept as integers that callers may give as such."""
     memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """What follows from this definition and takes long to work out, by whoever works it out (``remembered``)."""
+    """Facts that follow from this definition and take long to work out, by their names (``remembered``)."""
 
     def __post_init__(self) -> None:
         if len(self.columns) > COLUMNS_MAX:
@@ -288,7 +288,7 @@ class TableSchema:
         }
 
     def description(self) -> dict[str, Any]:
-        """What describe() returns: plain data, for people and programs."""
+        """The answer of ``describe``: plain data, for people and programs."""
         out: dict[str, Any] = {
             "name": self.name,
             "kind": self.kind,

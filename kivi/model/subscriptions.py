@@ -49,7 +49,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a subscriber is told at once. ``ts`` is the snapshot whose state it has then.
+    """One message to a subscriber. ``ts`` is the snapshot whose state it has then.
 
     ``reset``: the changes begin from nothing, whatever the subscriber had before. Of events ``skip`` counts those
     after ``ts`` that have been delivered, this update's included: the next one begins behind them. ``ended``: it is
@@ -75,7 +75,7 @@ class Durable(NamedTuple):
 
 class Stored(NamedTuple):
     """A durable subscription as it is kept: events after ``since`` are its, those up to ``ts`` and ``skip`` after it
-    have been delivered. ``query`` is for those who read the store."""
+    have been delivered. ``query`` is for people that read the store."""
 
     user: str
     name: str
@@ -123,7 +123,7 @@ class _Backwards:
 
 
 _LAST: Final = (1,)
-"""Where nulls are, in either direction."""
+"""The rank of nulls, in either direction."""
 
 
 def _up(value: Any) -> tuple[Any, ...]:
@@ -138,7 +138,7 @@ def _down(value: Any) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is subscribed to, bound to a schema: a scan's range, predicate and columns, an order, and a part of it.
+    """The query of a subscription, bound to a schema: a scan's range, predicate and columns, an order and a part.
 
     ``order``: (column, whether from the largest down). Rows that are equal by it are in key order (events: in commit
     order), nulls last. ``limit`` rows are shown from the ``offset``-th on.

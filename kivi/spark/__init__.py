@@ -121,7 +121,7 @@ _ROOMS: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    """What needs PySpark, which is installed only where it is asked for."""
+    """Loads the names that need PySpark, which is installed only where it is asked for."""
     if name in _ROOMS:
         return getattr(importlib.import_module(f"kivi.spark.{_ROOMS[name]}"), name)
     raise AttributeError(f"module 'kivi.spark' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Whose batches they are: scopes of batch tokens, and the warning when a second application feeds the same table.
+"""Applications: scopes of their batch tokens, and the warning when a second one feeds the same table.
 
 ::
 

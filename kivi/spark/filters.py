@@ -37,7 +37,7 @@ _COMPARISONS: Final[dict[type[spark.Filter], Callable[[Any, Any], Expr]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a scan takes: all rows whose key begins with ``prefix``, from ``start`` on, before ``end``."""
+    """The range of a scan: all rows whose key begins with ``prefix``, from ``start`` on, before ``end``."""
 
     prefix: tuple[Any, ...] = ()
     start: tuple[Any, ...] | None = None

@@ -46,7 +46,7 @@ __all__ = ["Stager", "Written", "into_tables", "write_batch"]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What became of a batch: its commit timestamp, the rows that this run of it staged for each table, and whether an
+    """The outcome of a batch: its commit timestamp, the rows that this run of it staged for each table, and whether an
     earlier run had committed it, in which case those were dropped."""
 
     commit_ts: int

@@ -77,7 +77,7 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str, str | None]]:
-    """Where a Java may be: what to call the place, the program, and the JAVA_HOME that makes Spark use it."""
+    """The places where a Java may be: a name of the place, the program, and the JAVA_HOME that makes Spark use it."""
     if home := environ.get("JAVA_HOME"):
         yield "JAVA_HOME", str(Path(home) / "bin" / "java"), home
     if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):

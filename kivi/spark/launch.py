@@ -76,7 +76,7 @@ def _text(value: str | int | bool) -> str:
 
 @contextlib.contextmanager
 def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
-    """What starting Java reads from the environment; what is about Java, and PYTHONPATH, are put back afterwards.
+    """Sets the environment that Java is started with; variables of Java and PYTHONPATH are put back afterwards.
 
     Nothing happens if this process has started its Java already.
     """

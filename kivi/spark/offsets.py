@@ -1,4 +1,4 @@
-"""Where a stream is: offsets, and what they are checked against before anything is read from one.
+"""Offsets of streams, and what they are checked against before anything is read from one.
 
 An offset is a commit timestamp, with what is needed to know that it still means the same: the table's generation (a
 table that was dropped and created again is another one) and the store's name (a backup that was restored has another
@@ -121,7 +121,7 @@ def check_offset(name: str, offset: Offset, found: TailPoints, *, fail: bool) ->
 
 
 def forgotten(name: str, error: SnapshotTooOld) -> StreamDataLoss | SnapshotTooOld:
-    """What a read that found events dropped raises in a stream; any other error as it is."""
+    """The error that a stream raises if a read has found events dropped; any other error as it is."""
     if "kept_since" not in error.details:
         return error
     return StreamDataLoss(_sentence(dropped(name, int(error.details["kept_since"])), _LEFT), **error.details)

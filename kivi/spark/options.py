@@ -55,7 +55,7 @@ _clients: dict[tuple[int, str, str | None, str | None], Database] = {}
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user asked for, checked. Pickles; has no connection in it."""
+    """The options that the user gave, checked. Pickles; has no connection in it."""
 
     table: str
     endpoint: str = "localhost:7420"

@@ -110,7 +110,7 @@ class Target:
 
 
 def spark_schema(target: Target, columns: tuple[str, ...] | None = None) -> spark.StructType:
-    """What a read gives. Raises SchemaError for a column that is not there."""
+    """The schema of the rows that a read gives. Raises SchemaError for a column that is not there."""
     names = tuple(target.columns) if columns is None else columns
     for name in names:
         if name not in target.columns:
@@ -126,7 +126,7 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
 
 
 def spark_type(type_: ColumnType) -> spark.DataType:
-    """What a read gives of a column."""
+    """The type of the values that a read gives of a column."""
     return from_arrow_type(arrow_type(type_))
 
 

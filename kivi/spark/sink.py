@@ -1,6 +1,6 @@
 """Writing: tasks stage, the driver commits. Why it is exactly once is told in ``kivi.spark``.
 
-Who runs what, in Spark's words, for one micro-batch or one batch job::
+The processes that run each step, in Spark's words, for one micro-batch or one batch job::
 
     planning process      writer() or streamWriter()   checks the schema: nothing has been written when it fails
     every task            write(rows)                  stages, returns the ids
@@ -46,7 +46,7 @@ _STAGES_UNDER_WAY: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Staged(WriterCommitMessage):
-    """What one task made durable: its stages, how many rows, and which query it belonged to."""
+    """The message of one task: the stages that it made durable, how many rows, and which query it belonged to."""
 
     stages: tuple[bytes, ...]
     rows: int
@@ -135,7 +135,7 @@ def _stages(messages: Sequence[WriterCommitMessage | None]) -> list[bytes]:
 
 @dataclass(frozen=True)
 class Stager:
-    """What a task does with its rows. Pickles."""
+    """Stages the rows of a task. Pickles."""
 
     options: Options
     target: Target

@@ -1,4 +1,4 @@
-"""What Spark registers: ``format("kivi")``, and reading a table at one snapshot, in parts.
+"""The data source that Spark registers, ``format("kivi")``, and reading a table at one snapshot, in parts.
 
 Each part is a range of keys, or of commits of events, of about ``partitionRows`` rows: one task. Filters that kivi can
 evaluate are evaluated where the rows are (``filters``), and those on the first key columns or the event time leave out
@@ -17,10 +17,11 @@ later tries the plan's commit timestamp. Event tables answer it (unless retentio
 overwritten), and so do tables with ``history`` as far as that goes; of other tables the task fails with
 SNAPSHOT_TOO_OLD, which names the option, and never reads another state.
 
-Why nothing renews it in between: nobody who could knows when to stop. A reader is planned in a Python worker that Spark
-ends once it has been idle for a while, and a data frame may be executed again, or never, or in part (``take``), without
-a word to its source. A process that renews as long as the application lives would keep every snapshot that a notebook
-ever read, and all old rows with it, until it ends. How long a job takes before it reads, only its author knows.
+Nothing renews it in between, since nothing that could knows when to stop. A reader is planned in a Python worker that
+Spark ends once it has been idle for a while, and a data frame may be executed again, or never, or in part (``take``),
+without a word to its source. A process that renews as long as the application lives would keep every snapshot that a
+notebook ever read, and all old rows with it, until it ends. How long a job takes before it reads, only its author
+knows.
 """
 
 from __future__ import annotations

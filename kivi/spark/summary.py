@@ -62,7 +62,7 @@ def measures_of(text: str) -> dict[str, OperatorCall]:
 
 
 def summary_of(target: Target, text: str) -> StructType:
-    """What a read gives: one row. Raises InvalidArgument, SchemaError."""
+    """The schema of the one row that a read gives. Raises InvalidArgument, SchemaError."""
     columns = tuple(Column(name, type_) for name, type_ in target.columns.items())
     kind: Any = target.kind
     measured = summary_schema(TableSchema(target.table, kind, (), columns), measures_of(text))

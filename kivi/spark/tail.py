@@ -53,7 +53,7 @@ __all__ = ["EventTail", "StreamReader", "TailPart", "stream_schema", "streamed"]
 
 
 def stream_schema(target: Target, columns: tuple[str, ...] | None, *, commit_ts: bool) -> StructType:
-    """What a stream gives. Raises SchemaError for a column that is not there."""
+    """The schema of the rows that a stream gives. Raises SchemaError for a column that is not there."""
     found = spark_schema(target, columns)
     if not commit_ts:
         return found
@@ -88,7 +88,7 @@ def streamed(db: Database, options: Options, stream: StreamOptions, schema: Stru
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What the streams of event tables and of aggregates have in common. Pickles: tasks have a copy."""
+    """The common part of the streams of event tables and of aggregates. Pickles: tasks have a copy."""
 
     def __init__(self, options: Options, stream: StreamOptions, target: Target, schema: StructType) -> None:
         self._options = options

@@ -6,7 +6,7 @@
                                                      `-- window: the span ids of the last minutes
 
 ============ ==========================================================================
-``listener`` the call Export: who may, how much waits, which status an error becomes
+``listener`` the call Export: access, how much waits, which status an error becomes
 ``spans``    which spans count, and their columns: plain data in, plain data out
 ``window``   which span ids were taken within the window
 ``recall``   the window as it was, from the table

@@ -58,7 +58,7 @@ _LATE: Final = "it ended before the table's retention floor"
 
 @dataclass(slots=True)
 class Taken:
-    """What became of one request's spans: how many are new, were dropped as late, were there before, and cannot be
+    """The outcome of one request's spans: how many are new, were dropped as late, were there before, and cannot be
     used, and why."""
 
     stored: int = 0
@@ -76,7 +76,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Turn:
-    """What became of each request, once its transaction has committed: the one with what is new, if anything is."""
+    """One turn of the writer: its transaction, if anything is new, and what each request is answered after it."""
 
     taken: Callable[[], list[Taken]]
     ids: Ids

@@ -174,7 +174,7 @@ def listener(
 
 
 def _otlp(options: Options, sessions: Sessions, tokens: Tokens) -> Listener | None:
-    """What it takes is loaded only where it is asked for: it is an extra."""
+    """The intake of spans; its packages, an extra, are loaded only if it is asked for."""
     if options.otlp is None:
         return None
     from kivi_server.otlp.intake import Intake
