@@ -295,12 +295,12 @@ class SegmentedLog(CommitLog):
                     f"{self._inflight_records} records ({self._inflight_bytes} bytes) wait to be synced: "
                     "wait, the disk is behind"
                 )
+            active = self._active
             if (
                 active is not None
                 and active.end + size <= active.capacity
                 and self._next + count - active.header.first <= NUMBERS_MAX
             ):
-                return active
                 return active
             spare = self._room.take(size)
             if spare is not None:
