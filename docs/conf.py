@@ -115,7 +115,7 @@ class Generated(Directive):
 
 
 def parser() -> argparse.ArgumentParser:
-    from kivi.cli.main import parser
+    from kivi.cli.commands import parser
 
     return parser()
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import copy
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -209,10 +209,9 @@ class DeltaRun:
             return range(start, start)
         if isinstance(self.cts, int):
             return range(start, start + 1)
-        stop = start + 1
-        while stop < self.rows and self.key_at(stop) == key:
-            stop += 1
-        return range(start, stop)
+        if self.uniform is not None and len(key) == self.uniform.itemsize:
+            return range(start, int(self.uniform.searchsorted(key, "right")))
+        return range(start, bisect_right(range(self.rows), key, start, key=self.key_at))
 
     def slice_range(self, start: bytes | None, end: bytes | None) -> range:
         """The rows with start <= key < end; None is no bound."""

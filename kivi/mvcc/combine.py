@@ -66,6 +66,10 @@ def combine(pending: Pending, schema: TableSchema, above: int, upto: int, keep: 
         count = worth_combining([run.rows for run in same])
         if count > 1:
             _replace(pending, schema, same[-count:], same[-count:], [])
+            same = same[:-count]
+        for run in same:
+            if not run.distinct:  # of a group, which may have many rows of one key
+                _replace(pending, schema, [run], [run], [])
 
 
 def _replace(

@@ -5,8 +5,8 @@
     caller's thread   1  encode and derive; nothing is locked                     store.Txn.prepare
                       2  wait for room in pending (writers slow down, memory does not grow); a retry does not wait
     entry lock        3  token known?  -> its first CTS       fenced? -> aborted      in flight? -> wait with it
-    (no I/O inside)   4  lease still held, start_ts >= facts.floor   -> SnapshotTooOld
-                      5  catalog as derived with?               -> else back to 1
+    (no I/O inside)   4  catalog as derived with?               -> else back to 1
+                      5  lease still held, start_ts >= facts.floor   -> SnapshotTooOld
                       6  verdict against facts                  -> Conflict
                       7  log.append: the record gets its CTS in chain order
                       8  watermark.enter, facts.note, tokens.remember
