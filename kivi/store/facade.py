@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -52,7 +52,7 @@ from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
 from kivi.mvcc.consolidate import Consolidator
-from kivi.mvcc.groups import Answer, Outcome, Part, Single, Writes, WriteSet, told
+from kivi.mvcc.groups import Answer, Outcome, Part, Single, Tell, Writes, WriteSet, told
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
@@ -62,7 +62,7 @@ from kivi.mvcc.timeline import Timeline
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.turns import Turns
 from kivi.mvcc.verdict import Facts
-from kivi.mvcc.watermark import Watermark
+from kivi.mvcc.watermark import Watermark, call_all
 from kivi.runtime.forks import told_of_forks
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import COMPUTING, Settings
@@ -77,6 +77,7 @@ from kivi.store.staging import LiveStage, Stages, sequences_of
 from kivi.store.transaction import Staged, Txn, check_batch_token, check_events, prepare
 
 __all__ = [
+    "Commit",
     "GetPlan",
     "Lease",
     "Outcome",
@@ -94,6 +95,15 @@ _log = logging.getLogger("kivi.store")
 
 TokenState = Literal["committed", "aborted", "unknown"]
 Progress = Callable[[int, int], None]
+
+
+class Commit(NamedTuple):
+    """A transaction to commit, and who is told of its outcome: see ``Store.commit``."""
+
+    txn: Txn
+    token: str | None
+    batch: tuple[str, int] | None
+    done: Tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -592,49 +602,68 @@ class Store:
 
         Encodes and derives in the calling thread, which may also wait for room. The lease ends with the commit.
         """
+        self.commit_together([Commit(txn, token, batch, done)])
 
+    def commit_together(self, commits: Sequence[Commit]) -> None:
+        """``commit`` of several, which enter as a group (R19): one that is refused takes no other with it."""
         began = time.monotonic()
+        refused: list[Callable[[], None]] = []
+        waiting: list[tuple[Commit, Tell]] = []
+        for commit in commits:
+            settled: Tell = functools.partial(self._settled, commit, began)
+            try:
+                if self._commits(commit):
+                    waiting.append((commit, settled))
+                else:
+                    refused.append(functools.partial(settled, Outcome(commit.txn.start_ts)))
+            except KiviError as error:
+                refused.append(functools.partial(settled, Outcome(None, error)))
+        while waiting:
+            parts: dict[Part, tuple[Commit, Tell]] = {}
+            for commit, settled in waiting:
+                try:
+                    with self.computing if commit.txn.in_columns else contextlib.nullcontext():
+                        part = self._prepare(commit.txn, commit.token, commit.batch)
+                    part.lease, part.answer = commit.txn.lease, told(settled)
+                    parts[part] = commit, settled
+                except KiviError as error:
+                    refused.append(functools.partial(settled, Outcome(None, error)))
+            waiting = [parts[stale] for stale in self.committer.submit([*parts])] if parts else []
+        call_all(refused)
 
-        def settled(outcome: Outcome) -> None:
-            txn.commit_ts = outcome.commit_ts
-            if outcome.commit_ts is not None and not txn.lease.id:
-                txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
-            if outcome.error is None:
-                self.committer.times.observe(time.monotonic() - began)
-            self.leases.release(txn.lease)
-            done(outcome)
-            if outcome.repeated and stages:
+    def _commits(self, commit: Commit) -> bool:
+        """Checks it and closes its transaction. False: there is nothing to commit."""
+        txn, token, batch, _ = commit
+        self.check_open()
+        if txn.closed:
+            raise InvalidArgument(f"the transaction is over: {txn.closed}")
+        txn.closed = "it was committed"
+        check_batch_token(batch)
+        if token is not None and batch is not None:
+            raise InvalidArgument("a commit has a request token or a batch token, not both: a batch token is enough")
+        if token is not None:
+            check_token(token)
+        named = batch is not None or (token is not None and issued_at_us(token) is None)
+        if not txn.wrote and not named:
+            self.leases.check(txn.lease)
+            return False
+        return True
+
+    def _settled(self, commit: Commit, began: float, outcome: Outcome) -> None:
+        txn = commit.txn
+        txn.commit_ts = outcome.commit_ts
+        if outcome.commit_ts is not None and not txn.lease.id:
+            txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
+        if outcome.error is None:
+            self.committer.times.observe(time.monotonic() - began)
+        self.leases.release(txn.lease)
+        commit.done(outcome)
+        if outcome.repeated and txn.wrote:
+            stages = [staged.sequence for items in txn.staged.values() for staged in items]
+            stages += [sequence for items in txn.staged_rows.values() for sequence in items]
+            if stages:
                 with contextlib.suppress(KiviError):  # they expire by themselves; nobody's answer may depend on it
                     self._drop_stages(stages)
-
-        stages: list[int] = []
-        try:
-            self.check_open()
-            if txn.closed:
-                raise InvalidArgument(f"the transaction is over: {txn.closed}")
-            txn.closed = "it was committed"
-            check_batch_token(batch)
-            if token is not None and batch is not None:
-                raise InvalidArgument(
-                    "a commit has a request token or a batch token, not both: a batch token is enough"
-                )
-            if token is not None:
-                check_token(token)
-            named = batch is not None or (token is not None and issued_at_us(token) is None)
-            if not txn.wrote and not named:
-                self.leases.check(txn.lease)
-                settled(Outcome(txn.start_ts))
-                return
-            stages += [staged.sequence for items in txn.staged.values() for staged in items]
-            stages += [sequence for items in txn.staged_rows.values() for sequence in items]
-            while True:
-                with self.computing if txn.in_columns else contextlib.nullcontext():
-                    prepared = self._prepare(txn, token, batch)
-                prepared.lease, prepared.answer = txn.lease, told(settled)
-                if not self.committer.submit([prepared]):
-                    return
-        except KiviError as error:
-            settled(Outcome(None, error))
 
     @property
     def catalog_version(self) -> int:
