@@ -136,8 +136,11 @@ class ReadGroups:
             gathered.setdefault(each.plan, []).append(each)
         for plan, together in gathered.items():
             if plan is None:
+                of: dict[int, list[int]] = {}
                 for each in together:
-                    yield session_pb2.Response(id=each.asked.request.id, start_ts=each.transaction.start_ts), 1
+                    of.setdefault(each.transaction.start_ts, []).append(each.asked.request.id)
+                for ts, ids in of.items():
+                    yield session_pb2.Response(start_ts=ts, begin=session_pb2.BeginReply(ids=ids)), len(ids)
                 continue
             most = max(1, _CELLS_MAX // (_KEYS_MAX * max(1, len(plan.columns))))  # so that each fits a message
             for at in range(0, len(together), most):

@@ -312,7 +312,7 @@ class Session(Requests):
         """An answer to so many requests. ``body``: of a page."""
         if body:
             response.body_bytes = memoryview(body).nbytes
-        packet = Packet(session_pb2.ServerFrame(responses=(response,)).SerializeToString(), (body,) if body else ())
+        packet = Packet.response(response, (body,) if body else ())
         if len(packet) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
             large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(packet), "bytes of one answer")
             self._reply(session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count, islice, repeat
 from typing import Any, Final, Generic, Protocol, TypeVar
 
@@ -266,7 +266,7 @@ def encoded(request: session_pb2.Request, bodies: Sequence[Any] = ()) -> Packet:
     """A request on its own. Raises ResourceExhausted for one that no message can hold."""
     if bodies:
         request.body_bytes = sum([padded(memoryview(body).nbytes) for body in bodies])
-    packet = Packet(session_pb2.ClientFrame(requests=(request,)).SerializeToString(), bodies)
+    packet = Packet.request(request, bodies)
     check_size("message_bytes_max", methods.MESSAGE_BYTES_MAX - _ROOM, len(packet))
     check_size("header_bytes_max", methods.HEADER_BYTES_MAX - _ROOM, len(packet.header))
     return packet
@@ -297,7 +297,9 @@ def received(data: bytes) -> tuple[session_pb2.ServerFrame, list[tuple[int, Answ
                 began = count(each.commit_ts - 1) if each.blind else repeat(reply.start_ts)
                 found += zip(each.ids, map(Committed, count(each.commit_ts), began), strict=False)
             case "get":
-                found += _rows(reply)
+                found += _rows(reply) if reply.get.ids else [(reply.id, Rows(reply.start_ts, _in_order(reply.get)))]
+            case "begin" if reply.begin.ids:
+                found += zip(reply.begin.ids, repeat(Rows(reply.start_ts, ())), strict=False)
             case "page":
                 page = reply.page
                 arrow = bodies.take(reply.body_bytes) if reply.body_bytes else b""
@@ -307,21 +309,22 @@ def received(data: bytes) -> tuple[session_pb2.ServerFrame, list[tuple[int, Answ
     return frame, found
 
 
-def _rows(reply: session_pb2.Response) -> Iterator[tuple[int, Rows]]:
-    get = reply.get
-    rows: list[Any] = rows_of(get.columns)
-    if get.missing:
-        missing, found = {*get.missing}, iter(rows)
-        rows = [None if place in missing else next(found) for place in range(get.keys)]
+def _rows(reply: session_pb2.Response) -> Iterable[tuple[int, Rows]]:
+    get, rows = reply.get, _in_order(reply.get)
     begun = get.start_ts or repeat(reply.start_ts)
-    if not get.ids:
-        yield reply.id, Rows(reply.start_ts, rows)
-    elif not get.counts:
-        yield from zip(get.ids, [Rows(ts, [row]) for ts, row in zip(begun, rows, strict=False)], strict=True)
-    else:
-        left = iter(rows)
-        for number, ts, size in zip(get.ids, begun, get.counts, strict=False):
-            yield number, Rows(ts, [*islice(left, size)])
+    if not get.counts:
+        return zip(get.ids, map(Rows, begun, zip(rows, strict=False)), strict=False)
+    left = iter(rows)
+    return zip(get.ids, map(Rows, begun, [[*islice(left, size)] for size in get.counts]), strict=False)
+
+
+def _in_order(get: session_pb2.GetReply) -> list[Any]:
+    """For each key its row, or None."""
+    rows: list[Any] = rows_of(get.columns)
+    if not get.missing:
+        return rows
+    missing, found = {*get.missing}, iter(rows)
+    return [None if place in missing else next(found) for place in range(get.keys)]
 
 
 def answer(reply: Answer) -> Answer:

@@ -112,10 +112,10 @@ class Committed(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Answers a Get: for each of its keys the row's values in stored form, or None."""
+    """Answers a Get: for each of its keys the row's values in stored form, or None. No keys: it tells the snapshot."""
 
     start_ts: int
-    rows: list[tuple[Any, ...] | None]
+    rows: Sequence[tuple[Any, ...] | None]
 
 
 class Page(NamedTuple):

@@ -42,6 +42,9 @@ def each_alone(response: pb.Response) -> Iterator[pb.Response]:
     if response.HasField("commit_each"):
         for cts, number in enumerate(response.commit_each.ids, response.commit_each.commit_ts):
             yield pb.Response(id=number, start_ts=cts - 1, commit=pb.CommitReply(commit_ts=cts))
+    elif response.begin.ids:
+        for number in response.begin.ids:
+            yield pb.Response(id=number, start_ts=response.start_ts)
     elif response.get.ids:
         get, found = response.get, iter(rows_of(response.get.columns))
         place = 0

@@ -13,6 +13,7 @@ from kivi_server.sessions import Sessions
 
 import kivi
 from kivi.client.calls import received
+from kivi.client.steps import Rows
 from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, run, until
@@ -32,10 +33,10 @@ def gets(peer: Peer, *rows: int, columns: tuple[str, ...] = ()) -> list[session_
     return found
 
 
-def got(peer: Peer) -> dict[int, Any]:
+def got(peer: Peer) -> dict[int, Rows]:
     """As a client reads the answers."""
     _, found = received(joined([Packet(session_pb2.ServerFrame(responses=peer.answers).SerializeToString())]))
-    return dict(found)
+    return {number: answer._replace(rows=[*answer.rows]) for number, answer in found if isinstance(answer, Rows)}
 
 
 def test_gets_that_came_together_are_one_answer(tmp_path: Path) -> None:

@@ -243,10 +243,12 @@ class Response(_message.Message):
     def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., body_bytes: _Optional[int] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("lease",)
+    __slots__ = ("lease", "ids")
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     lease: bytes
-    def __init__(self, lease: _Optional[bytes] = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease: _Optional[bytes] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetReply(_message.Message):
     __slots__ = ("ids", "start_ts", "counts", "keys", "missing", "columns")
