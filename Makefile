@@ -44,6 +44,7 @@ check: $(INSTALLED) ## Formatting, lint, types, layers, protos, generated code
 	@$(BIN)/python -m pytest -q --no-header tests/test_layers.py
 	$(say) 'check: protos'
 	@$(BIN)/buf lint proto
+	@for released in proto/released/*.binpb; do $(BIN)/buf breaking proto --against $$released || exit 1; done
 	$(say) 'check: generated code is current (make proto mends it)'
 	@fresh=$$(mktemp -d) && trap 'rm -rf "$$fresh"' EXIT && \
 	    $(BIN)/python proto/generate.py "$$fresh" && diff -r -x __pycache__ kivi/wire/v1 "$$fresh"

@@ -5,10 +5,10 @@
 ``service``       one method per call of kivi.v1.Kivi: decode, ask the store, encode
 ``session``       one stream: frames in, replies gathered into frames; ``requests``: a method each
 ``sessions``      all of them, and the workers that they share; ``waiting``: for snapshots to come
-``plain``         commits of deltas and puts, read together; ``leading``: finished on the event loop
-``reading``       rows by key, many at a time; ``fewrows``: messages of few rows
+``asked``         a frame's requests, each with its bodies
+``commits``       commits of deltas and puts, read together; ``leading``: finished on the event loop
+``reads``         rows by key, many at a time
 ``pages``         the pages of an open scan
-``parts``         what is in a frame, before it is parsed; ``payloads``: large appends cut out of it
 ``subscriptions`` a client's subscriptions; ``live_queries``: their messages
 ``translate``     messages to the store's arguments and back; what a stranger sent is checked here
 ``auth``          access tokens: roles, tables, allowances

@@ -11,7 +11,7 @@ from typing import Final
 from kivi.encoding.keys import KEY_BYTES_MAX
 from kivi.errors import ResourceExhausted
 from kivi.runtime.settings import MIB, Settings
-from kivi.wire.methods import MESSAGE_BYTES_MAX
+from kivi.wire.methods import HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
 from kivi.wire.v1 import types_pb2
 
 __all__ = [
@@ -19,9 +19,9 @@ __all__ = [
     "COMMIT_EACH_BYTES_MAX",
     "COMMIT_EACH_MAX",
     "COMMIT_EACH_OPERATIONS_MAX",
-    "FRAME_PARTS_MAX",
     "FRAME_REQUESTS_MAX",
     "GET_KEYS_MAX",
+    "HEADER_BYTES_MAX",
     "MESSAGE_BYTES_MAX",
     "QUEUED_BYTES_MAX",
     "SCAN_STREAMS_MAX",
@@ -37,7 +37,6 @@ __all__ = [
 BATCH_BYTES_MAX: Final = 256 * MIB  # one Arrow batch, decoded
 STAGE_BYTES_MAX: Final = 256 * MIB  # all batches of one stage, decoded
 FRAME_REQUESTS_MAX: Final = 100_000
-FRAME_PARTS_MAX: Final = 2_000_000  # messages and strings, at any depth
 COMMIT_EACH_MAX: Final = 256
 COMMIT_EACH_BYTES_MAX: Final = 4_096
 COMMIT_EACH_OPERATIONS_MAX: Final = 64
@@ -73,7 +72,7 @@ def message(settings: Settings) -> types_pb2.Limits:
         session_requests_max=SESSION_REQUESTS_MAX,
         get_keys_max=GET_KEYS_MAX,
         frame_requests_max=FRAME_REQUESTS_MAX,
-        frame_parts_max=FRAME_PARTS_MAX,
+        header_bytes_max=HEADER_BYTES_MAX,
         commit_each_max=COMMIT_EACH_MAX,
         commit_each_bytes_max=COMMIT_EACH_BYTES_MAX,
         commit_each_operations_max=COMMIT_EACH_OPERATIONS_MAX,

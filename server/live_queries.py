@@ -81,7 +81,7 @@ def encoded(number: int, live: Live, update: Update) -> Iterator[bytes]:
             part.old.extend([change.old or 0 for change in changes])
             part.new.extend([change.new or 0 for change in changes])
         if rows := [change.row for change in changes if change.row is not None]:
-            write(part.columns, rows)
+            write(part.columns, [[row[name] for row in rows] for name in names])
         yield message.SerializeToString()
 
 

@@ -6,22 +6,22 @@ Which thread runs them, and in which order, is ``kivi_server.session``.
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from kivi_server import limits
+from kivi_server.asked import Asked
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.pages import Pages
 from kivi_server.sessions import Sessions
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
-from kivi.store.facade import Lease, Outcome, Txn
+from kivi.store.facade import Commit, Lease, Outcome, Txn
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Requests", "Transaction", "stopping"]
@@ -51,8 +51,13 @@ class Transaction:
         self.owner = False  # of the shared snapshot: releasing it ends it for everyone
         self.failed: BaseException | None = None
         self.busy = False
-        self.backlog: deque[tuple[session_pb2.Request, float, int]] = deque()  # and when it came, and its bytes
+        self.backlog: deque[Asked] = deque()
         self.scans: dict[int, Pages] = {}
+
+    @property
+    def start_ts(self) -> int:
+        """Its snapshot; 0 if it has none."""
+        return self.lease.ts if self.lease is not None else 0
 
     def close_scan(self, number: int) -> None:
         if (pages := self.scans.pop(number, None)) is not None:
@@ -73,38 +78,25 @@ class Requests(ABC):
         self.access = access
         self.client = client
         self.txns: dict[int, Transaction] = {}
-        # What was cut out of a request, by that request itself, until it is answered: with it, so that no other object
-        # is at its address meanwhile.
-        self._payloads: dict[int, tuple[session_pb2.Request, memoryview]] = {}
         self._closed = False
         self._lock = threading.Lock()  # of the transactions' busy flags and backlogs, and the number of scans
         self._scans = 0
 
     @abstractmethod
-    def _answer(
-        self, request: session_pb2.Request, transaction: Transaction | None, **body: Any
-    ) -> session_pb2.Response:
-        """An answer to be filled."""
-
-    @abstractmethod
-    def _reply(self, response: session_pb2.Response) -> None:
-        """Sends an answer."""
-
-    @abstractmethod
-    def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
-        """Answers it."""
-
-    @abstractmethod
-    def _succeed_page(
-        self, request: session_pb2.Request, transaction: Transaction | None, data: Any, number: int
-    ) -> None:
-        """Answers it with a page of a scan, an Arrow IPC stream."""
+    def _reply(self, response: session_pb2.Response, answers: int = 1, body: Any = None) -> None:
+        """Sends an answer to so many requests."""
 
     @abstractmethod
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         """Answers it with an error."""
 
-    def _do_nothing(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _succeed(self, asked: Asked, transaction: Transaction | None, *, arrow: Any = None, **body: Any) -> None:
+        """Answers it."""
+        if asked.request.id:
+            start_ts = transaction.start_ts if transaction is not None else 0
+            self._reply(session_pb2.Response(id=asked.request.id, start_ts=start_ts, **body), body=arrow)
+
+    def _do_nothing(self, asked: Asked, transaction: Transaction | None) -> None:
         raise InvalidArgument("the request has no body")
 
     def _begun(self, transaction: Transaction | None) -> Transaction:
@@ -112,17 +104,16 @@ class Requests(ABC):
             raise InvalidArgument("this request belongs to a transaction, and names none")
         return transaction
 
-    def _do_begin(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_begin(self, asked: Asked, transaction: Transaction | None) -> None:
         assert transaction is not None
+        request = asked.request
         begin = request.begin
         self._has_none(request, "a Begin")
         if self.sessions.stopping:
             raise stopping()
         if not begin.lease:
-            self.sessions.check_snapshots(self.client, begin.count or 1)
-        if begin.count > 1:
-            self._begin_together(request, transaction)
-        elif begin.lease:
+            self.sessions.check_snapshots(self.client)
+        if begin.lease:
             transaction.shared = begin.lease
             transaction.lease = self.sessions.find_shared(begin.lease)
         else:
@@ -138,29 +129,11 @@ class Requests(ABC):
                 return
             if begin.shared:
                 transaction.shared, transaction.owner = self.sessions.share(transaction.lease, self.client), True
-        self._succeed(request, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
+        self._succeed(asked, transaction, begin=session_pb2.BeginReply(lease=transaction.shared))
 
-    def _begin_together(self, request: session_pb2.Request, first: Transaction) -> None:
-        begin, store = request.begin, self.store
-        if begin.lease or begin.shared or begin.ttl_ms or begin.HasField("as_of_ts") or begin.HasField("as_of_us"):
-            raise InvalidArgument("snapshots are begun together on the newest state only: begin this one by itself")
-        more = range(first.number + 1, first.number + begin.count)
-        open_ones = len(self.txns) + len(more)
-        if open_ones > limits.SESSION_TRANSACTIONS_MAX:
-            raise limits.exceeded(
-                "session_transactions_max", limits.SESSION_TRANSACTIONS_MAX, open_ones, "open transactions"
-            )
-        if not self.txns.keys().isdisjoint(more):
-            raise InvalidArgument(f"some of the transactions {more.start} to {more.stop - 1} are there already")
-        begun = [first, *map(Transaction, more)]
-        for transaction, lease in zip(begun, store.begin_together(len(begun)), strict=True):
-            transaction.lease = lease
-            self.txns[transaction.number] = transaction
-        if self._closed:  # the stream ended while this waited
-            self._release_all()
-
-    def _apply(self, request: session_pb2.Request, transaction: Transaction) -> None:
+    def _apply(self, asked: Asked, transaction: Transaction) -> None:
         """The request's operations. Any failure but a failed insert dooms the transaction."""
+        request = asked.request
         if not request.operations:
             return
         self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
@@ -168,10 +141,9 @@ class Requests(ABC):
             if transaction.shared:
                 raise InvalidArgument("a shared snapshot is read only")
             transaction.txn = self.store.transaction(transaction.lease)
-        _, payload = self._payloads.pop(id(request), (None, None))
         try:
             for operation in request.operations:
-                self.translator.apply(transaction.txn, operation, payload)
+                self.translator.apply(transaction.txn, operation, asked.bodies)
         except RowExists:
             raise
         except BaseException as error:
@@ -182,18 +154,18 @@ class Requests(ABC):
         if request.operations:
             raise InvalidArgument(f"{body} has no operations: send them with another request of their transaction")
 
-    def _do_apply(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_apply(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
-        self._apply(request, transaction)
-        self._succeed(request, transaction)
+        self._apply(asked, transaction)
+        self._succeed(asked, transaction)
 
-    def _do_get(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_get(self, asked: Asked, transaction: Transaction | None) -> None:
         if transaction is None:
-            self._get_alone(request)
+            self._get_alone(asked)
             return
         transaction = self._begun(transaction)
-        self._apply(request, transaction)
-        get = request.get
+        self._apply(asked, transaction)
+        get = asked.request.get
         if len(get.keys) > limits.GET_KEYS_MAX:
             raise limits.exceeded("get_keys_max", limits.GET_KEYS_MAX, len(get.keys), "keys of one read")
         self.access.require(Access.READ, "reading", get.table)
@@ -205,16 +177,17 @@ class Requests(ABC):
         else:
             assert transaction.lease is not None
             rows = self.store.get(transaction.lease, schema, keys, columns)
-        self._succeed(request, transaction, get=self.translator.rows(schema, columns, rows))
+        self._succeed(asked, transaction, get=self.translator.rows(schema, columns, rows))
 
-    def _get_alone(self, request: session_pb2.Request) -> None:
+    def _get_alone(self, asked: Asked) -> None:
         """A Get without a transaction: a snapshot for it alone."""
+        request = asked.request
         if self.sessions.stopping:
             raise stopping()
         if not request.id:
             return  # nobody would get it
         first = request.first
-        only = session_pb2.Begin(min_snapshot=first.min_snapshot, count=min(first.count, 1))
+        only = session_pb2.Begin(min_snapshot=first.min_snapshot)
         if request.operations or first != only:
             raise InvalidArgument(
                 "a Get without a transaction has no operations, and nothing in `first` but min_snapshot: begin one"
@@ -225,14 +198,15 @@ class Requests(ABC):
             timeout_s=request.timeout_ms / 1000 if request.timeout_ms else None,
         )
         try:
-            self._do_get(request, transaction)
+            self._do_get(asked, transaction)
         finally:
             self.store.release(transaction.lease)
 
-    def _do_scan_open(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_scan_open(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
-        self._apply(request, transaction)
-        spec = request.scan_open.spec
+        self._apply(asked, transaction)
+        opening = asked.request.scan_open
+        spec = opening.spec
         self.access.require(Access.READ, "reading", spec.table)
         schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
         wanted = self.translator.scan(schema, spec)
@@ -240,13 +214,11 @@ class Requests(ABC):
             batches = transaction.txn.scan(schema, wanted)
         else:
             assert transaction.lease is not None
-            if request.scan_open.rows and (few := self.store.few_rows(transaction.lease, schema, wanted)) is not None:
-                if request.id:
-                    packed, ts = request.scan_open.packed, transaction.lease.ts
-                    self._reply(self.translator.few_rows(request.id, ts, schema, wanted.columns, few, packed))
+            if opening.rows and (few := self.store.few_rows(transaction.lease, schema, wanted)) is not None:
+                self._succeed(asked, transaction, page=self.translator.few_rows(schema, wanted.columns, few))
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
-        rows = min(request.scan_open.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
+        rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
         pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead)
         data, more = pages.next()
         number = 0
@@ -258,16 +230,17 @@ class Requests(ABC):
             if open_scans > limits.SESSION_SCANS_MAX:
                 raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
             transaction.scans[number] = pages
-        self._succeed_page(request, transaction, data, number)
+        self._succeed(asked, transaction, page=session_pb2.ScanPage(scan=number), arrow=data)
 
-    def _do_scan_next(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_scan_next(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
-        self._apply(request, transaction)
+        self._apply(asked, transaction)
+        request = asked.request
         number = request.scan_next.scan
         pages = transaction.scans.get(number)
         if request.scan_next.close:
             transaction.close_scan(number)
-            self._succeed(request, transaction, page=session_pb2.ScanPage())
+            self._succeed(asked, transaction, page=session_pb2.ScanPage())
             return
         if pages is None:
             raise NotFound(f"scan {number} has ended, or was never begun")
@@ -278,16 +251,21 @@ class Requests(ABC):
             raise
         if not more:
             transaction.close_scan(number)
-        self._succeed_page(request, transaction, data, number if more else 0)
+        self._succeed(asked, transaction, page=session_pb2.ScanPage(scan=number if more else 0), arrow=data)
         if more and transaction.txn is None:  # a scan of a transaction that writes looks at what that holds
             pages.read_ahead(self.sessions.reads)
 
-    def _do_commit(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
-        if request.operations and request.operations[0].kind == session_pb2.Operation.KIND_APPEND_EACH:
-            self._append_each(request)
-            return
-        one_shot = transaction is None
-        if one_shot:
+    def _do_commit(self, asked: Asked, transaction: Transaction | None) -> None:
+        operations = asked.request.operations
+        if operations and operations[0].kind == session_pb2.Operation.KIND_APPEND_EACH:
+            self._append_each(asked)
+        elif (commit := self._prepared(asked, transaction)) is not None:
+            self._commit_together([commit])
+
+    def _prepared(self, asked: Asked, transaction: Transaction | None) -> Commit | None:
+        """What the store is to commit; None if it has answered. It ends the transaction, also if it raises."""
+        request = asked.request
+        if transaction is None:  # it begins and commits in one step
             if self.sessions.stopping:
                 raise stopping()
             transaction = Transaction(0)
@@ -299,89 +277,91 @@ class Requests(ABC):
         transaction = self._begun(transaction)
         self.txns.pop(transaction.number, None)
         transaction.close_scans()
-        token = request.commit.token or None
-        batch = None
+        token, batch = request.commit.token or None, None
         if request.commit.HasField("batch"):
             batch = (request.commit.batch.scope, request.commit.batch.sequence)
         try:
             if token is not None or batch is not None:  # a token is kept, and answers whoever comes with it later
                 self.access.require(Access.WRITE, "committing under a token")
-            self._apply(request, transaction)
+            self._apply(asked, transaction)
             if transaction.txn is None:
                 if transaction.shared:
                     raise InvalidArgument("a shared snapshot is read only")
                 transaction.txn = self.store.transaction(transaction.lease)
-        except NotFound:  # a retry of what committed, after its table was dropped, has an answer all the same
+        except BaseException as error:
             self._end(transaction)
-            first = self.store.committed_at(token=token, batch=batch)
-            if first is None:
-                raise
-            self._succeed(request, transaction, commit=session_pb2.CommitReply(commit_ts=first))
-            return
-        except BaseException:
-            self._end(transaction)
+            if isinstance(error, NotFound) and self._committed_before(asked, transaction, batch):
+                return None
             raise
-        assert transaction.txn is not None
-        commit = functools.partial(self.store.commit, transaction.txn, token=token, batch=batch)
-        self._committing(request, transaction, commit)
+        return Commit(transaction.txn, token, batch, self._told(asked, transaction))
 
-    def _append_each(self, request: session_pb2.Request) -> None:
+    def _committed_before(
+        self, asked: Asked, transaction: Transaction | None, batch: tuple[str, int] | None = None
+    ) -> bool:
+        """Answers a retry of what committed before its table was dropped."""
+        first = self.store.committed_at(token=asked.request.commit.token or None, batch=batch)
+        if first is not None:
+            self._succeed(asked, transaction, commit=session_pb2.CommitReply(commit_ts=first))
+        return first is not None
+
+    def _append_each(self, asked: Asked) -> None:
         """An append whose events are each a transaction of its own."""
         if self.sessions.stopping:
             raise stopping()
+        request = asked.request
         commit = request.commit
         if len(request.operations) > 1 or request.txn or not commit.token or commit.HasField("batch"):
             raise InvalidArgument("KIND_APPEND_EACH is alone in a commit without a transaction, under a request token")
         (operation,) = request.operations
         self.access.require(Access.WRITE, "writing", operation.table)
-        _, payload = self._payloads.pop(id(request), (None, None))
         try:
             schema = self.translator.schema(operation.table, operation.table_id)
-        except NotFound:  # as in ``_do_commit``
-            first = self.store.committed_at(token=commit.token)
-            if first is None:
-                raise
-            self._succeed(request, None, commit=session_pb2.CommitReply(commit_ts=first))
-            return
-        batch = self.translator.batch(schema, operation.arrow if payload is None else payload)
-        append = functools.partial(
-            self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late
-        )
-        self._committing(request, None, append)
+        except NotFound:
+            if self._committed_before(asked, None):
+                return
+            raise
+        batch = self.translator.batch(schema, asked.bodies.take(operation.arrow_bytes))
+        with self._in_flight(1):
+            self.store.append_each(
+                schema, batch, token=commit.token, drop_late=operation.drop_late, done=self._told(asked, None)
+            )
 
-    def _committing(
-        self, request: session_pb2.Request, transaction: Transaction | None, commit: Callable[..., None]
-    ) -> None:
-        """Has the store commit; the answer is the outcome."""
-        token = request.commit.token or None
-        self.sessions.commit_started()
-        began = time.monotonic()
+    def _commit_together(self, commits: Sequence[Commit]) -> None:
+        with self._in_flight(len(commits)):
+            self.store.commit_together(commits)
+
+    @contextlib.contextmanager
+    def _in_flight(self, count: int) -> Iterator[None]:
+        """Commits are handed to the store, which tells what became of each, unless it raises."""
+        self.sessions.commit_started(count)
+        try:
+            yield
+        except BaseException:  # a fault of ours, before the log: nobody was told and never will be
+            self.sessions.commit_ended(count)
+            raise
+
+    def _told(self, asked: Asked, transaction: Transaction | None) -> Callable[[Outcome], None]:
+        """Answers with an outcome."""
+        began, token = time.monotonic(), asked.request.commit.token or None
 
         def done(outcome: Outcome) -> None:
             self.sessions.calls.ended("Session/commit", time.monotonic() - began, outcome.error)
             try:
                 if outcome.error is None:
-                    reply = session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0)
-                    self._succeed(request, transaction, commit=reply)
-                else:
-                    error = outcome.error
-                    if isinstance(error, CommitUnknown) and error.token is None:
-                        error = CommitUnknown(error.message, token=token)
-                    self._fail(request, transaction, error)
+                    self._succeed(asked, transaction, commit=session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0))
+                    return
+                error = outcome.error
+                if isinstance(error, CommitUnknown) and error.token is None:
+                    error = CommitUnknown(error.message, token=token)
+                self._fail(asked.request, transaction, error)
             finally:
                 self.sessions.commit_ended()
 
-        try:
-            commit(done=done)
-        except BaseException:  # a fault of ours, before the log: ``done`` was not called and never will be
-            self.sessions.commit_ended()
-            if transaction is not None:
-                self._end(transaction)
-            raise
+        return done
 
-    def _do_release(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_release(self, asked: Asked, transaction: Transaction | None) -> None:
         self._let_go(transaction)
-        self._succeed(request, transaction)
+        self._succeed(asked, transaction)
 
     def _let_go(self, transaction: Transaction | None) -> None:
         if transaction is not None:
@@ -392,21 +372,21 @@ class Requests(ABC):
                     self.store.release(found[0])
             self._end(transaction)
 
-    def _do_renew(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_renew(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
-        self._apply(request, transaction)
+        self._apply(asked, transaction)
         assert transaction.lease is not None
-        ttl_ms = request.renew.ttl_ms
+        ttl_ms = asked.request.renew.ttl_ms
         self.store.renew(transaction.lease.id, ttl_ms / 1000 if ttl_ms else None)
-        self._succeed(request, transaction)
+        self._succeed(asked, transaction)
 
-    def _do_outcome(self, request: session_pb2.Request, transaction: Transaction | None) -> None:
+    def _do_outcome(self, asked: Asked, transaction: Transaction | None) -> None:
         self.access.require(Access.WRITE, "asking for an outcome, which ends the attempt")
-        self._has_none(request, "an Outcome")
-        asked = request.outcome
-        state, commit_ts = self.store.outcome(asked.token, asked.place if asked.HasField("place") else None)
+        self._has_none(asked.request, "an Outcome")
+        wanted = asked.request.outcome
+        state, commit_ts = self.store.outcome(wanted.token, wanted.place if wanted.HasField("place") else None)
         reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
-        self._succeed(request, transaction, outcome=reply)
+        self._succeed(asked, transaction, outcome=reply)
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -37,9 +37,9 @@ from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["handlers"]
 
-# What each call needs. Session asks of each request by itself.
+# What each call needs. Exchange asks of each request by itself.
 _NEEDS: Final = {
-    "Session": Access.READ,
+    "Exchange": Access.READ,
     "Scan": Access.READ,
     "Subscribe": Access.READ,
     "AcknowledgeSubscription": Access.READ,
@@ -62,7 +62,7 @@ _NEEDS: Final = {
     "Checkpoint": Access.ADMIN,
     "Backup": Access.ADMIN,
 }
-_MANY: Final = frozenset({"Session", "Subscribe"})  # streams of requests, which are counted one by one
+_MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
 _WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
 _STREAM_BYTES: Final = 1 << 20  # scan messages are about this large
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -100,8 +100,13 @@ class Service:
     # -- streams --------------------------------------------------------------------------------
 
     async def Session(self, _: object, context: Context) -> None:
+        """What clients before 0.2 call, in frames of another form. They show their callers what this says."""
+        older = "this client is older than 0.2, which this server needs: upgrade it (the package kivi)"
+        await status.abort(context, InvalidArgument(older))
+
+    async def Exchange(self, _: object, context: Context) -> None:
         try:
-            grant, client = self.access("Session", context)
+            grant, client = self.access("Exchange", context)
             if self.sessions.stopping:
                 raise stopping()
         except KiviError as error:
@@ -494,7 +499,8 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
     """All methods of the service."""
     calls = service.sessions.calls
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        "Session": grpc.stream_stream_rpc_method_handler(calls.counted("Session", service.Session)),
+        "Exchange": grpc.stream_stream_rpc_method_handler(calls.counted("Session", service.Exchange)),
+        "Session": grpc.stream_stream_rpc_method_handler(service.Session),
         "Stage": grpc.stream_unary_rpc_method_handler(
             calls.counted("Stage", service.Stage),
             request_deserializer=pb.StageRequest.FromString,

@@ -3,7 +3,7 @@
 ::
 
     event loop          worker thread (one per session, shared)       a pool / the log's thread
-    read frame  ------> parse, run request after request
+    read frame  ------> parse (small ones: the event loop), run request after request
                         replies -> out                                long scans | big writes | waits
     take all of out <------------------------------------------------ commit outcomes -> out
     write frame
@@ -43,18 +43,17 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import grpc
 from kivi_server import limits
+from kivi_server.asked import Asked, parsed
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
+from kivi_server.commits import Commits, answer_to, count_of, each_of
 from kivi_server.leading import Leading
 from kivi_server.pages import Page
-from kivi_server.parts import check
-from kivi_server.payloads import LARGE_BYTES, cut
-from kivi_server.plain import Commits, count_of, each_of
-from kivi_server.reading import PlainGet, PlainGets
+from kivi_server.reads import Read, ReadGroups
 from kivi_server.requests import Requests, Transaction, stopping
 from kivi_server.sessions import Sessions, disk_reads
 from kivi_server.waiting import Waiting
@@ -68,8 +67,8 @@ from kivi.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from kivi.store.facade import Outcome, Writes
-from kivi.wire.codec import delimited, prefix, tag
+from kivi.store.facade import Commit, Outcome, Writes
+from kivi.wire.frames import Packet, joined
 from kivi.wire.status import to_error
 from kivi.wire.v1 import session_pb2
 
@@ -85,13 +84,11 @@ _HERE_ROWS: Final = 2_048  # of the commits of a frame: 5 ms if each has one, 2 
 _READS_BYTES: Final = 8 << 10
 _FEW_ROWS: Final = 24
 _FEW_READS: Final = 3 * _FEW_ROWS
-_RESPONSES: Final = tag(session_pb2.ServerFrame, "responses")
-_PAGE: Final = tag(session_pb2.Response, "page")
-_ARROW: Final = tag(session_pb2.ScanPage, "arrow")
 _REMEMBERED: Final = 2  # times as many as may be open: those that are not say why to what was sent behind them
 _TURN_S: Final = 0.02  # of one session, while others of its worker wait
 _PATIENCE_S: Final = 10.0  # of a request that says nothing of it
-_GROUP: Final = 256  # gets that are done together, or snapshots begun on the event loop
+_LARGE_BYTES: Final = 64 << 10  # of a request's bodies
+_GROUP: Final = 256  # reads or commits that are done together, or snapshots begun on the event loop
 
 
 class Session(Requests):
@@ -99,9 +96,9 @@ class Session(Requests):
 
     def __init__(self, sessions: Sessions, access: Grant, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(sessions, access, client)
-        self.gets = PlainGets(self.translator)
+        self.reads = ReadGroups(self.translator)
         self.name = secrets.token_bytes(16)
-        self.out: deque[tuple[bytes, int]] = deque()  # encoded frames, and how many answers are in each
+        self.out: deque[tuple[Packet, int]] = deque()  # and how many answers are in each
         self.writing = False
         self.write_began = 0.0
         self._loop = loop
@@ -118,9 +115,9 @@ class Session(Requests):
         self._bytes_waiting = 0  # of requests that were handled so far that they wait for their turn; under the lock
         self._asked = 0  # requests that want an answer; only the worker adds
         self._answered = 0  # only the event loop adds
-        self._frames: deque[bytes] = deque()  # read, for the worker
+        self._frames: deque[bytes | _Frame] = deque()  # read, for the worker
         self._has_turn = False  # the worker will look at the frames; under the lock
-        self._inbox: deque[tuple[session_pb2.Request, float]] = deque()  # parsed, of one frame; the worker's
+        self._inbox: deque[Asked] = deque()  # of one frame; the worker's
         self._paused = False  # the rest of the inbox waits for room
         self._out_bytes = 0
         self._undrained: list[Transaction] = []  # with a backlog, waiting for room
@@ -139,13 +136,14 @@ class Session(Requests):
         self._task = asyncio.current_task()
         writer = None
         try:
-            await context.write(session_pb2.ServerFrame(hello=hello).SerializeToString())
-            writer = asyncio.create_task(self._write(context))
+            await context.write(joined([Packet(session_pb2.ServerFrame(hello=hello).SerializeToString())]))
+            writer = asyncio.create_task(self._send_all(context))
             while (data := await _next_frame(context)) is not None:
                 idle = self._bytes_in == self._bytes_handled and not self._paused and not self._has_turn
                 self._bytes_in += len(data)
-                if not (idle and len(data) <= _HERE_BYTES and self._handle_here(data)):
-                    self._frames.append(data)
+                frame = self._read_here(data) if idle and len(data) <= _HERE_BYTES else data
+                if frame is not None:
+                    self._frames.append(frame)
                     self._want_turn()
                 while self._full():
                     await asyncio.sleep(0.002)
@@ -165,72 +163,71 @@ class Session(Requests):
                     await writer
             self._jobs.put(self._release_all)
 
-    def _handle_here(self, data: bytes) -> bool:
-        """Does a small frame's work on the event loop, if that has been quick; False: it is for the worker.
+    def _read_here(self, data: bytes) -> bytes | _Frame | None:
+        """Does a small frame's work on the event loop, if that has been quick; None: it is done. Else for the worker.
 
         That is few reads of few rows, since two hand-overs between threads cost more than they (measured alone: 1.3 ms
         a get here, 2.0 ms by the worker; 64 tasks with a snapshot each: 31,600 a second here, 28,800 by the worker),
-        and plain commits (``kivi_server.leading``). More reads at a time are the worker's.
+        and commits of deltas and puts (``kivi_server.leading``). More reads at a time are the worker's.
         """
         if not self.sessions.is_quick():
-            return False
+            return data
         may_commit = self.store.log.is_quick() and self.client.allowance.rate is None
         may_read = len(data) <= _READS_BYTES
         if not (may_commit or may_read):
-            return False
+            return data
         try:
-            frame = session_pb2.ClientFrame.FromString(data)
+            frame = _Frame(parsed(data), len(data))
         except Exception:
-            return False
+            return data  # the worker says what is wrong with it
         if not (may_read and self._read_little(frame.requests)):
-            return may_commit and self._read_commits(frame, len(data))
+            return None if may_commit and self._read_commits(frame) else frame
         began, reads = time.monotonic(), disk_reads()
-        self._take(frame, len(data))
+        self._take(frame)
         self._pump()
         self.sessions.took(time.monotonic() - began, disk_reads() - reads)
-        return True
+        return None
 
-    def _read_commits(self, frame: session_pb2.ClientFrame, size: int) -> bool:
-        """Reads a frame of plain commits, to be done in the loop's next turn; False: there is something else in it."""
-        now, plain, requests = time.monotonic(), self.translator.plain, frame.requests
+    def _read_commits(self, frame: _Frame) -> bool:
+        """Reads a frame of deltas and puts, to be committed in the loop's next turn; False: there is more in it."""
+        reader, requests = self.translator.commits, frame.requests
         if not requests or len(requests) > _GROUP:
             return False
-        if requests[0].HasField("commit_each"):
-            found = [plain.each(request, now, self._may_write) for request in requests]
+        if requests[0].request.HasField("commit_each"):
+            found = [reader.each(asked, self._may_write) for asked in requests]
         else:
-            found = [plain.together(requests, now, self._may_write)]
-            if found[0] is not None and len(found[0]) < len(requests):
-                return False
+            found = [reader.together(requests, self._may_write)]
         commits = [each for each in found if each is not None]
-        if len(commits) < len(found):
+        if len(commits) < len(found) or sum([len(each.source) for each in commits]) < len(requests):
             return False
         if sum([each.rows for each in commits]) > _HERE_ROWS:
             return False
-        count = sum([len(each) for each in commits])
+        count = sum([len(each.does) for each in commits])
         self.sessions.frames_in += 1
         self.sessions.requests += count
         self._asked += count
-        self._leading.add(self, commits, size)
+        self._leading.add(self, commits, frame.size)
         return True
 
     def commit_here(self, commits: Sequence[Commits], size: int) -> None:
         """Commits what ``_read_commits`` has read. What takes its time, as a conflict or a retry, is the worker's."""
         for each in commits:
-            if left := self._commit_plain(each):
-                self._jobs.put(functools.partial(self._dispatch_each, left, each.received))
+            if left := self._write(each):
+                self._jobs.put(functools.partial(self._dispatch_each, left))
         self._bytes_handled += size
 
-    def _dispatch_each(self, requests: Sequence[session_pb2.Request], received: float) -> None:
-        for request in requests:
-            self._dispatch(request, received)
+    def _dispatch_each(self, requests: Iterable[Asked]) -> None:
+        for asked in requests:
+            self._dispatch(asked)
 
-    def _read_little(self, requests: Sequence[session_pb2.Request]) -> bool:
+    def _read_little(self, requests: Sequence[Asked]) -> bool:
         """Whether they begin and end few snapshots, and read few rows, of tables whose rows are of bounded size."""
         if len(requests) > _GROUP:
             return False
         rows = 0  # or what takes as long as reading one
         bounded = {""}  # tables that are known to be
-        for request in requests:
+        for asked in requests:
+            request = asked.request
             if request.operations:
                 return False
             match request.WhichOneof("body"):
@@ -251,8 +248,8 @@ class Session(Requests):
                     rows += 1
                 case "begin":
                     name = ""
-                    rows += 1 + request.begin.count // 8
-                    if self._pool(request, "begin") is not None:
+                    rows += 1
+                    if self._pool(asked) is not None:
                         return False
                 case _:
                     return False
@@ -271,13 +268,13 @@ class Session(Requests):
             or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
         )
 
-    async def _write(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+    async def _send_all(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             self._woken = False
             while self.out:
-                parts: list[bytes] = []
+                parts: list[Packet] = []
                 size = answers = 0
                 while self.out and (not parts or size + len(self.out[0][0]) <= _WRITE_BYTES):
                     part, count = self.out.popleft()
@@ -285,7 +282,7 @@ class Session(Requests):
                     size += len(part)
                     answers += count
                 self.writing, self.write_began = True, time.monotonic()
-                await context.write(parts[0] if len(parts) == 1 else b"".join(parts))
+                await context.write(joined(parts))
                 self.writing = False
                 self._answered += answers
                 with self._out_lock:
@@ -311,18 +308,18 @@ class Session(Requests):
 
     # -- any thread -----------------------------------------------------------------------------
 
-    def _reply(self, response: session_pb2.Response, answers: int = 1) -> None:
-        self._send_one(delimited(_RESPONSES, response.SerializeToString()), response, answers)
+    def _reply(self, response: session_pb2.Response, answers: int = 1, body: Any = None) -> None:
+        """An answer to so many requests. ``body``: of a page."""
+        if body:
+            response.body_bytes = memoryview(body).nbytes
+        packet = Packet.response(response, (body,) if body else ())
+        if len(packet) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
+            large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(packet), "bytes of one answer")
+            self._reply(session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large)))
+            return
+        self._send(packet, answers)
 
-    def _send_one(self, data: bytes, response: session_pb2.Response, answers: int = 1) -> None:
-        """An answer, encoded, to so many requests; ``response`` is what it answers, and when that began."""
-        if len(data) > limits.MESSAGE_BYTES_MAX:  # it would end the session, and with it everybody else's requests
-            large = limits.exceeded("message_bytes_max", limits.MESSAGE_BYTES_MAX, len(data), "bytes of one answer")
-            response = session_pb2.Response(id=response.id, start_ts=response.start_ts, error=to_error(large))
-            data = delimited(_RESPONSES, response.SerializeToString())
-        self._send(data, answers)
-
-    def _send(self, data: bytes, answers: int) -> None:
+    def _send(self, data: Packet, answers: int) -> None:
         if self._closed:
             return
         with self._out_lock:
@@ -339,37 +336,14 @@ class Session(Requests):
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._wake.set)
 
-    def _answer(
-        self, request: session_pb2.Request, transaction: Transaction | None, **body: Any
-    ) -> session_pb2.Response:
-        if self._payloads:
-            self._payloads.pop(id(request), None)
-        lease = transaction.lease if transaction is not None else None
-        return session_pb2.Response(id=request.id, start_ts=lease.ts if lease else 0, **body)
-
-    def _succeed(self, request: session_pb2.Request, transaction: Transaction | None, **body: Any) -> None:
-        if request.id:
-            self._reply(self._answer(request, transaction, **body))
-
-    def _succeed_page(
-        self, request: session_pb2.Request, transaction: Transaction | None, data: Any, number: int
-    ) -> None:
-        """As ``_succeed``; but the rows are copied once, into the frame, and not by way of three messages."""
-        if not request.id:
-            return
-        size = memoryview(data).nbytes
-        page = session_pb2.ScanPage(scan=number).SerializeToString() + prefix(_ARROW, size)
-        answer = self._answer(request, transaction)
-        response = answer.SerializeToString() + prefix(_PAGE, len(page) + size) + page
-        self._send_one(b"".join((prefix(_RESPONSES, len(response) + size), response, data)), answer)
-
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         if not isinstance(error, KiviError):
             name = self._named(request)
             _log.error("a request failed by a fault of the server", exc_info=error, extra={"request": name})
             error = KiviError(f"the server failed to answer this request; its log says why, at request {name}")
         if request.id:
-            self._reply(self._answer(request, transaction, error=to_error(error)))
+            start_ts = transaction.start_ts if transaction is not None else 0
+            self._reply(session_pb2.Response(id=request.id, start_ts=start_ts, error=to_error(error)))
         if transaction is not None and transaction.failed is None and (not request.id or request.HasField("begin")):
             transaction.failed = error  # what is pipelined behind it gets the same answer
 
@@ -414,51 +388,41 @@ class Session(Requests):
                 return False
             data = self._frames.popleft()
         try:
-            self._take(self._parsed(data), len(data))
+            self._take(_Frame(parsed(data), len(data)) if isinstance(data, bytes) else data)
             return True
         except ResourceExhausted as error:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self.drop, error)
         except Exception:
             self._asked += 1
-            bad = InvalidArgument("this is not a ClientFrame")
+            bad = InvalidArgument("this is not a frame with a ClientFrame")
             self._reply(session_pb2.Response(id=0, error=to_error(bad)))
-        self._bytes_handled += len(data)
+        self._bytes_handled += len(data) if isinstance(data, bytes) else data.size
         return True
 
-    def _parsed(self, data: bytes) -> session_pb2.ClientFrame:
-        rest, payloads = cut(data) if len(data) >= LARGE_BYTES else (data, {})
-        check(rest)
-        frame = session_pb2.ClientFrame.FromString(rest)
-        for place, payload in payloads.items():
-            request = frame.requests[place]
-            self._payloads[id(request)] = request, payload
-        return frame
-
-    def _take(self, frame: session_pb2.ClientFrame, size: int) -> None:
+    def _take(self, frame: _Frame) -> None:
         """A frame's requests into the inbox; those beyond the client's rate are refused."""
-        requests = frame.requests
-        counts = [1 if request.id else count_of(request) for request in requests]
-        asked = sum(counts)
-        if asked > limits.FRAME_REQUESTS_MAX:
-            raise limits.exceeded("frame_requests_max", limits.FRAME_REQUESTS_MAX, asked, "requests of one frame")
-        self._bytes_taken = size
-        now = time.monotonic()
+        counts = [count_of(asked.request) for asked in frame.requests]
+        wanted = sum(counts)
+        if wanted > limits.FRAME_REQUESTS_MAX:
+            raise limits.exceeded("frame_requests_max", limits.FRAME_REQUESTS_MAX, wanted, "requests of one frame")
+        self._bytes_taken = frame.size
         self.sessions.frames_in += 1
-        self._asked += asked
-        self.sessions.requests += asked + counts.count(0)
+        self._asked += wanted
+        self.sessions.requests += wanted + counts.count(0)
         try:
-            self.client.take(asked)
+            self.client.take(wanted)
         except ResourceExhausted as refused:
-            for request in requests:
+            for asked in frame.requests:
+                request = asked.request
                 if request.HasField("commit_each"):
                     self._fail_each(request, refused)
                 elif request.id:
                     self._fail(request, self.txns.get(request.txn), refused)
                 else:
-                    self._inbox.append((request, now))
+                    self._inbox.append(asked)
         else:
-            self._inbox.extend([(request, now) for request in requests])
+            self._inbox.extend(frame.requests)
 
     def _pause(self) -> bool:
         """Leaves the inbox until the writer finds room; False: it just has, and would not look again."""
@@ -477,35 +441,71 @@ class Session(Requests):
                 return
             if until is not None and time.monotonic() > until:
                 return
-            if inbox[0][0].HasField("release"):
-                self._dispatch(*inbox.popleft())
-                continue
-            plain, received = self.translator.plain, inbox[0][1]
-            if inbox[0][0].HasField("commit_each"):
-                request, _ = inbox.popleft()
-                if (commits := plain.each(request, received, self._may_write)) is None:
-                    self._split(request, received)
-                    continue
-            else:
-                commits = plain.together((request for request, _ in inbox), received, self._may_write)
-                for _ in range(len(commits) if commits is not None else 0):
-                    inbox.popleft()
-            if commits is not None:
-                self._dispatch_each(self._commit_plain(commits), received)
-            elif not self._get_plain():
-                self._dispatch(*inbox.popleft())
+            request = inbox[0].request
+            if request.HasField("commit_each") or (request.HasField("commit") and not request.txn):
+                self._commit_group()
+            elif request.HasField("release") or not self._read_group():
+                self._dispatch(inbox.popleft())
         size, self._bytes_taken = self._bytes_taken, 0
         self._bytes_handled += size
 
-    def _split(self, request: session_pb2.Request, received: float) -> None:
-        """A CommitEach of which something is not plain: its transactions come one by one, before all that is behind."""
+    def _commit_group(self) -> None:
+        """Commits what is at the head of the inbox and has no transaction: what can, together."""
+        inbox, reader = self._inbox, self.translator.commits
+        if inbox[0].request.HasField("commit_each"):
+            asked = inbox.popleft()
+            if (commits := reader.each(asked, self._may_write)) is None:
+                self._split(asked)
+                return
+        elif (commits := reader.together(inbox, self._may_write)) is not None:
+            for _ in commits.source:
+                inbox.popleft()
+        if commits is not None:
+            self._dispatch_each(self._write(commits))
+            return
+        several: list[Asked] = []
+        while inbox and len(several) < _GROUP and self._may_join(inbox[0]):
+            several.append(inbox.popleft())
+        if len(several) > 1:
+            self._commit_several(several)
+        else:
+            self._dispatch(several[0] if several else inbox.popleft())
+
+    def _may_join(self, asked: Asked) -> bool:
+        """Whether it is any small transaction in one step: one that appends an event, say."""
+        request = asked.request
+        if request.txn or not request.id or not request.HasField("commit") or request.HasField("first"):
+            return False
+        operations = request.operations
+        each = len(operations) > 0 and operations[0].kind == session_pb2.Operation.KIND_APPEND_EACH
+        return not each and not asked.is_late() and self._pool(asked) is None
+
+    def _commit_several(self, several: Sequence[Asked]) -> None:
+        commits: dict[Asked, Commit] = {}
+        try:
+            for asked in several:
+                try:
+                    if (commit := self._prepared(asked, None)) is not None:
+                        commits[asked] = commit
+                except KiviError as error:
+                    self._fail(asked.request, None, error)
+                    self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, error)
+            self._commit_together([*commits.values()])
+        except BaseException as error:  # a fault of ours
+            for asked in several:
+                if asked in commits:
+                    commits[asked].txn.rollback()
+                self._fail(asked.request, None, error)
+
+    def _split(self, asked: Asked) -> None:
+        """A CommitEach with more than deltas and puts: its transactions come one by one, before all that is behind."""
         try:
             self.access.require(Access.WRITE, "writing")  # before anything is done for who may not
-            apart = each_of(request)
+            apart = each_of(asked)
         except (InvalidArgument, PermissionDenied, ResourceExhausted) as error:
-            self._fail_each(request, error)
+            self._fail_each(asked.request, error)
             return
-        self._inbox.extendleft([(each, received) for each in reversed(apart)])
+        self._inbox.extendleft(reversed(apart))
 
     def _fail_each(self, request: session_pb2.Request, error: KiviError) -> None:
         """Refuses a CommitEach: as the one request that it says it is, if it has a number itself."""
@@ -515,69 +515,69 @@ class Session(Requests):
         self.sessions.calls.ended("Session/commit", 0.0, error, len(numbers))
 
     def _may_write(self, tables: Iterable[str]) -> bool:
-        """Whether they are of those of the token; what is not goes the general way, and is told so."""
+        """Whether they are of those of the token; what is not is told so by ``_do_commit``."""
         return not self.access.tables or all(map(self.access.allows, tables))
 
-    def _get_plain(self) -> bool:
-        """Answers the plain reads at the head of the inbox together; False: there is none."""
+    def _read_group(self) -> bool:
+        """Answers the reads at the head of the inbox together; False: the first is read by itself."""
         if self.sessions.stopping or self.client.allowance.snapshots is not None:
             return False
         inbox = self._inbox
-        wanted: list[PlainGet] = []
+        wanted: list[Read] = []
         begun: dict[int, Transaction] = {}
         alone = Transaction(0)
         while inbox and len(wanted) < _GROUP:
-            request, received = inbox[0]
+            asked = inbox[0]
+            request = asked.request
             if request.HasField("release") and wanted:
-                numbers = {each.request.txn for each in wanted}
+                numbers = {each.asked.request.txn for each in wanted}
                 if numbers.isdisjoint((request.txn, *request.release.txns)):
-                    self._dispatch(*inbox.popleft())
+                    self._dispatch(inbox.popleft())
                     continue
                 break
             if request.txn in begun or len(self.txns) + len(begun) >= limits.SESSION_TRANSACTIONS_MAX:
                 break
             if self.access.tables and request.HasField("get") and not self.access.allows(request.get.table):
                 break
-            plain = self.gets.read(request, received, self.txns.get(request.txn), alone)
-            if plain is None:
+            read = self.reads.read(asked, self.txns.get(request.txn), alone)
+            if read is None:
                 break
-            if plain.begins and request.txn:
-                begun[request.txn] = plain.transaction
-            wanted.append(plain)
+            if read.begins and request.txn:
+                begun[request.txn] = read.transaction
+            wanted.append(read)
             inbox.popleft()
         if not wanted:
             return False
         try:
-            self.gets.begin(wanted)
-            frame = self.gets.answers(wanted)
+            self.reads.begin(wanted)
+            answers = [*self.reads.answers(wanted)]
         except Exception:  # of some of them: one by one
             for transaction in begun.values():
                 if transaction.lease is not None:
                     self.store.release(transaction.lease)
-            for plain in wanted:
-                self._dispatch(plain.request, plain.received)
+            self._dispatch_each([read.asked for read in wanted])
             return True
         finally:
             if alone.lease is not None:
                 self.store.release(alone.lease)
         self.txns.update(begun)
-        data = frame.SerializeToString()
-        if len(data) > limits.MESSAGE_BYTES_MAX:
-            for response in frame.responses:
-                self._reply(response, len(response.get_each.ids) or 1)
-        else:
-            self._send(data, len(wanted))
-        self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].received, count=len(wanted))
+        for response, count in answers:
+            self._reply(response, count)
+        self.sessions.calls.ended("Session/get", time.monotonic() - wanted[0].asked.received, count=len(wanted))
         return True
 
-    def _commit_plain(self, commits: Commits) -> Sequence[session_pb2.Request]:
-        """Transactions of deltas and puts, together. Gives back those that the store did not take: the catalog has
-        changed under them, or they would wait for room, and this is not the place."""
+    def _write(self, commits: Commits) -> Sequence[Asked]:
+        """Transactions of deltas and puts, together.
+
+        Gives back those that the store did not take: the catalog has changed under them, or they would have to wait
+        for room, which is for a pool's thread to do.
+        """
+        count = len(commits.does)
         try:
             if self.sessions.stopping:
                 raise stopping()
             self.access.require(Access.WRITE, "writing")
-            self.sessions.commit_started(len(commits))
+            self.sessions.commit_started(count)
             stale: Sequence[int] = commits.numbers
             try:
                 stale = self.store.write(
@@ -588,10 +588,10 @@ class Session(Requests):
         except Exception as error:
             for number in commits.numbers:
                 self._fail(session_pb2.Request(id=number), None, error)
-            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(commits))
+            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, count)
             return ()
         left = {*stale}
-        return [request for request in commits.requests if request.id in left] if left else ()
+        return [asked for asked in commits.apart if asked.request.id in left] if left else ()
 
     def _release_these(self, numbers: Iterable[int], received: float) -> None:
         """What is busy is let go of when it is not."""
@@ -600,32 +600,32 @@ class Session(Requests):
             if transaction is None:
                 continue
             if transaction.busy:
-                self._dispatch(session_pb2.Request(txn=number, release=session_pb2.Release()), received)
+                self._dispatch(Asked(session_pb2.Request(txn=number, release=session_pb2.Release()), received))
             else:
                 self._let_go(transaction)
 
-    def _dispatch(self, request: session_pb2.Request, received: float) -> None:
+    def _dispatch(self, asked: Asked) -> None:
+        request = asked.request
         number = request.txn
         if request.HasField("release"):
-            self._release_these(request.release.txns, received)
+            self._release_these(request.release.txns, asked.received)
             if not number and not request.id:
-                self.sessions.calls.ended("Session/release", time.monotonic() - received)
+                self.sessions.calls.ended("Session/release", time.monotonic() - asked.received)
                 return
         if request.HasField("first") and (number or not request.HasField("get")):
             if number in self.txns or not number:
                 self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
                 return
-            self._begin_first(request, received)
+            self._begin_first(asked)
         transaction = self.txns.get(number) if number else None
         if transaction is not None and request.HasField("begin"):  # looked at now: it may be busy
             self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
             return
         if transaction is not None and transaction.busy:
-            size = self._size(request)
             with self._lock:
                 if transaction.busy:
-                    transaction.backlog.append((request, received, size))
-                    self._bytes_waiting += size
+                    transaction.backlog.append(asked)
+                    self._bytes_waiting += asked.nbytes
                     return
         body = request.WhichOneof("body")
         if body == "begin":
@@ -644,37 +644,27 @@ class Session(Requests):
             if body != "release":
                 self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
             return
-        if transaction is not None and self._waits_for_page(request, transaction, received):
+        if transaction is not None and self._waits_for_page(asked, transaction):
             return
-        pool = self._pool(request, body) if body != "release" else None
+        pool = self._pool(asked) if body != "release" else None
         if pool is not None:
             if transaction is not None:
                 transaction.busy = True
-            self._run_later(pool, request, body, transaction, received)
+            self._run_later(pool, asked, transaction)
         else:
-            self._run(request, body, transaction, received)
+            self._run(asked, transaction)
 
-    def _begin_first(self, request: session_pb2.Request, received: float) -> None:
+    def _begin_first(self, asked: Asked) -> None:
         """Begins the request's transaction, as a Begin before it would."""
-        number, plain = request.txn, len(self.txns) < limits.SESSION_TRANSACTIONS_MAX and not self.sessions.stopping
-        if plain and self.client.allowance.snapshots is None and self.gets.begins_plainly(request.first):
-            transaction = Transaction(number)
-            try:
-                (transaction.lease,) = self.store.begin_together(1)
-            except KiviError:  # as told by a Begin
-                pass
-            else:
-                self.txns[number] = transaction
-                self.sessions.calls.ended("Session/begin", time.monotonic() - received)
-                return
-        begin = session_pb2.Request(txn=number, begin=request.first, timeout_ms=request.timeout_ms)
+        request = asked.request
+        begin = session_pb2.Request(txn=request.txn, begin=request.first, timeout_ms=request.timeout_ms)
         request.ClearField("first")
-        self._dispatch(begin, received)
+        self._dispatch(Asked(begin, asked.received))
 
-    def _pool(self, request: session_pb2.Request, body: str | None) -> ThreadPoolExecutor | Waiting | None:
+    def _pool(self, asked: Asked) -> ThreadPoolExecutor | Waiting | None:
         """Where a request runs, or waits, that may take long; None for what is over in no time."""
-        pools = self.sessions
-        match body:
+        pools, request = self.sessions, asked.request
+        match request.WhichOneof("body"):
             case "commit" if self.store.is_full:  # it will wait for room
                 return pools.full
             case "begin" if not pools.stopping and request.begin.min_snapshot > self.store.watermark():
@@ -700,73 +690,47 @@ class Session(Requests):
         operations = request.operations
         if operations and (
             len(operations) > _SLOW_OPERATIONS
-            or id(request) in self._payloads
+            or len(asked.bodies) >= _LARGE_BYTES
             or any(operation.ByteSize() > _SLOW_BYTES or operation.stages for operation in operations)
         ):
             return pools.writes
         return None
 
-    def _size(self, request: session_pb2.Request) -> int:
-        """The bytes of a request that is not yet run."""
-        _, payload = self._payloads.get(id(request), (None, b""))
-        return len(payload) + request.ByteSize()
-
-    def _run_later(
-        self,
-        pool: ThreadPoolExecutor | Waiting,
-        request: session_pb2.Request,
-        body: str | None,
-        transaction: Transaction | None,
-        received: float,
-    ) -> None:
-        size = self._size(request)
+    def _run_later(self, pool: ThreadPoolExecutor | Waiting, asked: Asked, transaction: Transaction | None) -> None:
         with self._lock:
-            self._bytes_waiting += size
+            self._bytes_waiting += asked.nbytes
         if not isinstance(pool, Waiting):
-            pool.submit(self._run_slow, request, body, transaction, received, size)
+            pool.submit(self._run_slow, asked, transaction)
             return
-        until = received + (request.timeout_ms / 1000 if request.timeout_ms else _PATIENCE_S)
-        begin = request.begin if body == "begin" else request.first
-        job = functools.partial(self._run_waited, request, body, transaction, received, size, begin.min_snapshot)
+        request = asked.request
+        until = asked.received + (request.timeout_ms / 1000 if request.timeout_ms else _PATIENCE_S)
+        begin = request.begin if request.HasField("begin") else request.first
+        job = functools.partial(self._run_waited, asked, transaction, begin.min_snapshot)
         pool.add(begin.min_snapshot, until, lambda: not self._closed, lambda: self._jobs.put(job))
 
-    def _run_slow(
-        self,
-        request: session_pb2.Request,
-        body: str | None,
-        transaction: Transaction | None,
-        received: float,
-        size: int,
-    ) -> None:
+    def _run_slow(self, asked: Asked, transaction: Transaction | None) -> None:
         with self._lock:
-            self._bytes_waiting -= size
+            self._bytes_waiting -= asked.nbytes
         try:
-            self._run(request, body, transaction, received)
+            self._run(asked, transaction)
         finally:
             if transaction is not None:
                 self._drain(transaction)
 
-    def _run_waited(
-        self,
-        request: session_pb2.Request,
-        body: str | None,
-        transaction: Transaction | None,
-        received: float,
-        size: int,
-        ts: int,
-    ) -> None:
+    def _run_waited(self, asked: Asked, transaction: Transaction | None, ts: int) -> None:
         """Goes on with a request whose snapshot is there, or will not be in time, or whose server stops."""
         with self._lock:
-            self._bytes_waiting -= size
+            self._bytes_waiting -= asked.nbytes
         if ts > (watermark := self.store.watermark()) and not self.sessions.stopping:
             error = Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {watermark}")
-            self._fail(request, transaction, error)
-            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received, error)
-        elif (pool := self._pool(request, body)) is not None:
-            self._run_later(pool, request, body, transaction, received)
+            self._fail(asked.request, transaction, error)
+            body = asked.request.WhichOneof("body")
+            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - asked.received, error)
+        elif (pool := self._pool(asked)) is not None:
+            self._run_later(pool, asked, transaction)
             return
         else:
-            self._run(request, body, transaction, received)
+            self._run(asked, transaction)
         if transaction is not None:
             self._drain(transaction)
 
@@ -776,14 +740,16 @@ class Session(Requests):
         pages = transaction.scans.get(request.scan_next.scan) if transaction is not None else None
         return pages.ahead if pages is not None else None
 
-    def _waits_for_page(self, request: session_pb2.Request, transaction: Transaction, received: float) -> bool:
+    def _waits_for_page(self, asked: Asked, transaction: Transaction) -> bool:
         """Whether its page is being read: then it is the first of the backlog until that is done."""
+        request = asked.request
         ahead = self._ahead(request) if request.HasField("scan_next") and not request.scan_next.close else None
         if ahead is None or ahead.done():
             return False
         with self._lock:
             transaction.busy = True
-            transaction.backlog.appendleft((request, received, 0))
+            transaction.backlog.appendleft(asked)
+            self._bytes_waiting += asked.nbytes
         ahead.add_done_callback(lambda _: self._drain(transaction))
         return True
 
@@ -798,25 +764,25 @@ class Session(Requests):
                 if not transaction.backlog:
                     transaction.busy = False
                     return
-                request, received, size = transaction.backlog.popleft()
-                self._bytes_waiting -= size
-            body = request.WhichOneof("body")
-            pool = self._pool(request, body)
-            if body != "release" and self.txns.get(transaction.number) is not transaction:
-                self._fail(request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
-            elif self._waits_for_page(request, transaction, received):
+                asked = transaction.backlog.popleft()
+                self._bytes_waiting -= asked.nbytes
+            released = asked.request.HasField("release")
+            pool = self._pool(asked)
+            if not released and self.txns.get(transaction.number) is not transaction:
+                self._fail(asked.request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
+            elif self._waits_for_page(asked, transaction):
                 return
             elif pool is not None:
-                self._run_later(pool, request, body, transaction, received)
+                self._run_later(pool, asked, transaction)
                 return
             else:
-                self._run(request, body, transaction, received)
+                self._run(asked, transaction)
 
-    def _run(
-        self, request: session_pb2.Request, body: str | None, transaction: Transaction | None, received: float
-    ) -> None:
+    def _run(self, asked: Asked, transaction: Transaction | None) -> None:
+        request = asked.request
+        body = request.WhichOneof("body")
         try:
-            if request.timeout_ms and time.monotonic() - received > request.timeout_ms / 1000:
+            if asked.is_late():
                 raise Unavailable("the request's time ran out before its work began; nothing was done")
             if self._closed and body != "release":
                 return
@@ -825,15 +791,22 @@ class Session(Requests):
                     self.txns.pop(transaction.number, None)
                     self._end(transaction)
                 raise transaction.failed
-            getattr(self, f"_do_{body}", self._do_nothing)(request, transaction)
+            getattr(self, f"_do_{body}", self._do_nothing)(asked, transaction)
             if body != "commit":  # which has not ended
-                took = time.monotonic() - received
+                took = time.monotonic() - asked.received
                 self.sessions.calls.ended(f"Session/{body}", took)
                 if took > self.sessions.calls.slow_s:
                     self.sessions.calls.slow(f"Session/{body}", took, self._named(request), self.client.name)
         except BaseException as error:
             self._fail(request, transaction, error)
-            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - received, error)
+            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - asked.received, error)
+
+
+class _Frame(NamedTuple):
+    """The requests of a frame, and its bytes."""
+
+    requests: list[Asked]
+    size: int
 
 
 class _Answer:
@@ -848,8 +821,7 @@ class _Answer:
         session, commits = self._session, self._commits
         try:
             if unknown is None:
-                frame = commits.answers(part.tags, part.first)
-                session._send(frame.SerializeToString(), part.members)
+                session._reply(answer_to(part.tags, part.first), part.members)
             else:
                 for number, token in zip(part.tags, part.tokens, strict=True):
                     error = CommitUnknown(unknown.message, token=token)
@@ -862,11 +834,11 @@ class _Answer:
     def apart(self, number: int, outcome: Outcome) -> None:
         session = self._session
         try:
-            request = session_pb2.Request(id=number)
             if outcome.error is not None:
-                session._fail(request, None, outcome.error)
+                session._fail(session_pb2.Request(id=number), None, outcome.error)
             else:
-                session._succeed(request, None, commit=session_pb2.CommitReply(commit_ts=outcome.commit_ts))
+                reply = session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0)
+                session._reply(session_pb2.Response(id=number, commit=reply))
             took = time.monotonic() - self._commits.received
             session.sessions.calls.ended("Session/commit", took, outcome.error)
         finally:

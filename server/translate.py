@@ -13,10 +13,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 from kivi_server import limits
-from kivi_server.fewrows import FewRows
+from kivi_server.commits import CommitReader
 from kivi_server.pages import Page
-from kivi_server.payloads import KEPT_MAX
-from kivi_server.plain import PlainReader
 
 from kivi.api.arguments import type_of
 from kivi.arrow.columns import arrow_schema
@@ -29,7 +27,9 @@ from kivi.model.expressions import Expr
 from kivi.model.schema import Measure, OperatorCall, TableSchema
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
-from kivi.wire.codec import fill_row, fill_values, from_expr, from_measures, from_values
+from kivi.wire.codec import from_expr, from_measures, from_values
+from kivi.wire.columns import column_writer
+from kivi.wire.frames import KEPT_MAX, Bodies
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 __all__ = ["Translator", "pieces"]
@@ -84,8 +84,7 @@ class Translator:
         self.store = store
         self._value_bytes_max = store.settings.max_value_bytes
         self._rows_max = store.settings.max_append_rows
-        self.plain = PlainReader(store)
-        self._few = FewRows()
+        self.commits = CommitReader(store)
 
     def schema(self, name: str, table_id: int, lease: Lease | None = None) -> TableSchema:
         """The table, at a snapshot if one is given, if it still is the one the client means (0: whichever is there)."""
@@ -134,12 +133,14 @@ class Translator:
             found[i] = self._value(column.type, value, f"key column {column.name!r}")
         return tuple(found)
 
-    def _values(self, schema: TableSchema, operation: session_pb2.Operation, delta: bool) -> dict[str, Any]:
+    def _values(
+        self, schema: TableSchema, operation: session_pb2.Operation, bodies: Bodies, *, delta: bool
+    ) -> dict[str, Any]:
         names = operation.columns
         if len(names) != len(operation.values):
             raise InvalidArgument(f"{len(names)} columns and {len(operation.values)} values")
         out: dict[str, Any] = {}
-        for name, value in zip(names, from_values(operation.values), strict=True):
+        for name, value in zip(names, from_values(operation.values, bodies), strict=True):
             column = schema.column(name)
             if column in schema.key:
                 raise SchemaError(f"{name!r} is a key column of {schema.name!r}")
@@ -153,15 +154,15 @@ class Translator:
 
     # -- writes ---------------------------------------------------------------------------------
 
-    def apply(self, txn: Txn, operation: session_pb2.Operation, payload: memoryview | None = None) -> None:
-        """``payload``: the events of an append, if they are not in it (``kivi_server.payloads``)."""
+    def apply(self, txn: Txn, operation: session_pb2.Operation, bodies: Bodies) -> None:
+        """``bodies`` are those of this operation and of what follows in its request."""
         schema = self.schema(operation.table, operation.table_id, txn.lease)
         kind = operation.kind
         if kind == Kind.KIND_OVERWRITE:
             txn.overwrite(schema)
             return
         if kind == Kind.KIND_APPEND:
-            batch = self.batch(schema, operation.arrow if payload is None else payload)
+            batch = self.batch(schema, bodies.take(operation.arrow_bytes))
             txn.append(schema, batch, drop_late=operation.drop_late)
             return
         if kind == Kind.KIND_APPEND_STAGES:
@@ -172,11 +173,11 @@ class Translator:
         key = self.key(schema, operation.key)
         match kind:
             case Kind.KIND_DELTA:
-                txn.delta(schema, key, self._values(schema, operation, True))
+                txn.delta(schema, key, self._values(schema, operation, bodies, delta=True))
             case Kind.KIND_PUT:
-                txn.put(schema, key, self._values(schema, operation, False))
+                txn.put(schema, key, self._values(schema, operation, bodies, delta=False))
             case Kind.KIND_INSERT:
-                txn.insert(schema, key, self._values(schema, operation, False))
+                txn.insert(schema, key, self._values(schema, operation, bodies, delta=False))
             case Kind.KIND_DELETE:
                 txn.delete(schema, key)
             case Kind.KIND_GUARD:
@@ -212,37 +213,24 @@ class Translator:
         return schema.output_columns(names) if names else None
 
     def rows(
-        self, schema: TableSchema, columns: Sequence[str] | None, rows: Iterable[dict[str, Any] | None]
+        self, schema: TableSchema, columns: Sequence[str] | None, rows: Sequence[dict[str, Any] | None]
     ) -> session_pb2.GetReply:
-        reply = session_pb2.GetReply()
         names = schema.output_names if columns is None else columns
-        for row in rows:
-            if row is None:
-                reply.rows.add()
-            else:
-                fill_values(reply.rows.add(found=True).values, [row[name] for name in names])
+        found = [row for row in rows if row is not None]
+        reply = session_pb2.GetReply(keys=len(rows), missing=[i for i, row in enumerate(rows) if row is None])
+        if found:
+            column_writer(schema, names)(reply.columns, [[row[name] for row in found] for name in names])
         return reply
 
     def few_rows(
-        self,
-        request_id: int,
-        start_ts: int,
-        schema: TableSchema,
-        columns: Sequence[str] | None,
-        rows: Sequence[Sequence[Any]],
-        packed: bool,
-    ) -> session_pb2.Response:
-        """The answer with a scan's only page, of few rows. The caller's until the same thread asks for another."""
-        if packed:
-            plan = self.store.get_plan(schema, columns)
-            packed = plan is not None and plan.integers
-        if packed and not any(None in row for row in rows):
-            return self._few.page(request_id, start_ts, rows)
-        response = session_pb2.Response(id=request_id, start_ts=start_ts)
-        response.page.SetInParent()
-        for row in rows:
-            fill_row(response.page.rows.add(found=True), row, packed)
-        return response
+        self, schema: TableSchema, columns: Sequence[str] | None, rows: Sequence[Sequence[Any]]
+    ) -> session_pb2.ScanPage:
+        """A scan's only page."""
+        names = schema.output_names if columns is None else columns
+        page = session_pb2.ScanPage(rows_in_columns=len(rows))
+        if rows:
+            column_writer(schema, names)(page.columns, zip(*rows, strict=True))
+        return page
 
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
         """The same predicate with its literals checked; they are in stored form already."""

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kivi.aio.appender import Appender
-from kivi.aio.begins import Begins
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
 from kivi.api import interface, writes
@@ -46,10 +45,10 @@ from kivi.wire.methods import Tls
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.client.steps import Page
     from kivi.model.changes import TailPoints
     from kivi.model.outcomes import Outcome
     from kivi.model.schema import TableSchema
-    from kivi.wire.v1 import session_pb2
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
 
@@ -125,7 +124,7 @@ class _Reads:
             async for batch in batches:
                 yield batch
 
-    async def _pages(self, page: session_pb2.ScanPage) -> AsyncGenerator[pa.RecordBatch]:
+    async def _pages(self, page: Page) -> AsyncGenerator[pa.RecordBatch]:
         data, scan = page.arrow, page.scan
         try:
             while True:
@@ -220,7 +219,7 @@ class Snapshot(_Reads):
     async def __aenter__(self) -> Snapshot:
         if self._core.shared:
             await self._run(self._core.open_shared())
-        elif not (self._core.is_plain and await self._db._begins.begin(self._core)):
+        else:
             self._core.begin()
             try:
                 await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
@@ -280,7 +279,6 @@ class Database:
         self._core = Core(endpoint, timeout)
         self._transport = Transport(self._core, access_token, methods.as_tls(tls))
         self._core.transport = self._transport
-        self._begins = Begins(self._transport)
         self._run = self._transport.run
 
     async def __aenter__(self) -> Database:

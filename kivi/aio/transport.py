@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -20,11 +21,11 @@ from kivi.client.calls import (
     Queued,
     Releases,
     answer,
-    answers,
     encoded,
     failed,
     leaving,
     lost,
+    received,
     silent,
     unreachable,
 )
@@ -35,7 +36,6 @@ from kivi.client.steps import (
     Closed,
     CommitPlain,
     Message,
-    RequestMaker,
     Sleep,
     Steps,
     Stream,
@@ -43,6 +43,7 @@ from kivi.client.steps import (
     Upload,
 )
 from kivi.errors import KiviError, Unavailable
+from kivi.wire.frames import joined
 from kivi.wire.methods import Tls
 from kivi.wire.status import from_rpc_error
 from kivi.wire.v1 import session_pb2
@@ -76,8 +77,8 @@ class _Session:
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
 
-    def put(self, request: Message, payload: Any = None) -> None:
-        self._out.append(request if isinstance(request, list) else encoded(request, payload))
+    def put(self, request: Message, bodies: Sequence[Any] = ()) -> None:
+        self._out.append(request if isinstance(request, list) else encoded(request, bodies))
         self._wake.set()
 
     def release(self, number: int) -> None:
@@ -85,20 +86,13 @@ class _Session:
             self.put(message)
 
     def ask(
-        self,
-        request: session_pb2.Request | RequestMaker,
-        timeout_s: float | None,
-        payload: Any = None,
+        self, request: session_pb2.Request, timeout_s: float | None, bodies: Sequence[Any] = ()
     ) -> asyncio.Future[Answer]:
-        """The reply to come. ``request`` may be what makes it when it leaves."""
+        """The reply to come."""
         if self.broken is not None:
             raise self._lost(sent=False)
-        number = next(self._ids)
-        if isinstance(request, session_pb2.Request):
-            request.id = number
-            self.put(request, payload)
-        else:
-            self.put([_numbered(request, number)])
+        number = request.id = next(self._ids)
+        self.put(request, bodies)
         return self._awaited(number, timeout_s)
 
     def commit(self, asked: CommitPlain) -> asyncio.Future[Answer]:
@@ -159,7 +153,7 @@ class _Session:
                         parts.append(part := leaving(out.popleft()))
                         size += len(part)
                     if size:
-                        await self._call.write(b"".join(parts))
+                        await self._call.write(joined(parts))
         except (grpc.RpcError, asyncio.InvalidStateError):
             pass  # the receiving task learns why
 
@@ -167,12 +161,12 @@ class _Session:
         reason: KiviError = Unavailable("the server ended the session")
         try:
             while (data := await self._call.read()) is not grpc.aio.EOF:
-                frame = session_pb2.ServerFrame.FromString(data)
+                frame, found = received(data)
                 if frame.HasField("hello"):
                     self._commits.most = frame.hello.limits.commit_each_max
                     self._transport.core.greeted(frame.hello)
                     self.hello.set()
-                for i, (number, reply) in enumerate(answers(frame), 1):
+                for i, (number, reply) in enumerate(found, 1):
                     waiting = self._waiting.pop(number, None)
                     if waiting is not None and not waiting.done():
                         waiting.set_result(reply)
@@ -209,16 +203,6 @@ class _Session:
         for task in self._tasks:
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
-
-
-def _numbered(make: RequestMaker, number: int) -> RequestMaker:
-    def made() -> session_pb2.Request | None:
-        request = make()
-        if request is not None:
-            request.id = number
-        return request
-
-    return made
 
 
 class Transport(Link[_Session]):
@@ -277,9 +261,8 @@ class Transport(Link[_Session]):
                     if isinstance(effect, CommitPlain):
                         result = answer(await self.of(effect.epoch).commit(effect))
                     elif isinstance(effect, Ask):
-                        result = answer(
-                            await self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
-                        )
+                        asked = self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.bodies)
+                        result = answer(await asked)
                     else:
                         result = await self.perform(effect)
                 except KiviError as error:

@@ -8,19 +8,33 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import count, repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count, islice, repeat
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import grpc
 
 from kivi.client.core import Core
-from kivi.client.steps import Answer, Closed, ConnectionLost, Got, Maker, Message, Stream, Timeout, Unary, Upload
+from kivi.client.steps import (
+    Answer,
+    Closed,
+    Committed,
+    ConnectionLost,
+    Maker,
+    Message,
+    Page,
+    Rows,
+    Stream,
+    Timeout,
+    Unary,
+    Upload,
+)
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire import methods
-from kivi.wire.codec import delimited, prefix, tag
+from kivi.wire.columns import rows_of
+from kivi.wire.frames import Packet, padded, split
 from kivi.wire.status import from_error, from_rpc_error
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.wire.v1 import session_pb2
 
 __all__ = [
     "FRAME_BYTES",
@@ -31,11 +45,11 @@ __all__ = [
     "Ready",
     "Releases",
     "answer",
-    "answers",
     "encoded",
     "failed",
     "leaving",
     "lost",
+    "received",
     "silent",
     "unreachable",
 ]
@@ -57,7 +71,7 @@ class Calls:
 
     def session(self, *frames: Any, wait_for_ready: bool, received: Callable[[bytes], object] | None = None) -> Any:
         """The session's stream, of encoded frames, or of what ``received`` makes of each, where gRPC receives it."""
-        call = self.channel.stream_stream(methods.path("Session"), response_deserializer=received)
+        call = self.channel.stream_stream(methods.path("Exchange"), response_deserializer=received)
         return call(*frames, metadata=self._metadata, wait_for_ready=wait_for_ready)
 
     def subscriptions(self, *requests: Any) -> Any:
@@ -120,7 +134,6 @@ class Link(ABC, Generic[S]):
             if self._closed:
                 raise Closed(self._why_closed)
             self._epochs += 1
-            self.core.commits_each = False  # until the server has said so
             session = self._current = self._begun(wait_for_ready)
         return session
 
@@ -176,7 +189,7 @@ class Releases:
         return session_pb2.Request(release=release)
 
 
-_GATHERED_MAX: Final = 4_096
+_GATHERED_MAX: Final = 2_048
 
 
 class Ready(list[Maker]):
@@ -184,12 +197,12 @@ class Ready(list[Maker]):
 
 
 class Commits:
-    """Plain commits: gathered until the message leaves that has them all, in columns. Of one session."""
+    """Commits of deltas and puts: gathered until the message leaves that has them all, in columns. Of one session."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, bytes, str]] = deque()
         self._queued = False
-        self.most = 0  # of one CommitEach; 0: the server takes none, as far as is known
+        self.most = 1  # of one CommitEach, as far as is known
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -207,118 +220,111 @@ class Commits:
         self._queued = True
         return Ready((self._message,))
 
-    def _message(self) -> bytes:
+    def _message(self) -> Packet:
         self._queued = False
         waiting = self._waiting
         taken = [waiting.popleft() for _ in range(len(waiting))]
-        most = self.most or 1  # the client may have learnt that its server takes them before this session has
-        if len(taken) <= most:
-            return _commit_each(taken)
-        return b"".join([_commit_each(taken[i : i + most]) for i in range(0, len(taken), most)])
+        frame = session_pb2.ClientFrame()
+        for i in range(0, len(taken), self.most):
+            numbers, writes, tokens = zip(*taken[i : i + self.most], strict=True)
+            places = {each: i for i, each in enumerate(dict.fromkeys(writes))}
+            each = frame.requests.add().commit_each
+            each.ids.extend(numbers)
+            each.tokens.extend(tokens)
+            each.writes.extend(places)
+            if len(places) > 1:
+                each.does.extend([places[written] for written in writes])
+        return Packet(frame.SerializeToString())
 
 
-def _commit_each(commits: Sequence[tuple[int, bytes, str]]) -> bytes:
-    if not commits:
-        return b""
-    numbers, writes, tokens = zip(*commits, strict=True)
-    places = {each: i for i, each in enumerate(dict.fromkeys(writes))}
-    message = session_pb2.CommitEach(ids=numbers, tokens=tokens)
-    if len(places) > 1:
-        message.does.extend([places[each] for each in writes])
-    parts = [part for each in places for part in (prefix(_WRITES, len(each)), each)]
-    body = b"".join((*parts, message.SerializeToString()))
-    return delimited(_TAG, delimited(_COMMIT_EACH, body))
-
-
-_WRITES: Final = tag(session_pb2.CommitEach, "writes")
-_COMMIT_EACH: Final = tag(session_pb2.Request, "commit_each")
-
-
-_TAG: Final = b"\x0a"  # of ``ClientFrame.requests`` and ``SubscribeRequest.begin``: field 1, length-delimited
-
-
-def leaving(queued: Queued) -> bytes:
+def leaving(queued: Queued) -> Packet:
     """What is sent of it: nothing, if it was taken back, or is wanted no more."""
-    if type(queued) is bytes:
+    if isinstance(queued, Packet):
         return queued
     if not queued:
-        return b""
+        return _NOTHING
     try:
-        make = queued.pop()  # type: ignore[union-attr]
+        make = queued.pop()
     except IndexError:
-        return b""
+        return _NOTHING
     request = make()
-    if isinstance(request, bytes):
+    if isinstance(request, Packet):
         return request
-    return b"" if request is None else encoded(request)
+    return _NOTHING if request is None else encoded(request)
+
+
+_NOTHING: Final = Packet(b"")
 
 
 # -- failures -----------------------------------------------------------------------------------------
 
 
-Queued = bytes | list[Maker]
+Queued = Packet | list[Maker]
 
 
-def encoded(request: session_pb2.Request | service_pb2.BeginSubscription, payload: Any = None) -> bytes:
-    """A request as a message of its own. Raises ResourceExhausted for one that no message can hold.
+def encoded(request: session_pb2.Request, bodies: Sequence[Any] = ()) -> Packet:
+    """A request on its own. Raises ResourceExhausted for one that no message can hold."""
+    if bodies:
+        request.body_bytes = sum([padded(memoryview(body).nbytes) for body in bodies])
+    packet = Packet.request(request, bodies)
+    check_size("message_bytes_max", methods.MESSAGE_BYTES_MAX - _ROOM, len(packet))
+    check_size("header_bytes_max", methods.HEADER_BYTES_MAX - _ROOM, len(packet.header))
+    return packet
 
-    ``payload``: the events of its only operation. They are copied once, and not by way of two messages.
-    """
-    data = delimited(_TAG, request.SerializeToString()) if payload is None else _with_aligned_payload(request, payload)
-    if len(data) > methods.MESSAGE_BYTES_MAX:
+
+_ROOM: Final = 64 << 10  # for what else a frame may have: what is small and leaves along with it
+
+
+def check_size(limit: str, maximum: int, size: int) -> None:
+    """Raises ResourceExhausted."""
+    if size > maximum:
         raise ResourceExhausted(
-            f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "
-            "send less at once",
-            limit="message_bytes_max",
-            maximum=methods.MESSAGE_BYTES_MAX,
+            f"the request has {size} bytes; the limit {limit} is {maximum}: send less at once",
+            limit=limit,
+            maximum=maximum,
         )
-    return data
 
 
-def _with_aligned_payload(request: Any, payload: Any) -> bytes:
-    """With the payload at a multiple of eight bytes, and at the end: a server reads it where it lies."""
-    head, size = session_pb2.Request(), memoryview(payload).nbytes
-    head.CopyFrom(request)
-    (operation,) = head.operations
-    appended = operation.SerializeToString() + prefix(_ARROW, size)
-    head.ClearField("operations")
-    last = prefix(_OPERATIONS, len(appended) + size) + appended
-    for padding in range(2 * _ALIGNED):  # what says how long it all is may be longer by a byte itself
-        head.padding = bytes(padding)
-        rest = head.SerializeToString() + last
-        begin = prefix(_TAG, len(rest) + size) + rest
-        if len(begin) % _ALIGNED == 0:
-            break
-    return b"".join((begin, payload))
-
-
-_ALIGNED: Final = 8
-_OPERATIONS: Final = tag(session_pb2.Request, "operations")
-_ARROW: Final = tag(session_pb2.Operation, "arrow")
-
-
-def answers(frame: session_pb2.ServerFrame) -> Iterator[tuple[int, Answer]]:
-    """The number of each request that is answered, and its answer."""
+def received(data: bytes) -> tuple[session_pb2.ServerFrame, list[tuple[int, Answer]]]:
+    """A frame: the number of each request that is answered, and its answer."""
+    header, bodies = split(data)
+    frame = session_pb2.ServerFrame.FromString(header)
+    found: list[tuple[int, Answer]] = []
     for reply in frame.responses:
-        if reply.id:
-            yield reply.id, reply
-            continue
         match reply.WhichOneof("body"):
             case "commit_each":
                 each = reply.commit_each
                 began = count(each.commit_ts - 1) if each.blind else repeat(reply.start_ts)
-                yield from zip(each.ids, zip(count(each.commit_ts), began), strict=False)
-            case "get_each":
-                yield from _rows(reply.get_each, reply.start_ts)
+                found += zip(each.ids, map(Committed, count(each.commit_ts), began), strict=False)
+            case "get":
+                found += _rows(reply) if reply.get.ids else [(reply.id, Rows(reply.start_ts, _in_order(reply.get)))]
+            case "begin" if reply.begin.ids:
+                found += zip(reply.begin.ids, repeat(Rows(reply.start_ts, ())), strict=False)
+            case "page":
+                page = reply.page
+                arrow = bodies.take(reply.body_bytes) if reply.body_bytes else b""
+                found.append((reply.id, Page(reply.start_ts, page.scan, arrow, page.rows_in_columns, page.columns)))
             case _:
-                yield reply.id, reply
+                found.append((reply.id, reply))
+    return frame, found
 
 
-def _rows(each: session_pb2.GetEachReply, start_ts: int) -> Iterator[tuple[int, Got]]:
-    integers, width = [*each.integers], len(each.integers) // max(1, len(each.ids))
-    places = range(0, len(integers), max(1, width))
-    rows = [integers[at : at + width] for at in places] if width else repeat(integers)
-    return zip(each.ids, zip(each.start_ts or repeat(start_ts), rows, strict=False), strict=False)
+def _rows(reply: session_pb2.Response) -> Iterable[tuple[int, Rows]]:
+    get, rows = reply.get, _in_order(reply.get)
+    begun = get.start_ts or repeat(reply.start_ts)
+    if not get.counts:
+        return zip(get.ids, map(Rows, begun, zip(rows, strict=False)), strict=False)
+    left = iter(rows)
+    return zip(get.ids, map(Rows, begun, [[*islice(left, size)] for size in get.counts]), strict=False)
+
+
+def _in_order(get: session_pb2.GetReply) -> list[Any]:
+    """For each key its row, or None."""
+    rows: list[Any] = rows_of(get.columns)
+    if not get.missing:
+        return rows
+    missing, found = {*get.missing}, iter(rows)
+    return [None if place in missing else next(found) for place in range(get.keys)]
 
 
 def answer(reply: Answer) -> Answer:

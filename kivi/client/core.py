@@ -58,7 +58,6 @@ __all__ = ["Core"]
 
 T = TypeVar("T")
 Kind = session_pb2.Operation
-_PAYLOAD_BYTES: Final = 64 << 10
 _REPEATABLE: Final = frozenset(
     {
         "AcknowledgeSubscription",
@@ -85,7 +84,6 @@ class Core:
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     seen_ts: int = 0
     value_bytes_max: int = MESSAGE_BYTES_MAX  # until the server has said what it is
-    commits_each: bool = False  # the server of the current session takes CommitEach
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def saw(self, ts: int) -> None:
@@ -96,7 +94,6 @@ class Core:
         """The server's first words on a session."""
         self.transport.session = hello.session
         self.value_bytes_max = hello.limits.value_bytes_max
-        self.commits_each = hello.limits.commit_each_max > 0
 
     def deadline(self) -> float:
         return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
@@ -187,7 +184,7 @@ class Core:
     # -- requests without a transaction ---------------------------------------------------------
 
     def repeat(
-        self, request: session_pb2.Request, lost: Callable[[], errors.KiviError], payload: Any = None
+        self, request: session_pb2.Request, lost: Callable[[], errors.KiviError], bodies: Sequence[Any] = ()
     ) -> Steps[Any]:
         """Asks, and asks the same again on new sessions until the deadline; then raises ``lost()``."""
         deadline, attempt = self.deadline(), 0
@@ -196,7 +193,7 @@ class Core:
             if left <= 0:
                 raise lost()
             try:
-                return (yield Ask(request, left if self.timeout_s is not None else None, payload=payload))
+                return (yield Ask(request, left if self.timeout_s is not None else None, bodies=bodies))
             except (ConnectionLost, Timeout):
                 pass
             except errors.Unavailable as error:
@@ -226,7 +223,7 @@ class Core:
                 if not self.stale(error, wanted.table) or attempt:
                     raise
                 continue
-            self.saw(reply[0] if isinstance(reply, tuple) else reply.start_ts)
+            self.saw(reply.start_ts)
             return got(schema, wanted, reply)
         raise AssertionError("unreachable")
 
@@ -313,11 +310,8 @@ class Core:
         request = session_pb2.Request(commit=commit_message(token, batch))
         kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
         operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
-        operation.drop_late = drop_late
-        payload = parts[0] if len(parts[0]) >= _PAYLOAD_BYTES else None
-        if payload is None:
-            operation.arrow = bytes(parts[0])
-        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None), payload)
+        operation.drop_late, operation.arrow_bytes = drop_late, len(parts[0])
+        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None), parts)
         self.saw(reply.commit.commit_ts + (records.batch.num_rows - 1 if each else 0))
         return int(reply.commit.commit_ts)
 

@@ -73,7 +73,7 @@ class _Reads(interface.Reads):
         rows, page = self._run(self._core.scan_rows(wanted))
         return iter(rows) if rows is not None else interface.rows_of(self._pages(page.arrow, page.scan))
 
-    def _pages(self, data: bytes, scan: int) -> Generator[pa.RecordBatch]:
+    def _pages(self, data: bytes | memoryview, scan: int) -> Generator[pa.RecordBatch]:
         try:
             while True:
                 yield from read_batches(data)

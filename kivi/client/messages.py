@@ -9,14 +9,15 @@ from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.schema import GroupKey, Measure
-from kivi.wire.codec import fill_values, integers_reader, row_reader, to_expr, to_groups, to_measures
+from kivi.wire.codec import fill_values, to_expr, to_groups, to_measures
+from kivi.wire.columns import row_reader
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.api.arguments import AggregateArguments, GetArguments
-    from kivi.client.steps import Answer
+    from kivi.client.steps import Rows
     from kivi.model.changes import Changes
     from kivi.model.expressions import Scan
     from kivi.model.schema import TableSchema
@@ -54,7 +55,7 @@ def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
     keys, names = wanted.bound(schema)
     request = session_pb2.Request()
     get = request.get
-    get.table, get.table_id, get.packed, get.each = schema.name, schema.id, True, True
+    get.table, get.table_id = schema.name, schema.id
     if wanted.columns is not None:
         get.columns.extend(names)
     for key in keys:
@@ -62,15 +63,10 @@ def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
     return request
 
 
-def got(schema: TableSchema, wanted: GetArguments, reply: Answer) -> list[dict[str, Any] | None]:
+def got(schema: TableSchema, wanted: GetArguments, reply: Rows) -> list[dict[str, Any] | None]:
     """What answers it."""
-    names = schema.output_columns(wanted.columns)
-    if isinstance(reply, tuple):
-        _, integers = reply
-        assert isinstance(integers, list)
-        return [integers_reader(schema, names)(integers)]
-    read = row_reader(schema, names)
-    return [read(row) if row.found else None for row in reply.get.rows]
+    read = row_reader(schema, schema.output_columns(wanted.columns))
+    return [None if row is None else read(row) for row in reply.rows]
 
 
 def number(value: float) -> int | float:
@@ -92,7 +88,7 @@ def append_parts(schema: TableSchema, records: Any, *, rows: bool = False) -> li
     return [encode_ipc(batch.slice(i, rows)) for i in range(0, batch.num_rows, rows)]
 
 
-def read_batches(data: bytes) -> list[pa.RecordBatch]:
+def read_batches(data: bytes | memoryview) -> list[pa.RecordBatch]:
     if not data:
         return []
     import pyarrow as pa

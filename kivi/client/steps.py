@@ -22,12 +22,13 @@ with every Begin, and the server waits for its watermark to reach them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from kivi import errors
-from kivi.wire.v1 import session_pb2
+from kivi.wire.frames import Packet
+from kivi.wire.v1 import session_pb2, types_pb2
 
 __all__ = [
     "Answer",
@@ -37,10 +38,11 @@ __all__ = [
     "Committed",
     "ConnectionLost",
     "Effect",
-    "Got",
     "Maker",
     "Message",
+    "Page",
     "RequestMaker",
+    "Rows",
     "Sleep",
     "Steps",
     "Stream",
@@ -74,13 +76,13 @@ class Closed(errors.Unavailable):
 class Ask:
     """One request of the session; ``epoch`` names the session it must travel in, None: any.
 
-    ``payload``: the events of its only operation, which is without them (``calls.encoded``).
+    ``bodies`` are those of its operations (``kivi.wire.frames``).
     """
 
     request: session_pb2.Request
     timeout_s: float | None
     epoch: int | None = None
-    payload: Any = None
+    bodies: Sequence[Any] = ()
 
 
 @dataclass(slots=True)
@@ -102,12 +104,32 @@ class CommitPlain:
         return request
 
 
-Committed = tuple[int, int]
-"""Its commit timestamp, and the snapshot that it began at."""
-Got = tuple[int, list[int]]
-"""Of a Get of one row: its snapshot, and the row's columns, all of them integers."""
-Answer = session_pb2.Response | Committed | Got
-"""What a request of the session is answered: those that many shared a response for are without one."""
+class Committed(NamedTuple):
+    """One of the commits that are answered together."""
+
+    commit_ts: int
+    start_ts: int
+
+
+class Rows(NamedTuple):
+    """Answers a Get: for each of its keys the row's values in stored form, or None. No keys: it tells the snapshot."""
+
+    start_ts: int
+    rows: Sequence[tuple[Any, ...] | None]
+
+
+class Page(NamedTuple):
+    """Some rows of a scan: an Arrow IPC stream, or so many ``rows`` in ``columns``. ``scan`` 0: it is the last one."""
+
+    start_ts: int
+    scan: int
+    arrow: bytes | memoryview
+    rows: int
+    columns: Sequence[types_pb2.ColumnValues]
+
+
+Answer = session_pb2.Response | Committed | Rows | Page
+"""What a request of the session is answered."""
 
 
 @dataclass(slots=True)
@@ -165,7 +187,7 @@ class Transport(Protocol):
 
 RequestMaker = Callable[[], session_pb2.Request | None]
 """Makes a request when it leaves; None: it is wanted no more."""
-Maker = RequestMaker | Callable[[], bytes]
+Maker = RequestMaker | Callable[[], Packet]
 """The same, or some requests, encoded."""
 Message = session_pb2.Request | list[Maker]
 """What is queued: a request, or what makes one when it leaves, in a list of its own from where it may be taken back."""

@@ -14,13 +14,14 @@ from typing import Final, NamedTuple
 from kivi import errors
 from kivi.api.arguments import SubscribeArguments
 from kivi.api.subscription import Follower
-from kivi.client.calls import encoded
+from kivi.client.calls import check_size
 from kivi.client.messages import scan_spec
 from kivi.client.steps import Closed
 from kivi.errors import KiviError
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Kind, Update
 from kivi.wire.columns import column_reader
+from kivi.wire.methods import MESSAGE_BYTES_MAX
 from kivi.wire.status import from_error
 from kivi.wire.v1 import service_pb2 as pb
 
@@ -83,7 +84,8 @@ class Line:
     def begin(self, wanted: pb.BeginSubscription, inbox: Inbox) -> Place:
         """``inbox`` gets all that is said of it: that it is accepted, updates, what ended it."""
         number = wanted.number = next(self._numbers)
-        data = encoded(wanted)
+        data = pb.SubscribeRequest(begin=(wanted,)).SerializeToString()
+        check_size("message_bytes_max", MESSAGE_BYTES_MAX, len(data))
         self._inboxes[number] = inbox
         if self.broken is not None:  # looked at after that: whoever breaks it sees the inbox
             self._inboxes.pop(number, None)

@@ -17,28 +17,39 @@ from kivi.api.arguments import (
     stage_ids,
 )
 from kivi.api.retry import backoff_s
+from kivi.api.writes import Write
 from kivi.client.messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
 from kivi.client.messages import commit as commit_message
-from kivi.client.steps import Ask, CommitPlain, ConnectionLost, Maker, Sleep, Steps, Stream, Timeout, timeout_ms
+from kivi.client.steps import (
+    Ask,
+    CommitPlain,
+    Committed,
+    ConnectionLost,
+    Maker,
+    Sleep,
+    Steps,
+    Stream,
+    Timeout,
+    timeout_ms,
+)
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
-from kivi.wire.codec import row_reader
+from kivi.wire.columns import column_reader
 from kivi.wire.v1 import service_pb2, session_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.api.writes import Write
     from kivi.client.core import Core
-    from kivi.client.steps import Answer
+    from kivi.client.steps import Answer, Page
     from kivi.model.schema import TableSchema
 
 __all__ = ["TransactionCore"]
 
 Kind = session_pb2.Operation
-_FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead beyond this many ...
-_FLUSH_BYTES: Final = 4 << 20  # ... or this many bytes ...
-_FLUSH_VALUES: Final = 200_000  # ... or about this many values, which in rows of very many columns is the least
+_FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so many on ...
+_FLUSH_BYTES: Final = 1 << 20  # ... or this many bytes
+_REFUSED_HERE: Final = frozenset({"message_bytes_max", "header_bytes_max"})
 _PLAIN: Final = frozenset({"put", "delta"})
 _PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
 _PLAIN_BYTES: Final = 1_024
@@ -70,9 +81,8 @@ class TransactionCore:
     _epoch = -1
     _given_up = False  # nobody waits for a request any more, which may be on its way to the server still
     _unsent: Sequence[Maker] = ()  # Begin, until the sender takes it from here
-    _next: session_pb2.Request | None = None  # with the operations that are buffered ...
-    _writes: Sequence[bytes] = ()  # ... or these, encoded, as long as all of them are writes of rows
-    _buffered = 0  # operations
+    _writes: Sequence[bytes] = ()  # operations that are buffered, each an encoded Writes ...
+    _bodies: Sequence[Any] = ()  # ... and their bodies
     _buffered_bytes = 0
     _is_plain = True  # all that was written are deltas and puts
     _begin: session_pb2.Begin | None = None  # one that says more than the least snapshot
@@ -107,22 +117,11 @@ class TransactionCore:
     def shared(self) -> bool:
         return self._begin is not None and self._begin.shared
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether it is a snapshot of the newest, kept as long as any: one that others may begin along with theirs."""
-        return self.read_only and self._begin is None and self._min_snapshot <= self.core.seen_ts
-
     def _beginning(self) -> session_pb2.Begin:
         begin = self._begin
         return session_pb2.Begin(min_snapshot=self._min_snapshot) if begin is None else begin
 
     # -- the life of a transaction --------------------------------------------------------------
-
-    def begun(self, number: int, epoch: int, start_ts: int) -> None:
-        """It was begun with others, under this number of that session."""
-        self.number = number
-        self._epoch = epoch
-        self.start_ts = start_ts
 
     def begin(self) -> None:
         """Queued, not awaited: what follows on the session arrives after it.
@@ -163,31 +162,19 @@ class TransactionCore:
         self.begin()
         return True
 
-    def _take(self) -> session_pb2.Request:
+    def _take(self) -> tuple[session_pb2.Request, Sequence[Any]]:
+        """A request with what is buffered, which is that no more, and its bodies."""
         if self.broken is not None:
             raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
-        request = self._assembled()
+        request, bodies = session_pb2.Request.FromString(b"".join(self._writes)), self._bodies
         request.txn = self.number
-        return request
+        self._writes = self._bodies = ()
+        self._buffered_bytes = 0
+        return request, bodies
 
-    def _assembled(self) -> session_pb2.Request:
-        """The buffered operations as one request; the buffer is empty afterwards."""
-        request = self._filled()
-        self._next = None
-        self._buffered = self._buffered_bytes = 0
-        return request
-
-    def _filled(self) -> session_pb2.Request:
-        """The request that what is buffered is in from now on."""
-        request = self._next
-        if request is None:
-            request = self._next = session_pb2.Request.FromString(b"".join(self._writes))
-            self._writes = ()
-        return request
-
-    def _ask(self, request: session_pb2.Request) -> Steps[Any]:
+    def _ask(self, request: session_pb2.Request, bodies: Sequence[Any] = ()) -> Steps[Any]:
         attempt, deadline = 0, self.core.deadline()
         try:
             while True:
@@ -195,7 +182,7 @@ class TransactionCore:
                     request.first.CopyFrom(self._beginning())
                     request.timeout_ms = timeout_ms(self.core.timeout_s)
                 try:
-                    reply = yield Ask(request, self.core.timeout_s, self._epoch)
+                    reply = yield Ask(request, self.core.timeout_s, self._epoch, bodies)
                 except ConnectionLost:
                     if time.monotonic() > deadline:
                         raise
@@ -224,22 +211,20 @@ class TransactionCore:
         self.sent = self.sent or not self.read_only or self.start_ts is None
         if isinstance(error, errors.NotFound):
             self.core.schemas.clear()  # a table was dropped, and perhaps made anew
-        if error.details.get("limit") == "message_bytes_max" and request.operations:
+        if error.details.get("limit") in _REFUSED_HERE and request.operations:
             self.broken = error
 
     def _learn(self, reply: Answer) -> None:
         if self.start_ts is None:
-            start_ts = reply[0] if isinstance(reply, tuple) else reply.start_ts
-            if start_ts:
-                self.start_ts = start_ts
-                self.core.saw(start_ts)
+            self.start_ts = reply.start_ts or None
+            self.core.saw(reply.start_ts)
 
     def started(self) -> Steps[int]:
         """The snapshot; asks the server if no answer has told it yet."""
         if self.start_ts is None:
-            request = self._take()
+            request, bodies = self._take()
             request.apply.SetInParent()
-            yield from self._ask(request)
+            yield from self._ask(request, bodies)
         return self.start_ts or 0
 
     def open_shared(self) -> Steps[bytes]:
@@ -291,7 +276,7 @@ class TransactionCore:
         if self._commits_plainly(token):
             asked = CommitPlain(b"".join(self._writes), token, self.core.timeout_s, self._epoch)
         else:
-            asked = Ask(self._commit_request(token), self.core.timeout_s, self._epoch)
+            asked = self._commit_alone(token)
         self.ended = True
         restarted = False
         while True:
@@ -300,9 +285,8 @@ class TransactionCore:
             except (ConnectionLost, Timeout) as lost:
                 if isinstance(lost, ConnectionLost) and not lost.sent:
                     if not restarted and self._again():
-                        request = asked.request if isinstance(asked, Ask) else asked.alone()
-                        restarted, request.txn = True, self.number
-                        asked = Ask(request, self.core.timeout_s, self._epoch)
+                        asked = asked if isinstance(asked, Ask) else Ask(asked.alone(), self.core.timeout_s)
+                        restarted, asked.request.txn, asked.epoch = True, self.number, self._epoch
                         continue
                     raise errors.Disconnected(
                         "the connection was lost before the commit was sent; "
@@ -318,11 +302,8 @@ class TransactionCore:
                 self.core.schemas.clear()  # a table was dropped, and perhaps made anew
                 raise
             break
-        if type(reply) is tuple:
-            self.commit_ts, self.start_ts = reply
-        else:
-            self._learn(reply)
-            self.commit_ts = int(reply.commit.commit_ts)
+        self._learn(reply)
+        self.commit_ts = int(reply.commit_ts if isinstance(reply, Committed) else reply.commit.commit_ts)
         self.core.saw(self.commit_ts)
         return self.commit_ts
 
@@ -333,7 +314,6 @@ class TransactionCore:
             and 0 < len(self._writes) <= _PLAIN_OPERATIONS
             and self._buffered_bytes <= _PLAIN_BYTES
             and len(token) <= _PLAIN_TOKEN
-            and self.core.commits_each
             and self.batch is None
             and self._begins_late()
         )
@@ -342,95 +322,86 @@ class TransactionCore:
         """True if it has not begun, and now only will where it commits."""
         return self.start_ts is None and self._min_snapshot <= self.core.seen_ts and self._taken_back()
 
-    def _commit_request(self, token: str) -> session_pb2.Request:
-        request = self._take()
+    def _commit_alone(self, token: str) -> Ask:
+        request, bodies = self._take()
         if self.batch is None:
             request.commit.token = token
         else:
             request.commit.CopyFrom(commit_message(token, self.batch))
         if self._begins_late():
             request.txn = 0
-        return request
+        return Ask(request, self.core.timeout_s, self._epoch, bodies)
 
     # -- writes ---------------------------------------------------------------------------------
 
-    def operation(self, kind: session_pb2.Operation.Kind, schema: TableSchema) -> session_pb2.Operation:
+    def _operation(self, kind: session_pb2.Operation.Kind, schema: TableSchema, body: Any = None, **more: Any) -> None:
         """One more buffered operation, that is no write of a row."""
-        self._writing()
-        self._buffered += 1
-        operations = self._filled().operations
-        operation: session_pb2.Operation = operations.add(kind=kind, table=schema.name, table_id=schema.id)
-        return operation
-
-    def _writing(self) -> None:
-        if self.ended:
-            raise InvalidArgument("this transaction has ended")
-        if self.read_only:
-            raise InvalidArgument("a snapshot is read only: write in a transaction")
-        self.wrote = True
+        operation = session_pb2.Operation(kind=kind, table=schema.name, table_id=schema.id, **more)
+        self._write(session_pb2.Writes(operations=[operation]).SerializeToString(), [] if body is None else [body])
+        self._is_plain = False
 
     def delta(self, schema: TableSchema, key: Sequence[Any], values: Mapping[str, Any]) -> bool:
         """``write`` of a delta, checked here. Whatever it raises, nothing was done."""
         data = encoded_delta(schema, key, values)
         if data is None:
-            stored_key, stored = schema.stored_key(key), schema.stored_delta(values)
-            data = encoded_write(schema, "delta", stored_key, stored, (*stored,))
-        return self._write(data, len(values))
+            return self.write(schema, Write("delta", schema.stored_key(key), schema.stored_delta(values)))
+        return self._write(data)
 
     def write(self, schema: TableSchema, write: Write) -> bool:
         """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
-        columns = (*write.values,) if write.column is None else (write.column,)
-        flush = self._write(encoded_write(schema, write.kind, write.key, write.values, columns), len(write.values))
-        if write.kind not in _PLAIN:
+        columns, bodies = write.values if write.column is None else (write.column,), list[Any]()
+        data = encoded_write(schema, write.kind, write.key, write.values, columns, bodies)
+        flush = self._write(data, bodies)
+        if bodies or write.kind not in _PLAIN:
             self._is_plain = False
         return flush or write.kind == "insert"
 
-    def _write(self, data: bytes, values: int) -> bool:
-        """``values``: so many are in it, and most often in those before it."""
-        self._writing()
-        if self._next is not None:
-            self._next.MergeFromString(data)
-        elif self._writes:
+    def _write(self, data: bytes, bodies: Sequence[Any] = ()) -> bool:
+        """Buffers an operation; True: flush now."""
+        if self.ended:
+            raise InvalidArgument("this transaction has ended")
+        if self.read_only:
+            raise InvalidArgument("a snapshot is read only: write in a transaction")
+        self.wrote = True
+        if self._writes:
             self._writes.append(data)  # type: ignore[attr-defined]
         else:
             self._writes = [data]
-        self._buffered += 1
         self._buffered_bytes += len(data)
-        return self._is_full(values)
+        if bodies:
+            self._bodies = [*self._bodies, *bodies]
+            self._buffered_bytes += sum([memoryview(body).nbytes for body in bodies])
+        return self._is_full
 
-    def _is_full(self, values: int = 0) -> bool:
-        count = self._buffered
-        return count >= _FLUSH_OPERATIONS or count * values >= _FLUSH_VALUES or self._buffered_bytes > _FLUSH_BYTES
+    @property
+    def _is_full(self) -> bool:
+        return len(self._writes) >= _FLUSH_OPERATIONS or self._buffered_bytes > _FLUSH_BYTES
 
     def flush(self) -> Steps[None]:
         """Sends what is buffered, and waits, so that memory and the server's queue stay bounded."""
-        if self._buffered:
-            request = self._take()
+        if self._writes:
+            request, bodies = self._take()
             request.apply.SetInParent()
-            yield from self._ask(request)
+            yield from self._ask(request, bodies)
 
     def append(self, schema: TableSchema, records: Any, late: str) -> Steps[None]:
         drop_late, parts = drops_late(late), append_parts(schema, records)
         for part in parts:
             self.append_part(schema, part, drop_late)
-            if len(parts) > 1 or self._is_full():
+            if len(parts) > 1 or self._is_full:
                 yield from self.flush()
 
     def append_part(self, schema: TableSchema, part: Any, drop_late: bool) -> None:
         """Events, encoded."""
-        operation = self.operation(Kind.KIND_APPEND, schema)
-        operation.arrow, operation.drop_late = bytes(part), drop_late
-        self._buffered_bytes += len(operation.arrow)
+        self._operation(Kind.KIND_APPEND, schema, part, arrow_bytes=len(part), drop_late=drop_late)
 
     def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
         named, drop_late = stage_ids(stages), drops_late(late)
-        operation = self.operation(Kind.KIND_APPEND_STAGES, schema)
-        operation.stages.extend(named)
-        operation.drop_late = drop_late
+        self._operation(Kind.KIND_APPEND_STAGES, schema, stages=named, drop_late=drop_late)
 
     def overwrite(self, schema: TableSchema) -> None:
         schema.check_overwritable()
-        self.operation(Kind.KIND_OVERWRITE, schema)
+        self._operation(Kind.KIND_OVERWRITE, schema)
 
     # -- reads ----------------------------------------------------------------------------------
 
@@ -442,14 +413,10 @@ class TransactionCore:
             schema, asked = self.core.used(table, request) or (
                 yield from self.core.use(table, lambda schema: (schema, request(schema)))
             )
-            if self._buffered or self.ended or self.broken is not None:
-                sent = self._take()
-                sent.MergeFrom(asked)
-            else:
-                sent = asked
-                sent.txn = self.number
+            sent, bodies = self._take()
+            sent.MergeFrom(asked)
             try:
-                return schema, (yield from self._ask(sent))
+                return schema, (yield from self._ask(sent, bodies))
             except errors.NotFound as error:
                 if not self.core.stale(error, table) or attempt or not self.read_only:
                     raise
@@ -461,35 +428,33 @@ class TransactionCore:
 
     def scan_open(
         self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False
-    ) -> Steps[tuple[TableSchema, session_pb2.ScanPage]]:
+    ) -> Steps[tuple[TableSchema, Page]]:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
         def request(schema: TableSchema) -> session_pb2.Request:
             asked = session_pb2.Request()
             scan_open = asked.scan_open
             fill_scan(scan_open.spec, schema, wanted.bound(schema))
-            scan_open.page_rows, scan_open.rows, scan_open.packed = page_rows or 0, rows, rows
+            scan_open.page_rows, scan_open.rows = page_rows or 0, rows
             return asked
 
-        schema, reply = yield from self._read(wanted.table, request)
-        return schema, reply.page
+        return (yield from self._read(wanted.table, request))
 
-    def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, session_pb2.ScanPage]]:
+    def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, Page]]:
         """A scan for its rows: all of them if they are few, and else None and the first page of batches."""
         schema, page = yield from self.scan_open(wanted, rows=True)
         if page.arrow or page.scan:
             return None, page
-        read = row_reader(schema, schema.output_columns(wanted.columns))
-        return [read(row) for row in page.rows], page
+        return column_reader(schema, schema.output_columns(wanted.columns))(page.columns, page.rows), page
 
-    def scan_next(self, scan: int) -> Steps[tuple[bytes, int]]:
+    def scan_next(self, scan: int) -> Steps[tuple[bytes | memoryview, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.
         request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan))
         try:
             reply = yield Ask(request, self.core.timeout_s, self._epoch)
         except ConnectionLost:
             raise errors.SnapshotTooOld("the connection was lost during a scan: begin it again") from None
-        return reply.page.arrow, reply.page.scan
+        return reply.arrow, reply.scan
 
     def scan_close(self, scan: int) -> None:
         request = session_pb2.Request(txn=self.number, scan_next=session_pb2.ScanNext(scan=scan, close=True))

@@ -30,7 +30,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 import grpc
@@ -43,11 +43,11 @@ from kivi.client.calls import (
     Queued,
     Releases,
     answer,
-    answers,
     encoded,
     failed,
     leaving,
     lost,
+    received,
     silent,
     unreachable,
 )
@@ -57,6 +57,7 @@ from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message,
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.threads import Threads, close_at_exit
+from kivi.wire.frames import Packet, joined
 from kivi.wire.methods import Tls
 from kivi.wire.status import from_rpc_error
 from kivi.wire.v1 import session_pb2
@@ -123,14 +124,14 @@ class _Session:
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
         self._transport.threads.met()
-        out, held = self._out, b""
+        out, held = self._out, Packet(b"")
         while first := [held] if held else self._first():
             if len(self._waiters) > max(
                 _MANY, 2 * (out.qsize() + len(self._commits))
             ):  # answers are on their way: more will follow
                 time.sleep(_GATHER_S)
             parts = [leaving(queued) for queued in first]
-            size, held = sum(map(len, parts)), b""
+            size, held = sum(map(len, parts)), Packet(b"")
             while size < FRAME_BYTES:
                 try:
                     queued = out.get_nowait()
@@ -149,7 +150,7 @@ class _Session:
                 with self._lock:
                     self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
             if size:
-                yield parts[0] if len(parts) == 1 else b"".join(parts)
+                yield joined(parts)
 
     def _first(self) -> list[Queued]:
         """What the next message begins with; waits for it. Nothing: the end.
@@ -170,8 +171,8 @@ class _Session:
             return found
         return [*found, queued]
 
-    def put(self, request: Message, payload: Any = None) -> None:
-        data: Queued = request if isinstance(request, list) else encoded(request, payload)
+    def put(self, request: Message, bodies: Sequence[Any] = ()) -> None:
+        data: Queued = request if isinstance(request, list) else encoded(request, bodies)
         if len(data) >= _LARGE_BYTES:
             while self._large > _QUEUED_BYTES_MAX and self.broken is None:
                 time.sleep(0.001)
@@ -186,11 +187,11 @@ class _Session:
         if (message := self._releases.add(number)) is not None:
             self.put(message)
 
-    def ask(self, request: session_pb2.Request, timeout_s: float | None, payload: Any = None) -> Answer:
+    def ask(self, request: session_pb2.Request, timeout_s: float | None, bodies: Sequence[Any] = ()) -> Answer:
         number = request.id = next(self._ids)
         waiter = self._registered(number)
         try:
-            self.put(request, payload)
+            self.put(request, bodies)
         except KiviError:
             self._waiters.pop(number, None)
             raise
@@ -254,12 +255,12 @@ class _Session:
     def _received(self, data: bytes) -> object:
         """On the thread of gRPC that receives: who waits for an answer need not wait for another thread as well."""
         try:
-            frame = session_pb2.ServerFrame.FromString(data)
+            frame, found = received(data)
             if frame.HasField("hello"):
                 self._commits.most = frame.hello.limits.commit_each_max
                 self._transport.core.greeted(frame.hello)
                 self.hello.set()
-            self._hand_out(answers(frame))
+            self._hand_out(found)
         except Exception as error:
             return Unavailable(f"the session failed: {error!r}")
         return _FINE
@@ -342,7 +343,7 @@ class Transport(Link[_Session]):
         if isinstance(effect, CommitPlain):
             return self.of(effect.epoch).commit(effect)
         if isinstance(effect, Ask):
-            return self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.payload)
+            return self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.bodies)
         if isinstance(effect, Sleep):
             return time.sleep(effect.seconds)
         self.open()  # raises once closed

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -26,13 +26,13 @@ from kivi.errors import CommitUnknown, Conflict, InvalidArgument, KiviError, Not
 from kivi.log import CommitLog
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
-from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Writes, WriteSet, told
+from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Tell, Writes, WriteSet, told
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.record import Bulk, decode_stage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.turns import Turns
-from kivi.mvcc.watermark import Watermark
+from kivi.mvcc.watermark import Watermark, call_all
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import SYSTEM, Catalog, changes
@@ -44,9 +44,18 @@ from kivi.store.retention import Retention, earliest_times
 from kivi.store.staging import Staging, sequences_of
 from kivi.store.transaction import Txn, prepare
 
-__all__ = ["Commits", "TokenState"]
+__all__ = ["Commit", "Commits", "TokenState"]
 
 TokenState = Literal["committed", "aborted", "unknown"]
+
+
+class Commit(NamedTuple):
+    """A transaction to commit, and who is told of its outcome: see ``Commits.commit``."""
+
+    txn: Txn
+    token: str | None
+    batch: tuple[str, int] | None
+    done: Tell
 
 
 class _Timed:
@@ -96,49 +105,68 @@ class Commits:
 
         Encodes and derives in the calling thread, which may also wait for room. The lease ends with the commit.
         """
+        self.commit_together([Commit(txn, token, batch, done)])
 
+    def commit_together(self, commits: Sequence[Commit]) -> None:
+        """``commit`` of several, which enter as a group (R19): one that is refused takes no other with it."""
         began = time.monotonic()
+        refused: list[Callable[[], None]] = []
+        waiting: list[tuple[Commit, Tell]] = []
+        for commit in commits:
+            settled: Tell = functools.partial(self._settled, commit, began)
+            try:
+                if self._close(commit):
+                    waiting.append((commit, settled))
+                else:
+                    refused.append(functools.partial(settled, Outcome(commit.txn.start_ts)))
+            except KiviError as error:
+                refused.append(functools.partial(settled, Outcome(None, error)))
+        while waiting:
+            parts: dict[Part, tuple[Commit, Tell]] = {}
+            for commit, settled in waiting:
+                try:
+                    with self.computing if commit.txn.in_columns else contextlib.nullcontext():
+                        part = self._prepare(commit.txn, commit.token, commit.batch)
+                    part.lease, part.answer = commit.txn.lease, told(settled)
+                    parts[part] = commit, settled
+                except KiviError as error:
+                    refused.append(functools.partial(settled, Outcome(None, error)))
+            waiting = [parts[stale] for stale in self.committer.submit([*parts])] if parts else []
+        call_all(refused)
 
-        def settled(outcome: Outcome) -> None:
-            txn.commit_ts = outcome.commit_ts
-            if outcome.commit_ts is not None and not txn.lease.id:
-                txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
-            if outcome.error is None:
-                self.committer.times.observe(time.monotonic() - began)
-            self.leases.release(txn.lease)
-            done(outcome)
-            if outcome.repeated and stages:
+    def _close(self, commit: Commit) -> bool:
+        """Closes its transaction. Raises if that may not commit; False if it has nothing to commit."""
+        txn, token, batch, _ = commit
+        self.check_open()
+        if txn.closed:
+            raise InvalidArgument(f"the transaction is over: {txn.closed}")
+        txn.closed = "it was committed"
+        check_batch_token(batch)
+        if token is not None and batch is not None:
+            raise InvalidArgument("a commit has a request token or a batch token, not both: a batch token is enough")
+        if token is not None:
+            check_token(token)
+        named = batch is not None or (token is not None and issued_at_us(token) is None)
+        if not txn.wrote and not named:
+            self.leases.check(txn.lease)
+            return False
+        return True
+
+    def _settled(self, commit: Commit, began: float, outcome: Outcome) -> None:
+        txn = commit.txn
+        txn.commit_ts = outcome.commit_ts
+        if outcome.commit_ts is not None and not txn.lease.id:
+            txn.lease.ts = outcome.commit_ts - 1  # it has read nothing, and began just before its commit (R19)
+        if outcome.error is None:
+            self.committer.times.observe(time.monotonic() - began)
+        self.leases.release(txn.lease)
+        commit.done(outcome)
+        if outcome.repeated and txn.wrote:
+            stages = [staged.sequence for items in txn.staged.values() for staged in items]
+            stages += [sequence for items in txn.staged_rows.values() for sequence in items]
+            if stages:
                 with contextlib.suppress(KiviError):  # they expire by themselves; nobody's answer may depend on it
                     self.staging.drop(stages)
-
-        stages: list[int] = []
-        try:
-            self.check_open()
-            if txn.closed:
-                raise InvalidArgument(f"the transaction is over: {txn.closed}")
-            txn.closed = "it was committed"
-            check_batch_token(batch)
-            if token is not None and batch is not None:
-                raise InvalidArgument(
-                    "a commit has a request token or a batch token, not both: a batch token is enough"
-                )
-            if token is not None:
-                check_token(token)
-            named = batch is not None or (token is not None and issued_at_us(token) is None)
-            if not txn.wrote and not named:
-                self.leases.check(txn.lease)
-                settled(Outcome(txn.start_ts))
-                return
-            stages += [staged.sequence for items in txn.staged.values() for staged in items]
-            stages += [sequence for items in txn.staged_rows.values() for sequence in items]
-            while True:
-                with self.computing if txn.in_columns else contextlib.nullcontext():
-                    prepared = self._prepare(txn, token, batch)
-                prepared.lease, prepared.answer = txn.lease, told(settled)
-                if not self.committer.submit([prepared]):
-                    return
-        except KiviError as error:
-            settled(Outcome(None, error))
 
     def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
         """The catalog's version, and by which deltas and puts of its row tables are read for ``write``; None for now: a

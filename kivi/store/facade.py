@@ -46,7 +46,7 @@ from kivi.store import backups, checkpoint, statistics
 from kivi.store.backfill import Backfill, Progress
 from kivi.store.catalog import Catalog
 from kivi.store.change_reads import ChangeReads
-from kivi.store.commits import Commits, TokenState
+from kivi.store.commits import Commit, Commits, TokenState
 from kivi.store.event_tables import EventTables
 from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
@@ -60,6 +60,7 @@ from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 
 __all__ = [
+    "Commit",
     "GetPlan",
     "Lease",
     "Outcome",
@@ -196,7 +197,8 @@ class Store:
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
             staging, self.reader, self.computing, opened,
         )  # fmt: skip
-        self.commit, self.commit_wait, self.wait = commits.commit, commits.commit_wait, commits.wait
+        self.commit, self.commit_together = commits.commit, commits.commit_together
+        self.commit_wait, self.wait = commits.commit_wait, commits.wait
         self.write, self.write_set, self.write_plans = commits.write, commits.write_set, commits.write_plans
         self.append_each, self.floor, self.rollback = commits.append_each, commits.floor, commits.rollback
         self.outcome, self.committed_at = commits.outcome, commits.committed_at

@@ -7,27 +7,22 @@ contents: what a stranger sent is checked against the schema by the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import Expr
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
 from kivi.model.types import ColumnType
+from kivi.wire.frames import NONE, Bodies
 from kivi.wire.v1 import types_pb2 as pb
 
 __all__ = [
-    "delimited",
-    "fill_row",
     "fill_values",
     "from_expr",
     "from_table",
     "from_values",
     "integers_of",
-    "integers_reader",
-    "prefix",
-    "row_reader",
-    "tag",
     "to_expr",
     "to_table",
 ]
@@ -35,7 +30,8 @@ __all__ = [
 
 # -- values -----------------------------------------------------------------------------------------
 
-_BYTE: Final = tuple(bytes((i,)) for i in range(256))
+_LONG_BYTES: Final = 256  # a value of more is a body, where it may be
+_IN_BODY: Final = frozenset({"string_body", "bytes_body"})
 _FIELD_OF: Final[dict[type, str]] = {
     int: "int_value",
     str: "string_value",
@@ -45,8 +41,8 @@ _FIELD_OF: Final[dict[type, str]] = {
 }
 
 
-def fill_values(target: Any, values: Iterable[Any]) -> None:
-    """Appends stored-form values to a repeated Value field."""
+def fill_values(target: Any, values: Iterable[Any], bodies: list[Any] | None = None) -> None:
+    """Appends stored-form values to a repeated Value field; those that are long to ``bodies``, if there are such."""
     for value in values:
         if value is None:
             target.add()
@@ -54,112 +50,41 @@ def fill_values(target: Any, values: Iterable[Any]) -> None:
             kind = type(value)
             if kind is int:
                 target.add(int_value=value)
-            elif kind is str:
-                target.add(string_value=value)
+            elif bodies is not None and kind in (str, bytes) and len(value) > _LONG_BYTES:
+                body = value.encode() if kind is str else value
+                target.add(**{"string_body" if kind is str else "bytes_body": len(body)})
+                bodies.append(body)
             else:
                 target.add(**{_FIELD_OF[kind]: value})
 
 
-def delimited(tag: bytes, body: bytes) -> bytes:
-    """A message as a field of another: what is made in parts need not be copied into one."""
-    return prefix(tag, len(body)) + body
-
-
-def prefix(tag: bytes, size: int) -> bytes:
-    """What stands before a field of so many bytes: a message, text or bytes."""
-    head = tag
-    while size > 0x7F:  # as a varint
-        head += _BYTE[size & 0x7F | 0x80]
-        size >>= 7
-    return head + _BYTE[size]
-
-
-def tag(message: Any, name: str) -> bytes:
-    """The tag of such a field (wire type 2)."""
-    number: int = message.DESCRIPTOR.fields_by_name[name].number
-    return prefix(b"", number << 3 | 2)
-
-
-def fill_row(target: pb.Row, values: Sequence[Any], packed: bool) -> None:
-    """Fills a row. ``packed``: the columns are of integers, and the reader takes those as such."""
-    if packed and None not in values:
-        target.integers.extend(values)
-    else:
-        fill_values(target.values, values)
-
-
-def from_values(values: Iterable[pb.Value]) -> list[Any]:
-    out = []
+def from_values(values: Iterable[pb.Value], bodies: Bodies = NONE) -> list[Any]:
+    """``bodies`` are those of long values. Raises InvalidArgument if they are not there, or no text."""
+    out: list[Any] = []
     for value in values:
         kind = value.WhichOneof("kind")
-        out.append(None if kind is None else getattr(value, kind))
+        if kind is None:
+            out.append(None)
+        elif kind in _IN_BODY:
+            out.append(_long_value(kind, bodies.take(getattr(value, kind))))
+        else:
+            out.append(getattr(value, kind))
     return out
+
+
+def _long_value(kind: str, body: memoryview) -> str | bytes:
+    if kind == "bytes_body":
+        return bytes(body)
+    try:
+        return str(body, "utf-8")
+    except UnicodeDecodeError:
+        raise InvalidArgument("a string's body is not UTF-8") from None
 
 
 def integers_of(values: Iterable[pb.Value]) -> list[int] | None:
     """``from_values`` of values that are all integers and none of them 0, in a third of the time; None: ask that."""
     found = [value.int_value for value in values]
     return None if 0 in found else found
-
-
-def integers_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Any]]:
-    """``row_reader`` of rows that come as integers, without a message."""
-    return schema.remembered((integers_reader, names), lambda: _integers_reader(schema, names))
-
-
-def _integers_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[int]], dict[str, Any]]:
-    types = [(name, schema.by_name[name].type) for name in names if name in schema.by_name]
-    converted = [(name, type_.quick_from_stored) for name, type_ in types if type_.name in ("decimal", "timestamp")]
-
-    def read(integers: Sequence[int]) -> dict[str, Any]:
-        row: dict[str, Any] = dict(zip(names, integers, strict=True))
-        for name, as_seen in converted:
-            row[name] = as_seen(row[name], name)
-        return row
-
-    return read
-
-
-def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
-    """Reads a row of these columns in the form that callers see; made once for each choice of columns."""
-    return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
-
-
-def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[pb.Row], dict[str, Any]]:
-    plan: list[tuple[str, str, Callable[[Any, str], Any] | None]] = []
-    for name in names:
-        column = schema.by_name.get(name)
-        type_ = column.type if column is not None else _FLOAT  # a derived column
-        convert = type_.quick_from_stored if type_.name in ("decimal", "timestamp") else None
-        plan.append((name, _MEMBER_OF[type_.name], convert))
-    of_integers = _integers_reader(schema, names)
-
-    def read(found: pb.Row) -> dict[str, Any]:
-        values = found.values
-        if not values:
-            return of_integers(found.integers)
-        row: dict[str, Any] = {}
-        for (name, member, convert), value in zip(plan, values, strict=True):
-            cell = getattr(value, member)
-            if not cell and value.WhichOneof("kind") is None:
-                row[name] = None
-            else:
-                row[name] = cell if convert is None else convert(cell, name)
-        return row
-
-    return read
-
-
-_FLOAT: Final = ColumnType("float64")
-_MEMBER_OF: Final[dict[str, str]] = {
-    "bool": "bool_value",
-    "int64": "int_value",
-    "decimal": "int_value",
-    "timestamp": "int_value",
-    "float64": "float_value",
-    "string": "string_value",
-    "bytes": "bytes_value",
-}
 
 
 # -- predicates -------------------------------------------------------------------------------------

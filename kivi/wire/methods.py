@@ -15,6 +15,8 @@ __all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "UNARY", "Tls", "channel_options", "c
 
 SERVICE: Final = "kivi.v1.Kivi"
 MESSAGE_BYTES_MAX: Final = 64 << 20  # what both ends tell gRPC; the server publishes it as a limit
+HEADER_BYTES_MAX: Final = 4 << 20
+"""Of a frame from a client, likewise. Two bytes can be a message, and take the parser some hundred: 200 MB at most."""
 DEFAULT_ENDPOINT: Final = "localhost:7420"
 
 # Unary calls: the message sent, the message returned.

@@ -189,5 +189,7 @@ def from_rpc_error(error: grpc.RpcError) -> errors.KiviError:
                     return _rebuild(info.reason, status.message, info.metadata)
     if code is grpc.StatusCode.INTERNAL and message == _BROKEN_HERE:
         return errors.Unavailable("the connection was lost")
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        message = "the server does not know this call: it is older than 0.2, which this client needs: upgrade it"
     kind = _BARE.get(code, errors.KiviError)
     return kind(f"{code.name}: {message}" if kind is errors.KiviError else message)

@@ -626,11 +626,7 @@ def test_a_request_that_no_message_can_hold_takes_its_transaction_along(db, acco
         assert snap.get("long_rows", (1,)) is None
 
 
-@pytest.mark.parametrize("each", [True, False], ids=["in columns", "one by one"])
-def test_commits_at_the_same_time_have_their_own_outcomes_whether_or_not_the_server_takes_columns(db, accounts, each):
-    """A server from before CommitEach says no limit of it: its clients send each commit as a request of its own."""
-    assert db._core.commits_each
-    db._core.commits_each = each
+def test_commits_at_the_same_time_have_their_own_outcomes(db, accounts):
     stamps: list[int] = []
 
     def work(i: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes that are encoded without messages: the same as if they had been filled into one, and the same errors."""
+"""Writes as the bytes of their messages: the same whether or not they are remembered, and the same errors."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kivi_server.asked import parsed
 
 import kivi
 from kivi.api import writes
 from kivi.api.arguments import TransactionArguments
 from kivi.api.writes import Write
-from kivi.client.calls import _GATHERED_MAX, Commits
+from kivi.client.calls import _GATHERED_MAX, Commits, encoded
 from kivi.client.core import Core
 from kivi.client.steps import Ask, CommitPlain, ConnectionLost
 from kivi.client.transaction import TransactionCore
 from kivi.client.writes import KINDS, encoded_delta, encoded_write
 from kivi.model.declarations import row_table_schema
 from kivi.model.schema import TableSchema
-from kivi.wire.codec import fill_values
+from kivi.wire.codec import fill_values, from_values
+from kivi.wire.frames import joined
 from kivi.wire.v1 import session_pb2
 
 INT64 = st.one_of(st.integers(-3, 300), st.integers(-(2**63), 2**63 - 1))
@@ -61,16 +63,31 @@ def test_a_write_is_encoded_as_protobuf_does_it(kind: Any, key: tuple[Any, ...],
     write = Write(kind, key, values)
     wanted = filled(COUNTERS, write)
     for _ in range(2):  # the second time much of it is remembered
-        data = encoded_write(COUNTERS, kind, key, values, (*values,))
+        data = encoded_write(COUNTERS, kind, key, values, (*values,), None)
         assert session_pb2.Request.FromString(data) == wanted
         assert data == wanted.SerializeToString()
+
+
+def test_long_values_are_bodies() -> None:
+    """And come back as they were; keys, and values of a few hundred bytes, stay in the message."""
+    names, bodies = ("a", "b", "c", "d"), list[Any]()
+    values = ["\xe9" * 300, b"\x00" * 5_000, "x" * 256, None]
+    data = encoded_write(COUNTERS, "put", (1, "k" * 9_000), dict(zip(names, values, strict=True)), names, bodies)
+    assert [len(body) for body in bodies] == [600, 5_000]
+    request = session_pb2.Request.FromString(data)
+    packet = encoded(request, bodies)
+    assert len(packet.header) < 9_600
+    (asked,) = parsed(joined([packet]))
+    (operation,) = asked.request.operations
+    assert from_values(operation.key) == [1, "k" * 9_000]
+    assert from_values(operation.values, asked.bodies) == values and len(asked.bodies) == 0
 
 
 @pytest.mark.parametrize("column", [None, "hits"])
 def test_guards_and_deletes_have_a_column_or_none(column: str | None) -> None:
     for kind in ("guard", "delete"):
         write = Write(kind, (1, 2), column=column)
-        data = encoded_write(COUNTERS, kind, write.key, write.values, (column,) if column else ())
+        data = encoded_write(COUNTERS, kind, write.key, write.values, (column,) if column else (), None)
         assert data == filled(COUNTERS, write).SerializeToString()
 
 
@@ -144,7 +161,6 @@ def test_what_is_remembered_of_a_table_is_bounded_however_many_choices_of_column
 def test_a_commit_under_a_long_token_goes_by_itself(length: int, plainly: bool) -> None:
     """Alone it is held to what a message may have; with others it would have ended their session."""
     core = Core("nowhere", 1.0)
-    core.commits_each = True
     transaction = TransactionCore(core, TransactionArguments())
     transaction._unsent = [transaction._request_to_begin]
     transaction.delta(COUNTERS, (1, 2), {"hits": 1})
@@ -156,8 +172,8 @@ def test_writes_that_something_else_joins_are_still_counted() -> None:
     for i in range(5):
         transaction.write(COUNTERS, Write("put", (i, 0), {"v": i}))
     size = transaction._buffered_bytes
-    transaction.operation(session_pb2.Operation.KIND_OVERWRITE, COUNTERS)
-    assert (transaction._buffered, transaction._buffered_bytes) == (6, size)
+    transaction.overwrite(COUNTERS)
+    assert len(transaction._writes) == 6 and transaction._buffered_bytes > size
 
 
 @pytest.mark.parametrize("table", ["none", None, 7, ["counters"]])
@@ -184,14 +200,14 @@ def test_writes_and_what_is_no_write_keep_their_order() -> None:
     made = [Write("put", (i, 0), {"v": i}) for i in range(6)]
     for write in made[:3]:
         transaction.write(COUNTERS, write)
-    transaction.operation(session_pb2.Operation.KIND_OVERWRITE, COUNTERS)
+    transaction.overwrite(COUNTERS)
     for write in made[3:]:
         transaction.write(COUNTERS, write)
-    request = transaction._assembled()
+    request, _ = transaction._take()
     assert [operation.kind for operation in request.operations] == [1, 1, 1, 8, 1, 1, 1]
     wanted = [filled(COUNTERS, write).operations[0] for write in made]
     assert [operation for operation in request.operations if operation.kind == 1] == wanted
-    assert not transaction._buffered and len(transaction._assembled().operations) == 0
+    assert not transaction._writes and len(transaction._take()[0].operations) == 0
 
 
 class Unconnected:
@@ -216,7 +232,7 @@ class Unconnected:
 
 def begun(**arguments: Any) -> tuple[Unconnected, TransactionCore]:
     core, transport = Core("nowhere", 1.0), Unconnected()
-    core.transport, core.commits_each = transport, True
+    core.transport = transport
     core.schemas["counters"] = COUNTERS
     transaction = TransactionCore(core, TransactionArguments(**arguments))
     transaction.begin()
@@ -289,18 +305,15 @@ def test_what_is_large_has_begun_or_comes_in_numbered_batches_commits_by_itself(
         many.delta(COUNTERS, (i, 2), {"hits": 3})
     _, batch = begun(batch=("scope", 1))
     batch.delta(COUNTERS, (1, 2), {"hits": 3})
-    _, older = begun()
-    older.core.commits_each = False
-    older.delta(COUNTERS, (1, 2), {"hits": 3})
     transport, left = begun()
     left.delta(COUNTERS, (1, 2), {"hits": 3})
     transport.queued[0].pop()
     _, later = begun(min_snapshot=99)
     later.delta(COUNTERS, (1, 2), {"hits": 3})
-    cases += [large, many, batch, older, left, later]
+    cases += [large, many, batch, left, later]
     asked: list[Any] = [next(case.commit()) for case in cases]
     assert all(isinstance(each, Ask) for each in asked)
-    assert [each.request.txn for each in asked] == [0, 0, 0, 0, left.number, later.number]
+    assert [each.request.txn for each in asked] == [0, 0, 0, left.number, later.number]
 
 
 def test_very_many_at_once_leave_in_messages_of_some_thousand() -> None:

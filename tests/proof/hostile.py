@@ -33,7 +33,7 @@ import pyarrow as pa
 import kivi
 from kivi.errors import KiviError
 from kivi.wire.v1 import service_pb2, session_pb2
-from tests.server.rawsession import RawSession
+from tests.server.rawsession import RawSession, frame
 from tests.serverproc import ServerProcess
 
 __all__ = ["ASSAULTS", "Bystander", "make_tables", "resident_mb", "watched"]
@@ -212,16 +212,18 @@ def mutated_frames(server: ServerProcess, scale: float) -> Answers:
     put.key.add(int_value=9)
     put.columns.append("s")
     put.values.add(string_value="x" * 20)
-    frame = session_pb2.ClientFrame(
-        requests=[
-            session_pb2.Request(id=1, txn=1, begin=session_pb2.Begin()),
-            session_pb2.Request(id=2, txn=1, operations=[put], get=session_pb2.Get(table="t")),
-            session_pb2.Request(id=3, txn=1, commit=session_pb2.Commit(token="k1-1-x")),
-        ]
-    ).SerializeToString()
+    text = b"y" * 300
+    long = session_pb2.Operation(kind=session_pb2.Operation.KIND_PUT, table="t", columns=["s"])
+    long.key.add(int_value=9)
+    long.values.add(string_body=len(text))
+    good = frame(
+        session_pb2.Request(id=1, txn=1, begin=session_pb2.Begin()),
+        (session_pb2.Request(id=2, txn=1, operations=[put, long], get=session_pb2.Get(table="t")), text),
+        session_pb2.Request(id=3, txn=1, commit=session_pb2.Commit(token="k1-1-x")),
+    )
     session = RawSession(server.endpoint)
     for _ in range(int(100_000 * scale)):
-        session.frames.put(_mutated(frame, rng))
+        session.frames.put(_mutated(good, rng))
         out["frames"] += 1
         if out["frames"] % 200 == 0 and not _alive(session):
             out["sessions ended"] += 1

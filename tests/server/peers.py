@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,9 @@ import kivi
 from kivi.api.tokens import new_token
 from kivi.log.segmented import SegmentedLog
 from kivi.store.facade import Store
+from kivi.wire.frames import Packet
 from kivi.wire.v1 import session_pb2
+from tests.server.rawsession import Sent, each_alone, frame
 from tests.waiting import until
 
 __all__ = ["Peer", "hits", "log_of", "quick", "run"]
@@ -33,18 +34,26 @@ class Peer:
         grant = grant or Grant()
         self.session = Session(sessions, grant, sessions.clients.of(grant, "peer"), asyncio.get_running_loop())
         self.answers: list[session_pb2.Response] = []
+        self.pages: dict[int, bytes] = {}
         self.counted = 0  # answers, as the session counts them
         self.threads: set[int] = set()
         self._ids = 0
         self.session._send = self._send  # type: ignore[method-assign]
 
-    def _send(self, data: bytes, answers: int) -> None:
+    def _send(self, data: Packet, answers: int) -> None:
         self.threads.add(threading.get_ident())
         self.counted += answers
-        self.answers += session_pb2.ServerFrame.FromString(data).responses
+        responses = session_pb2.ServerFrame.FromString(data.header).responses
+        self.answers += responses
+        self.pages |= {response.id: bytes(body) for response, body in zip(responses, data.bodies, strict=False)}
+
+    @property
+    def replies(self) -> list[session_pb2.Response]:
+        """The answers, those to many as one to each."""
+        return [reply for answer in self.answers for reply in each_alone(answer)]
 
     def has(self, answers: int) -> bool:
-        return len(self.answers) == answers
+        return len(self.replies) == answers
 
     def commit(self, hits: int = 1, token: str | None = None, row: int = 1) -> session_pb2.Request:
         self._ids += 1
@@ -70,13 +79,7 @@ class Peer:
 
     def outcomes(self) -> dict[int, int | str]:
         """Of each request that was answered its commit timestamp, or why it has none."""
-        found: dict[int, int | str] = {}
-        for answer in self.answers:
-            if answer.HasField("commit_each"):
-                found.update(zip(answer.commit_each.ids, count(answer.commit_each.commit_ts), strict=False))
-            else:
-                found[answer.id] = answer.error.message or answer.commit.commit_ts
-        return found
+        return {reply.id: reply.error.message or reply.commit.commit_ts for reply in self.replies}
 
     def read(self) -> session_pb2.Request:
         self._ids += 1
@@ -86,14 +89,14 @@ class Peer:
         request.get.keys.add().values.add(int_value=1)
         return request
 
-    def by_the_worker(self, *requests: session_pb2.Request) -> None:
+    def by_the_worker(self, *requests: Sent) -> None:
         """Does what the worker does with a frame of these, on this thread."""
-        self.session._frames.append(session_pb2.ClientFrame(requests=requests).SerializeToString())
+        self.session._frames.append(frame(*requests))
         self.session._turn()
 
-    def here(self, *requests: session_pb2.Request) -> bool:
+    def here(self, *requests: Sent) -> bool:
         """Hands a frame of these to the event loop; False: it is for the worker."""
-        return self.session._handle_here(session_pb2.ClientFrame(requests=requests).SerializeToString())
+        return self.session._read_here(frame(*requests)) is None
 
 
 def hits(store: Store, row: int = 1) -> int | None:

@@ -19,8 +19,10 @@ from kivi_server.service import _NEEDS
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
 import kivi
+from kivi.wire.frames import split
 from kivi.wire.methods import SERVICE, path
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+from tests.server.rawsession import each_alone, frame
 from tests.serverproc import ServerProcess
 from tests.waiting import wait_until
 
@@ -141,11 +143,11 @@ ONE: Final = types_pb2.Value(int_value=1)
 
 def answers_of(server: ServerProcess, token: str, *requests: session_pb2.Request) -> list[session_pb2.Response]:
     """One frame of a session, without the client library."""
-    frame = session_pb2.ClientFrame(requests=requests).SerializeToString()
     with grpc.insecure_channel(server.endpoint) as channel:
-        made = channel.stream_stream(path("Session"), lambda data: data, lambda data: data)
-        replies = made(iter([frame]), metadata=(("authorization", f"Bearer {token}"),), timeout=10)
-        return [answer for data in replies for answer in session_pb2.ServerFrame.FromString(data).responses]
+        made = channel.stream_stream(path("Exchange"), lambda data: data, lambda data: data)
+        replies = made(iter([frame(*requests)]), metadata=(("authorization", f"Bearer {token}"),), timeout=10)
+        frames = [session_pb2.ServerFrame.FromString(split(data)[0]) for data in replies]
+        return [answer for one in frames for response in one.responses for answer in each_alone(response)]
 
 
 @pytest.mark.parametrize("body", [field.name for field in session_pb2.Request.DESCRIPTOR.oneofs_by_name["body"].fields])
@@ -204,9 +206,9 @@ def test_a_token_for_some_tables_reads_those_and_no_others(server: ServerProcess
         session_pb2.Request(id=i, get=session_pb2.Get(table=table, keys=[types_pb2.Key(values=[ONE])]))
         for i, table in enumerate(("counters", "by_endpoint", "not there", "accounts", "counters"), 1)
     ]
-    for frame in (asked[:1], asked):  # alone, and one of many
-        refused = [answer.id for answer in answers_of(server, DASHBOARD, *frame) if answer.error.reason]
-        assert refused == [request.id for request in frame if request.get.table != "by_endpoint"]
+    for one in (asked[:1], asked):  # alone, and one of many
+        refused = [answer.id for answer in answers_of(server, DASHBOARD, *one) if answer.error.reason]
+        assert refused == [request.id for request in one if request.get.table != "by_endpoint"]
 
 
 def test_a_token_for_some_tables_writes_those_and_no_others(server: ServerProcess) -> None:

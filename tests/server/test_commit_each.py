@@ -12,17 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kivi_server import limits
+from kivi_server.asked import Asked
 from kivi_server.auth import Access, Allowance, Grant
-from kivi_server.plain import each_of
+from kivi_server.commits import each_of
 from kivi_server.sessions import Sessions
 
 import kivi
 from kivi.api.tokens import new_token
-from kivi.client.calls import Commits, answers, leaving
+from kivi.client.calls import Commits, leaving, received
 from kivi.model.declarations import row_table_schema
-from kivi.wire.codec import delimited, tag
+from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, hits, quick, run
+from tests.server.rawsession import frame
 from tests.waiting import until
 
 PUT = session_pb2.Operation.KIND_PUT
@@ -177,7 +179,7 @@ def test_one_that_is_not_as_it_should_be_commits_nothing_and_says_so(tmp_path: P
         if what == "too many operations":
             assert "commit_each_operations_max" in str(peer.outcomes()[1])
         assert hits(sessions.store) is None
-        assert len(peer.answers) == peer.session._asked
+        assert len(peer.replies) == peer.session._asked
         fine = peer.commit()
         fine.id = 1_000
         peer.by_the_worker(peer.commit_each(fine))
@@ -209,7 +211,7 @@ def test_who_may_not_write_is_told_so_for_each(tmp_path: Path) -> None:
 
 
 def test_nothing_is_taken_apart_for_who_may_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apart(request: session_pb2.Request) -> list[session_pb2.Request]:
+    def apart(asked: Asked) -> list[Asked]:
         raise AssertionError("done for a reader")
 
     monkeypatch.setattr("kivi_server.session.each_of", apart)
@@ -236,8 +238,7 @@ def test_a_frame_of_very_many_transactions_ends_its_session_unanswered(
         peer.by_the_worker(request)
         await until(lambda: dropped)
         assert dropped[0].details["limit"] == "frame_requests_max" and not peer.answers
-        frame = session_pb2.ClientFrame(requests=[request])
-        assert peer.session._bytes_handled == frame.ByteSize() and peer.session._asked == 0
+        assert peer.session._bytes_handled == len(frame(request)) and peer.session._asked == 0
         fine = peer.commit()
         peer.by_the_worker(peer.commit_each(fine))
         await until(lambda: fine.id in peer.outcomes())
@@ -263,25 +264,25 @@ def test_commits_are_entered_by_the_catalog_that_they_were_read_by(tmp_path: Pat
     """One thread looks at the catalog anew, and is late: another has read it since, after a table was made again."""
 
     async def story(sessions: Sessions) -> None:
-        store, plain, peer = sessions.store, sessions.translator.plain, Peer(sessions)
+        store, reader, peer = sessions.store, sessions.translator.commits, Peer(sessions)
         old, request = store.write_plans(), peer.commit_each(peer.commit())
         writes = session_pb2.Writes.FromString(request.commit_each.writes[0])
         writes.operations[0].table_id = store.table("counters").id
         request.commit_each.writes[0] = writes.SerializeToString()
         store.drop("counters")
         store.create(row_table_schema("counters", key={"id": "int64"}, columns={"hits": kivi.sum("int64")}))
-        current = plain._current
+        current = reader._current
 
         def late() -> Any:
             current()
-            plain._read_by = type(plain._read_by)(*old, {})  # what the late thread puts there
-            return plain._read_by
+            reader._read_by = type(reader._read_by)(*old, {})  # what the late thread puts there
+            return reader._read_by
 
-        plain._current = late  # type: ignore[method-assign]
-        commits = plain.each(request, 0.0, peer.session._may_write)
+        reader._current = late  # type: ignore[method-assign]
+        commits = reader.each(Asked(request, 0.0), peer.session._may_write)
         assert commits is not None and commits.version == old[0]
-        assert len(peer.session._commit_plain(commits)) == 1 and hits(store) is None
-        plain._current = current  # type: ignore[method-assign]
+        assert len(peer.session._write(commits)) == 1 and hits(store) is None
+        reader._current = current  # type: ignore[method-assign]
         peer.by_the_worker(request)
         await until(lambda: peer.outcomes())
         assert "counters" in str(peer.outcomes()[1]) and hits(store) is None
@@ -293,12 +294,12 @@ def test_what_is_told_before_the_catalog_is_found_changed_is_not_told_again(tmp_
     """Of those that come again by the general way, none was answered: each is answered once."""
 
     async def story(sessions: Sessions) -> None:
-        store, plain, peer = sessions.store, sessions.translator.plain, Peer(sessions)
+        store, reader, peer = sessions.store, sessions.translator.commits, Peer(sessions)
         peer.by_the_worker(peer.commit_each(peer.commit(token="known")))
         await until(lambda: len(peer.outcomes()) == 1)
-        by = plain._current()
+        by = reader._current()
         store.create(row_table_schema("another", key={"id": "int64"}, columns={"hits": kivi.sum("int64")}))
-        plain._current = lambda: by  # type: ignore[method-assign]
+        reader._current = lambda: by  # type: ignore[method-assign]
         peer.by_the_worker(peer.commit_each(peer.commit(token="known"), peer.commit()))
         await until(lambda: len(peer.outcomes()) == 3)
         await until(lambda: not sessions.commits_in_flight)
@@ -349,7 +350,7 @@ def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[b
         if (message := gathered.add(number, writes, token)) is not None:
             queued.append(message)
     (message,) = queued
-    frame = session_pb2.ClientFrame.FromString(leaving(message))
+    frame = session_pb2.ClientFrame.FromString(leaving(message).header)
     found: list[tuple[int, str, bytes]] = []
     for request in frame.requests:
         each = request.commit_each
@@ -357,7 +358,7 @@ def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[b
         places = each.does or [0] * len(each.ids)
         found += zip(each.ids, each.tokens, [each.writes[place] for place in places], strict=True)
     assert found == expected
-    assert leaving(message) == b"" and len(gathered) == 0
+    assert not leaving(message) and len(gathered) == 0
     assert gathered.add(1, b"x", "t") is not None
 
 
@@ -366,7 +367,7 @@ def test_a_session_that_has_not_said_yet_what_it_takes_is_told_one_by_one() -> N
     gathered = Commits()
     message: Any = gathered.add(1, b"x", "t")
     assert gathered.add(2, b"x", "u") is None
-    frame = session_pb2.ClientFrame.FromString(leaving(message))
+    frame = session_pb2.ClientFrame.FromString(leaving(message).header)
     assert [[*request.commit_each.ids] for request in frame.requests] == [[1], [2]]
 
 
@@ -379,16 +380,16 @@ def test_a_message_that_was_overtaken_is_none() -> None:
     second: Any = gathered.add(2, b"x", "t")
     assert second is not None
     gathered._waiting.clear()
-    assert leaving(second) == b""
+    assert not leaving(second)
 
 
 def test_what_is_taken_apart_is_what_was_put_together(tmp_path: Path) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
         commits = [peer.commit(hits=n % 3) for n in range(10)]
-        assert each_of(peer.commit_each(*commits)) == commits
+        assert [each.request for each in each_of(Asked(peer.commit_each(*commits), 0.0))] == commits
         same = [peer.commit() for _ in range(limits.COMMIT_EACH_MAX)]
-        assert each_of(peer.commit_each(*same, same=True)) == same
+        assert [each.request for each in each_of(Asked(peer.commit_each(*same, same=True), 0.0))] == same
 
     run(story, tmp_path)
 
@@ -399,7 +400,7 @@ def test_answers_of_both_kinds_are_handed_out() -> None:
     each = frame.responses.add(start_ts=40).commit_each
     each.ids.extend([3, 9, 2])
     each.commit_ts = 50
-    found: list[tuple[int, Any]] = [*answers(frame)]
+    _, found = received(joined([Packet(frame.SerializeToString())]))
     assert found == [(5, frame.responses[0]), (3, (50, 40)), (9, (51, 40)), (2, (52, 40))]
 
 
@@ -408,4 +409,3 @@ def test_the_bytes_of_writes_are_those_of_a_requests_operations() -> None:
     request.operations.add(kind=PUT, table="t")
     writes = session_pb2.Writes(operations=request.operations).SerializeToString()
     assert writes == request.SerializeToString()
-    assert writes == delimited(tag(session_pb2.Writes, "operations"), request.operations[0].SerializeToString())

@@ -1,4 +1,4 @@
-"""Gets that are answered in columns: the same rows as one by one, and whatever does not fit comes by itself."""
+"""Gets that came together are answered in columns: the same rows as one by one."""
 
 from __future__ import annotations
 
@@ -9,47 +9,65 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kivi_server import limits
 from kivi_server.sessions import Sessions
 
 import kivi
-from kivi.client.calls import answers
+from kivi.client.calls import received
+from kivi.client.steps import Rows
+from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, run
 from tests.serverproc import ServerProcess
 from tests.waiting import until
 
 
-def gets(peer: Peer, *rows: int, each: bool = True, columns: tuple[str, ...] = ()) -> list[session_pb2.Request]:
+def gets(peer: Peer, *rows: int, columns: tuple[str, ...] = ()) -> list[session_pb2.Request]:
     """Of the table of counters, without a transaction."""
     found = []
     for row in rows:
         request = peer.read()
         request.ClearField("first")
         request.txn = 0
-        request.get.packed, request.get.each = True, each
         request.get.columns.extend(columns)
         request.get.keys[0].values[0].int_value = row
         found.append(request)
     return found
 
 
-def test_rows_of_integers_come_in_columns_and_what_is_not_there_by_itself(tmp_path: Path) -> None:
+def got(peer: Peer) -> dict[int, Rows]:
+    """As a client reads the answers."""
+    _, found = received(joined([Packet(session_pb2.ServerFrame(responses=peer.answers).SerializeToString())]))
+    return {number: answer._replace(rows=[*answer.rows]) for number, answer in found if isinstance(answer, Rows)}
+
+
+def test_gets_that_came_together_are_one_answer(tmp_path: Path) -> None:
+    """Of a row each, of several, and of none."""
+
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
         peer.by_the_worker(*[peer.commit(hits=row * 10, row=row) for row in (1, 2, 3)])
         await _answered(peer, 3)
         peer.answers.clear()
         peer.by_the_worker(*gets(peer, 1, 2, 9, 3))
-        await _answered(peer, 2)
-        (columns,) = [answer for answer in peer.answers if answer.HasField("get_each")]
-        (missing,) = [answer for answer in peer.answers if answer.id]
-        assert [*columns.get_each.ids] == [4, 5, 7] and [*columns.get_each.integers] == [1, 10, 2, 20, 3, 30]
-        assert columns.start_ts == missing.start_ts == sessions.store.watermark() and not columns.get_each.start_ts
-        assert missing.id == 6 and not missing.get.rows[0].found
-        ts = columns.start_ts
-        frame = session_pb2.ServerFrame(responses=peer.answers)
-        assert dict(answers(frame)) == {4: (ts, [1, 10]), 5: (ts, [2, 20]), 7: (ts, [3, 30]), 6: missing}
+        (answer,) = peer.answers
+        assert [*answer.get.ids] == [4, 5, 6, 7] and [*answer.get.missing] == [2]
+        ts = sessions.store.watermark()
+        assert answer.start_ts == ts and not answer.get.start_ts and not answer.get.counts
+        assert got(peer) == {4: (ts, [(1, 10)]), 5: (ts, [(2, 20)]), 6: (ts, [None]), 7: (ts, [(3, 30)])}
+        peer.answers.clear()
+        several = gets(peer, 9, 1, 8)
+        several[1].get.keys.add().values.add(int_value=7)
+        several[1].get.keys.add().values.add(int_value=3)
+        peer.by_the_worker(*several)
+        (answer,) = peer.answers
+        assert [*answer.get.counts] == [1, 3, 1] and answer.get.keys == 5
+        assert got(peer) == {8: (ts, [None]), 9: (ts, [(1, 10), None, (3, 30)]), 10: (ts, [None])}
+        peer.answers.clear()
+        peer.by_the_worker(*gets(peer, 8, 9))
+        assert got(peer) == {11: (ts, [None]), 12: (ts, [None])} and not peer.answers[0].get.columns
+        peer.answers.clear()
+        peer.by_the_worker(*gets(peer, 1, 2, columns=("hits",)), *gets(peer, 3))
+        assert got(peer) == {13: (ts, [(10,)]), 14: (ts, [(20,)]), 15: (ts, [(3, 30)])} and len(peer.answers) == 2
 
     run(story, tmp_path)
 
@@ -60,61 +78,36 @@ def test_each_is_told_its_own_snapshot(tmp_path: Path) -> None:
         begun: list[session_pb2.Request] = []
         for row in (1, 2):
             peer.by_the_worker(peer.commit(hits=5, row=row))
-            await _answered(peer, len(begun) + 1)
+            await _answered(peer, 2 * len(begun) + 1)
             begun.append(peer.read())
             peer.by_the_worker(begun[-1])
-            peer.answers.pop()
         for request in begun:
             request.id += 100
             request.ClearField("first")
-            request.get.packed = request.get.each = True
         peer.answers.clear()
         peer.by_the_worker(*begun)
-        await _answered(peer, 1)
         (answer,) = peer.answers
-        assert len(set(answer.get_each.start_ts)) == 2
-        found = dict(answers(session_pb2.ServerFrame(responses=[answer])))
-        assert [ts for ts, _ in found.values()] == [*answer.get_each.start_ts]  # type: ignore[misc]
+        assert len(set(answer.get.start_ts)) == 2
+        assert [rows.start_ts for rows in got(peer).values()] == [*answer.get.start_ts]
 
     run(story, tmp_path)
 
 
-def test_columns_of_very_many_integers_are_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_very_many_cells_are_several_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of 256 rows of 32,000 columns fit into no message; each is counted with all that it answers."""
-    monkeypatch.setattr("kivi_server.reading._INTEGERS_MAX", 9)
+    monkeypatch.setattr("kivi_server.reads._CELLS_MAX", 5 * 2 * 16)
 
-    async def story(sessions: Sessions) -> None:
-        for most in (limits.MESSAGE_BYTES_MAX, 40):  # all in one message, and each in its own
-            monkeypatch.setattr(limits, "MESSAGE_BYTES_MAX", most)
-            peer = Peer(sessions)
-            peer.by_the_worker(*gets(peer, *[0] * 18))
-            assert len(peer.answers) == 4 and peer.counted == peer.session._asked == 18
-            found = dict(answers(session_pb2.ServerFrame(responses=peer.answers)))
-            assert [*found] == [*range(1, 19)] and all(got == [0, 1] for _, got in found.values())  # type: ignore[misc]
-
-    run(story, tmp_path)
-
-
-def test_who_does_not_ask_for_columns_gets_each_answer(tmp_path: Path) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        peer.by_the_worker(peer.commit(hits=7))
-        await _answered(peer, 1)
-        peer.answers.clear()
-        (old,), (new,) = gets(peer, 1, each=False), gets(peer, 1, columns=("hits",))
-        both = gets(peer, 1)[0]
-        both.get.keys.add().values.add(int_value=2)
-        peer.by_the_worker(old, new, both)
-        await _answered(peer, 3)
-        assert {answer.WhichOneof("body") for answer in peer.answers if answer.id} == {"get"}
-        (columns,) = [answer.get_each for answer in peer.answers if answer.HasField("get_each")]
-        assert [*columns.ids] == [new.id] and [*columns.integers] == [7]
+        peer.by_the_worker(*gets(peer, *[0] * 18))
+        assert len(peer.answers) == 4 and peer.counted == peer.session._asked == 18
+        assert [*got(peer)] == [*range(1, 19)] and all(each.rows == [(0, 1)] for each in got(peer).values())
 
     run(story, tmp_path)
 
 
 async def _answered(peer: Peer, count: int) -> None:
-    await until(lambda: len(peer.answers) == count)
+    await until(lambda: peer.has(count))
 
 
 @pytest.fixture(scope="module")

@@ -41,19 +41,19 @@ def found(db: Any) -> tuple[int, int]:
     return statistics["rows"] - 1, statistics.get("late_dropped", 0)
 
 
-@pytest.mark.parametrize("good", [3, 20_000])  # the events of a large append are cut out of its frame
+@pytest.mark.parametrize("good", [3, 20_000])  # those of a large append are read by another thread
 def test_an_append_that_does_not_say_what_becomes_of_late_events_fails(tmp_path: Path, good: int) -> None:
     with ServerProcess(tmp_path / "data") as server, server.connect() as db:
         with_floor(db)
         batch = pa.RecordBatch.from_pylist(events(2, good))
         data = bytes(encode_ipc(batch.set_column(0, "ts", batch.column("ts").cast(pa.timestamp("us", "UTC")))))
-        append = session_pb2.Operation(kind=session_pb2.Operation.KIND_APPEND, table="kept", arrow=data)
+        append = session_pb2.Operation(kind=session_pb2.Operation.KIND_APPEND, table="kept", arrow_bytes=len(data))
         raw = RawSession(server.endpoint)
-        raw.send(session_pb2.Request(id=1, operations=[append], commit=session_pb2.Commit(token="t")))
+        raw.send((session_pb2.Request(id=1, operations=[append], commit=session_pb2.Commit(token="t")), data))
         assert "2 events lie before the retention floor" in raw.reply(1).error.message
         append.drop_late = True
         for number in (2, 3):
-            raw.send(session_pb2.Request(id=number, operations=[append], commit=session_pb2.Commit(token="t")))
+            raw.send((session_pb2.Request(id=number, operations=[append], commit=session_pb2.Commit(token="t")), data))
         assert raw.reply(2).commit.commit_ts == raw.reply(3).commit.commit_ts > 0
         raw.close()
         assert found(db) == (good, 2)

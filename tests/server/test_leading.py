@@ -6,34 +6,15 @@ import asyncio
 import threading
 import time
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kivi_server import leading, limits
+from kivi_server import leading
 from kivi_server.auth import Access, Allowance, Grant
 from kivi_server.sessions import Sessions
 
 from tests.server.peers import Peer, hits, log_of, quick, run
 from tests.waiting import until
-
-
-def test_answers_that_fit_no_message_together_come_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(sessions: Sessions) -> None:
-        peer = Peer(sessions)
-        sent: list[int] = []
-        peer.session._send = lambda data, answers: (sent.append(len(data)), Peer._send(peer, data, answers))  # type: ignore[method-assign,assignment,func-returns-value]
-        alone = [peer.read() for _ in range(50)]
-        for request in alone[::2]:
-            request.txn = 0
-        monkeypatch.setattr(limits, "MESSAGE_BYTES_MAX", 200)
-        peer.by_the_worker(*alone)
-        assert max(sent) <= 200
-        assert [answer.id for answer in peer.answers] == [request.id for request in alone]
-        assert not any(answer.HasField("error") for answer in peer.answers)
-        assert len(sessions.store.leases) == 25  # of the transactions; the others have none
-
-    run(story, tmp_path)
 
 
 def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path):
@@ -43,8 +24,8 @@ def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_its
         assert peer.here(*[peer.commit(hits=n) for n in range(1, 6)])
         assert peer.answers == []
         await asyncio.sleep(0)
-        assert [answer.id for answer in peer.answers] == [1, 2, 3, 4, 5]
-        stamps = [answer.commit.commit_ts for answer in peer.answers]
+        assert [answer.id for answer in peer.replies] == [1, 2, 3, 4, 5]
+        stamps = [answer.commit.commit_ts for answer in peer.replies]
         assert stamps == list(range(stamps[0], stamps[0] + 5)) and store.watermark() == stamps[-1]
         assert peer.threads == {threading.get_ident()}
         assert hits(store) == 15
@@ -61,7 +42,7 @@ def test_frames_of_several_sessions_share_a_sync(tmp_path):
         for peer in peers:
             assert peer.here(peer.commit(), peer.commit())
         await asyncio.sleep(0)
-        assert all(len(peer.answers) == 2 for peer in peers)
+        assert all(len(peer.replies) == 2 for peer in peers)
         assert sessions.store.log.stats()["syncs"] == syncs + 1
         assert hits(sessions.store) == 16
 
@@ -79,7 +60,7 @@ def test_what_is_too_much_for_a_turn_is_done_in_the_next(tmp_path, monkeypatch, 
         turns = []
         while not all(peer.answers for peer in peers):
             await asyncio.sleep(0)
-            turns.append(sum(len(peer.answers) for peer in peers))
+            turns.append(sum(len(peer.replies) for peer in peers))
         assert [*dict.fromkeys(turns)] == [4, 8]
         assert hits(sessions.store) == 8
 
@@ -125,11 +106,11 @@ def test_a_retry_and_one_that_is_misused_are_told_by_the_worker(tmp_path):
         peer = Peer(sessions)
         assert peer.here(peer.commit(token="a"), peer.commit(token="b"))
         await asyncio.sleep(0)
-        first = {answer.id: answer.commit.commit_ts for answer in peer.answers}
+        first = {answer.id: answer.commit.commit_ts for answer in peer.replies}
         await quick(sessions.store)
         assert peer.here(peer.commit(token="a"), peer.commit(token="c"), peer.commit(hits=7, token="b"))
-        await until(lambda: len(peer.answers) == 5)
-        answers = {answer.id: answer for answer in peer.answers}
+        await until(lambda: len(peer.replies) == 5)
+        answers = {answer.id: answer for answer in peer.replies}
         assert answers[3].commit.commit_ts == first[1]
         assert answers[4].commit.commit_ts == first[2] + 1
         assert "another payload" in answers[5].error.message
@@ -169,7 +150,7 @@ def test_a_disk_that_stalls_is_felt_once(tmp_path, monkeypatch):
         monkeypatch.setattr(log._files, "fdatasync", stalls)
         assert peer.here(peer.commit())
         await asyncio.sleep(0)
-        assert len(peer.answers) == 1
+        assert len(peer.replies) == 1
         monkeypatch.setattr(log._files, "fdatasync", sync)
         assert not log.is_quick() and not sessions.is_quick()
         assert not peer.here(peer.commit())
@@ -186,7 +167,7 @@ def test_who_may_not_write_is_told_so_and_who_has_a_rate_is_the_workers(tmp_path
         reader = Peer(sessions, Grant(Access.READ, name="reader"))
         assert reader.here(reader.commit())
         await asyncio.sleep(0)
-        assert reader.answers[0].error.message and hits(sessions.store) is None
+        assert reader.replies[0].error.message and hits(sessions.store) is None
         limited = Peer(sessions)
         limited.session.client.allowance = Allowance(rate=1.0)
         assert not limited.here(limited.commit())
@@ -200,6 +181,6 @@ def test_once_the_server_stops_nothing_new_begins(tmp_path):
         assert peer.here(peer.commit())
         sessions.stopping = True
         await asyncio.sleep(0)
-        assert "stopping" in peer.answers[0].error.message and hits(sessions.store) is None
+        assert "stopping" in peer.replies[0].error.message and hits(sessions.store) is None
 
     run(story, tmp_path)

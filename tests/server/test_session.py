@@ -15,8 +15,9 @@ import kivi
 from kivi.api.tokens import new_token
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches
+from kivi.wire.columns import rows_of
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
-from tests.server.rawsession import RawSession
+from tests.server.rawsession import RawSession, Sent, rows
 from tests.waiting import wait_until
 
 pb = session_pb2
@@ -49,7 +50,7 @@ def test_one_frame_carries_a_whole_transaction_and_each_request_has_its_outcome(
         pb.Request(id=2, txn=1, commit=pb.Commit(token=new_token())),
         pb.Request(id=3, txn=2, get=get(table_id, 7)),
     )
-    assert [v.int_value for v in raw.reply(1).get.rows[0].values][:1] == [7]
+    assert (cells(raw.reply(1))[0] or [])[:1] == [7]
     commit = raw.reply(2)
     assert commit.commit.commit_ts > commit.start_ts
     assert raw.reply(3).error.reason == "SnapshotTooOld"  # transaction 2 was never begun
@@ -71,7 +72,7 @@ def test_a_transactions_requests_keep_their_order_behind_a_slow_one(raw, table_i
         pb.Request(id=2, txn=1, operations=[operation(table_id, 1, balance=1)], commit=pb.Commit(token=new_token())),
         pb.Request(id=3, txn=1, get=get(table_id, 1)),
     )
-    assert raw.reply(1).page.arrow == b""  # read before the write that came after it
+    assert raw.reply(1).HasField("page") and not raw.pages[1]  # read before the write that came after it
     assert raw.reply(2).commit.commit_ts
     assert raw.reply(3).error.reason == "SnapshotTooOld"  # it has ended
 
@@ -117,7 +118,7 @@ def test_what_a_stranger_sends_is_checked(raw, table_id):
     short_key = pb.Operation(kind=pb.Operation.KIND_PUT, table="accounts", table_id=table_id)
     unknown_column = operation(table_id, 1, nonsense=1)
     stale = operation(table_id + 1_000, 1, balance=1)
-    arrow = pb.Operation(kind=pb.Operation.KIND_APPEND, table="accounts", table_id=table_id, arrow=b"junk")
+    arrow = pb.Operation(kind=pb.Operation.KIND_APPEND, table="accounts", table_id=table_id, arrow_bytes=4)
     nothing = pb.Operation(table="accounts", table_id=table_id)
     expected = {
         1: ("SchemaError", wrong_type),
@@ -129,7 +130,7 @@ def test_what_a_stranger_sends_is_checked(raw, table_id):
         7: ("SchemaError", nothing),
     }
     for number, (_, bad) in expected.items():
-        raw.send(pb.Request(id=number, operations=[bad], commit=pb.Commit()))
+        raw.send((pb.Request(id=number, operations=[bad], commit=pb.Commit()), b"junk"))
     for number, (reason, _) in expected.items():
         error = raw.reply(number).error
         assert error.reason == reason, (number, error)
@@ -238,12 +239,7 @@ def reading(number: int, *keys: int, table_id: int, txn: int | None = None, **be
 
 
 def cells(response: pb.Response) -> list[list[Any] | None]:
-    return [
-        [getattr(value, kind) if (kind := value.WhichOneof("kind")) else None for value in row.values]
-        if row.found
-        else None
-        for row in response.get.rows
-    ]
+    return rows(response.get)
 
 
 def test_reads_that_arrive_together_are_each_answered_in_a_snapshot_of_their_own(raw, sums, db):
@@ -395,7 +391,6 @@ def test_a_read_without_a_transaction_has_nothing_that_needs_one(raw, sums, tabl
         alone(2, 1, table_id=sums, as_of_ts=1),
         alone(3, 1, table_id=sums, ttl_ms=5),
         alone(4, 1, table_id=sums, shared=True),
-        alone(5, 1, table_id=sums, count=2),
     ):
         raw.send(wrong, *(alone(100 + i, 1, table_id=sums) for i in range(count - 1)))
         assert raw.reply(wrong.id).error.reason == "InvalidArgument"
@@ -429,100 +424,45 @@ def test_few_rows_come_as_rows_only_if_they_were_asked_for(raw, sums):
     arrow.scan_open.rows = False
     raw.send(scanning(1, sums, 3, reverse=False), arrow, scanning(3, sums, 0), scanning(4, sums, None))
     page = raw.reply(1).page
-    assert [[value.int_value for value in row.values][:2] for row in page.rows] == [[1, 1], [2, 2], [3, 3]]
-    assert not page.arrow
+    assert [row[:2] for row in rows_of(page.columns)] == [(1, 1), (2, 2), (3, 3)] and page.rows_in_columns == 3
+    assert not raw.pages[1]
     page = raw.reply(2).page
-    assert not page.rows
-    assert read_batches(page.arrow)[0].column(0).to_pylist() == [1, 2, 3]
+    assert not page.columns
+    assert read_batches(raw.pages[2])[0].column(0).to_pylist() == [1, 2, 3]
     page = raw.reply(3).page
-    assert not (page.rows or page.arrow or page.scan)
+    assert not (page.columns or raw.pages[3] or page.scan)
     assert raw.reply(4).error.reason == "OutOfRange"  # all ten, as Arrow
 
 
-def test_rows_of_integers_are_packed_if_the_client_takes_them(raw, sums):
-    got, alone = reading(1, 9, 8, 77, table_id=sums), reading(2, 1, table_id=sums)
-    got.get.packed = alone.get.packed = True
-    alone.get.columns.extend(["n", "id"])
-    scanned = scanning(3, sums, 3, start=types_pb2.Key(values=[types_pb2.Value(int_value=8)]), columns=["id", "n"])
-    scanned.scan_open.packed = True
-    raw.send(got, alone, scanned, reading(4, 9, table_id=sums))
-    nine, eight, none = raw.reply(1).get.rows
-    assert (nine.found, list(nine.integers), len(nine.values)) == (True, [9, 9, 3], 0)
-    assert (eight.found, list(eight.integers), [value.int_value for value in eight.values]) == (True, [], [8, 8, 0])
-    assert eight.values[2].WhichOneof("kind") is None
-    assert (none.found, list(none.integers), len(none.values)) == (False, [], 0)
-    assert [list(row.integers) for row in raw.reply(2).get.rows] == [[1, 1]]
+def test_rows_come_in_columns_with_their_nulls_and_without_those_that_are_missing(raw, sums):
+    got, alone_ = reading(1, 9, 8, 77, table_id=sums), reading(2, 1, table_id=sums)
+    alone_.get.columns.extend(["n", "id"])
+    start = types_pb2.Key(values=[types_pb2.Value(int_value=8)])
+    scanned = scanning(3, sums, 3, start=start, columns=["id", "n"])
+    raw.send(got, alone_, scanned, reading(4, *range(1, 18), table_id=sums, txn=9))
+    reply = raw.reply(1).get
+    assert rows(reply) == [[9, 9, 3], [8, 8, None], None]
+    assert [*reply.missing] == [2] and [*reply.columns[2].nulls] == [1]
+    assert rows(raw.reply(2).get) == [[1, 1]]
     assert raw.reply(3).error.reason == "OutOfRange"  # row 10
-    (row,) = raw.reply(4).get.rows
-    assert not row.integers and [value.int_value for value in row.values] == [9, 9, 3]
+    assert raw.reply(4).error.reason == "OutOfRange"  # of which there are more than are read together
     scanned.scan_open.spec.limit = 2
     scanned.id = scanned.txn = 5
-    raw.send(scanned)
-    page = raw.reply(5).page
-    assert [list(row.integers) for row in page.rows] == [[8, 8], [9, 9]] and not any(row.values for row in page.rows)
+    raw.send(scanned, reading(6, *[9] * 17, table_id=sums, txn=6))
+    assert rows_of(raw.reply(5).page.columns) == [(8, 8), (9, 9)]
+    assert rows(raw.reply(6).get) == [[9, 9, 3]] * 17
 
 
 def test_a_scan_of_few_rows_says_what_does_not_fit(raw, sums):
     raw.send(scanning(1, sums, 2, reverse=True), scanning(2, sums, 1, columns=["id", "hi"], reverse=True))
     assert raw.reply(1).error.reason == "OutOfRange"
-    assert raw.reply(2).page.rows[0].values[0].int_value == 10
-
-
-def test_snapshots_begun_together_are_released_each_on_its_own(raw, sums, db):
-    held = db.stats()["server_open_transactions"]
-    raw.send(pb.Request(id=1, txn=10, begin=pb.Begin(count=4)))
-    assert raw.reply(1).start_ts == db.watermark()
-    with db.transaction() as tx:
-        tx.delta("sums", (1,), n=5)
-    raw.send(pb.Request(release=pb.Release(txns=[10, 12, 99])), *(later(20 + n, 1, sums, txn=n) for n in range(10, 14)))
-    assert [raw.reply(20 + n).error.reason for n in (10, 12)] == ["SnapshotTooOld"] * 2
-    assert [cells(raw.reply(20 + n)) for n in (11, 13)] == [[[1, 1, None]]] * 2  # before that commit
-    assert db.stats()["server_open_transactions"] == held + 2
-    raw.send(pb.Request(txn=11, release=pb.Release(txns=[13])), later(30, 1, sums, txn=13))
-    assert raw.reply(30).error.reason == "SnapshotTooOld"
-    assert db.stats()["server_open_transactions"] == held
-
-
-def test_a_first_request_may_begin_several(raw, sums):
-    scan = scanning(31, sums, 1)
-    scan.first.count = 2
-    raw.send(
-        reading(21, 1, table_id=sums, count=3),
-        *(later(n, 2, sums, txn=n) for n in (22, 23, 24)),
-        scan,
-        later(32, 3, sums, txn=32),
-    )
-    assert cells(raw.reply(21)) == [[1, 1, None]]
-    assert [cells(raw.reply(n)) for n in (22, 23)] == [[[2, 2, None]]] * 2
-    assert raw.reply(24).error.reason == "SnapshotTooOld"
-    assert len(raw.reply(31).page.rows) == 1
-    assert cells(raw.reply(32)) == [[3, 3, None]]
+    assert rows_of(raw.reply(2).page.columns) == [(10, None)]
 
 
 def later(request: int, key: int, table_id: int, txn: int) -> pb.Request:
     out = reading(request, key, table_id=table_id, txn=txn)
     out.ClearField("first")
     return out
-
-
-@pytest.mark.parametrize(
-    ("begin", "reason"),
-    [
-        (pb.Begin(count=3, as_of_ts=1), "InvalidArgument"),
-        (pb.Begin(count=3, shared=True), "InvalidArgument"),
-        (pb.Begin(count=2**32 - 1), "ResourceExhausted"),
-        (pb.Begin(count=6), "InvalidArgument"),  # one of them is there
-        (pb.Begin(count=3, min_snapshot=2**60), "Unavailable"),
-    ],
-)
-def test_snapshots_that_cannot_be_begun_together(raw, sums, begin, reason):
-    raw.send(reading(1, 1, table_id=sums, txn=5), pb.Request(id=2, txn=1, begin=begin, timeout_ms=200))
-    assert cells(raw.reply(1)) == [[1, 1, None]]
-    assert raw.reply(2).error.reason == reason
-    raw.send(*(later(10 + n, 1, sums, txn=n) for n in (1, 2, 5)))
-    assert raw.reply(11).error.reason == reason  # what is pipelined behind it
-    assert raw.reply(12).error.reason == "SnapshotTooOld"
-    assert cells(raw.reply(15)) == [[1, 1, None]]
 
 
 def test_a_release_of_many_waits_for_those_that_are_busy(raw, sums, db):
@@ -553,7 +493,7 @@ def events(db) -> dict[str, int]:
     return made
 
 
-def append(number: int, tables: dict[str, int], table: str, n: int, count: int, **more: Any) -> pb.Request:
+def append(number: int, tables: dict[str, int], table: str, n: int, count: int, **more: Any) -> Sent:
     batch = pa.RecordBatch.from_pydict(
         {
             "at": pa.array([1_700_000_000_000_000] * count, pa.timestamp("us", "UTC")),
@@ -561,11 +501,10 @@ def append(number: int, tables: dict[str, int], table: str, n: int, count: int, 
             "i": pa.array(range(count), pa.int64()),
         }
     )
+    data = bytes(encode_ipc(batch))
     request = pb.Request(id=number, **more)
-    request.operations.add(
-        kind=pb.Operation.KIND_APPEND, table=table, table_id=tables[table], arrow=bytes(encode_ipc(batch))
-    )
-    return request
+    request.operations.add(kind=pb.Operation.KIND_APPEND, table=table, table_id=tables[table], arrow_bytes=len(data))
+    return request, data
 
 
 def commit() -> pb.Commit:

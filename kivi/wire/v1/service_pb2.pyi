@@ -416,22 +416,6 @@ class DropSubscriptionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class ColumnValues(_message.Message):
-    __slots__ = ("bools", "ints", "floats", "strings", "blobs", "nulls")
-    BOOLS_FIELD_NUMBER: _ClassVar[int]
-    INTS_FIELD_NUMBER: _ClassVar[int]
-    FLOATS_FIELD_NUMBER: _ClassVar[int]
-    STRINGS_FIELD_NUMBER: _ClassVar[int]
-    BLOBS_FIELD_NUMBER: _ClassVar[int]
-    NULLS_FIELD_NUMBER: _ClassVar[int]
-    bools: _containers.RepeatedScalarFieldContainer[bool]
-    ints: _containers.RepeatedScalarFieldContainer[int]
-    floats: _containers.RepeatedScalarFieldContainer[float]
-    strings: _containers.RepeatedScalarFieldContainer[str]
-    blobs: _containers.RepeatedScalarFieldContainer[bytes]
-    nulls: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, bools: _Optional[_Iterable[bool]] = ..., ints: _Optional[_Iterable[int]] = ..., floats: _Optional[_Iterable[float]] = ..., strings: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ..., nulls: _Optional[_Iterable[int]] = ...) -> None: ...
-
 class SubscribeResponse(_message.Message):
     __slots__ = ("updates",)
     UPDATES_FIELD_NUMBER: _ClassVar[int]
@@ -459,9 +443,9 @@ class SubscriptionUpdate(_message.Message):
     kinds: _containers.RepeatedScalarFieldContainer[ChangeKind]
     old: _containers.RepeatedScalarFieldContainer[int]
     new: _containers.RepeatedScalarFieldContainer[int]
-    columns: _containers.RepeatedCompositeFieldContainer[ColumnValues]
+    columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.ColumnValues]
     reset: bool
     skip: int
     ended: bool
     more: bool
-    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., accepted: _Optional[bool] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., ts: _Optional[int] = ..., kinds: _Optional[_Iterable[_Union[ChangeKind, str]]] = ..., old: _Optional[_Iterable[int]] = ..., new: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., reset: _Optional[bool] = ..., skip: _Optional[int] = ..., ended: _Optional[bool] = ..., more: _Optional[bool] = ...) -> None: ...

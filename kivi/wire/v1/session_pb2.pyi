@@ -35,13 +35,13 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "padding", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each")
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each")
     ID_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
     FIRST_FIELD_NUMBER: _ClassVar[int]
-    PADDING_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     GET_FIELD_NUMBER: _ClassVar[int]
     SCAN_OPEN_FIELD_NUMBER: _ClassVar[int]
@@ -57,7 +57,7 @@ class Request(_message.Message):
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
     timeout_ms: int
     first: Begin
-    padding: bytes
+    body_bytes: int
     begin: Begin
     get: Get
     scan_open: ScanOpen
@@ -68,10 +68,10 @@ class Request(_message.Message):
     renew: Renew
     outcome: Outcome
     commit_each: CommitEach
-    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., padding: _Optional[bytes] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
-    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow", "stages", "drop_late")
+    __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow_bytes", "stages", "drop_late")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Operation.Kind]
@@ -100,7 +100,7 @@ class Operation(_message.Message):
     KEY_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
-    ARROW_FIELD_NUMBER: _ClassVar[int]
+    ARROW_BYTES_FIELD_NUMBER: _ClassVar[int]
     STAGES_FIELD_NUMBER: _ClassVar[int]
     DROP_LATE_FIELD_NUMBER: _ClassVar[int]
     kind: Operation.Kind
@@ -109,56 +109,48 @@ class Operation(_message.Message):
     key: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
     columns: _containers.RepeatedScalarFieldContainer[str]
     values: _containers.RepeatedCompositeFieldContainer[_types_pb2.Value]
-    arrow: bytes
+    arrow_bytes: int
     stages: _containers.RepeatedScalarFieldContainer[bytes]
     drop_late: bool
-    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow: _Optional[bytes] = ..., stages: _Optional[_Iterable[bytes]] = ..., drop_late: _Optional[bool] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[Operation.Kind, str]] = ..., table: _Optional[str] = ..., table_id: _Optional[int] = ..., key: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., values: _Optional[_Iterable[_Union[_types_pb2.Value, _Mapping]]] = ..., arrow_bytes: _Optional[int] = ..., stages: _Optional[_Iterable[bytes]] = ..., drop_late: _Optional[bool] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease", "count")
+    __slots__ = ("as_of_ts", "as_of_us", "min_snapshot", "ttl_ms", "shared", "lease")
     AS_OF_TS_FIELD_NUMBER: _ClassVar[int]
     AS_OF_US_FIELD_NUMBER: _ClassVar[int]
     MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     TTL_MS_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
-    COUNT_FIELD_NUMBER: _ClassVar[int]
     as_of_ts: int
     as_of_us: int
     min_snapshot: int
     ttl_ms: int
     shared: bool
     lease: bytes
-    count: int
-    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ..., count: _Optional[int] = ...) -> None: ...
+    def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ...) -> None: ...
 
 class Get(_message.Message):
-    __slots__ = ("table", "table_id", "keys", "columns", "packed", "each")
+    __slots__ = ("table", "table_id", "keys", "columns")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
-    PACKED_FIELD_NUMBER: _ClassVar[int]
-    EACH_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
     columns: _containers.RepeatedScalarFieldContainer[str]
-    packed: bool
-    each: bool
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., packed: _Optional[bool] = ..., each: _Optional[bool] = ...) -> None: ...
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
-    __slots__ = ("spec", "page_rows", "rows", "packed")
+    __slots__ = ("spec", "page_rows", "rows")
     SPEC_FIELD_NUMBER: _ClassVar[int]
     PAGE_ROWS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
-    PACKED_FIELD_NUMBER: _ClassVar[int]
     spec: _types_pb2.ScanSpec
     page_rows: int
     rows: bool
-    packed: bool
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ..., packed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
 
 class ScanNext(_message.Message):
     __slots__ = ("scan", "close")
@@ -227,7 +219,7 @@ class Outcome(_message.Message):
     def __init__(self, token: _Optional[str] = ..., place: _Optional[int] = ...) -> None: ...
 
 class Response(_message.Message):
-    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "get_each")
+    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "body_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_TS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -237,7 +229,7 @@ class Response(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
-    GET_EACH_FIELD_NUMBER: _ClassVar[int]
+    BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_ts: int
     error: _types_pb2.Error
@@ -247,40 +239,42 @@ class Response(_message.Message):
     commit: CommitReply
     outcome: OutcomeReply
     commit_each: CommitEachReply
-    get_each: GetEachReply
-    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., get_each: _Optional[_Union[GetEachReply, _Mapping]] = ...) -> None: ...
+    body_bytes: int
+    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., body_bytes: _Optional[int] = ...) -> None: ...
 
 class BeginReply(_message.Message):
-    __slots__ = ("lease",)
+    __slots__ = ("lease", "ids")
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
     lease: bytes
-    def __init__(self, lease: _Optional[bytes] = ...) -> None: ...
+    ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, lease: _Optional[bytes] = ..., ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetReply(_message.Message):
-    __slots__ = ("rows",)
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.Row]
-    def __init__(self, rows: _Optional[_Iterable[_Union[_types_pb2.Row, _Mapping]]] = ...) -> None: ...
-
-class GetEachReply(_message.Message):
-    __slots__ = ("ids", "start_ts", "integers")
+    __slots__ = ("ids", "start_ts", "counts", "keys", "missing", "columns")
     IDS_FIELD_NUMBER: _ClassVar[int]
     START_TS_FIELD_NUMBER: _ClassVar[int]
-    INTEGERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[int]
     start_ts: _containers.RepeatedScalarFieldContainer[int]
-    integers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ids: _Optional[_Iterable[int]] = ..., start_ts: _Optional[_Iterable[int]] = ..., integers: _Optional[_Iterable[int]] = ...) -> None: ...
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    keys: int
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.ColumnValues]
+    def __init__(self, ids: _Optional[_Iterable[int]] = ..., start_ts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., keys: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
-    __slots__ = ("arrow", "scan", "rows")
-    ARROW_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("scan", "rows_in_columns", "columns")
     SCAN_FIELD_NUMBER: _ClassVar[int]
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    arrow: bytes
+    ROWS_IN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     scan: int
-    rows: _containers.RepeatedCompositeFieldContainer[_types_pb2.Row]
-    def __init__(self, arrow: _Optional[bytes] = ..., scan: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[_types_pb2.Row, _Mapping]]] = ...) -> None: ...
+    rows_in_columns: int
+    columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.ColumnValues]
+    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("commit_ts",)

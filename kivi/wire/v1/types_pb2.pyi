@@ -8,18 +8,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Value(_message.Message):
-    __slots__ = ("bool_value", "int_value", "float_value", "string_value", "bytes_value")
+    __slots__ = ("bool_value", "int_value", "float_value", "string_value", "bytes_value", "string_body", "bytes_body")
     BOOL_VALUE_FIELD_NUMBER: _ClassVar[int]
     INT_VALUE_FIELD_NUMBER: _ClassVar[int]
     FLOAT_VALUE_FIELD_NUMBER: _ClassVar[int]
     STRING_VALUE_FIELD_NUMBER: _ClassVar[int]
     BYTES_VALUE_FIELD_NUMBER: _ClassVar[int]
+    STRING_BODY_FIELD_NUMBER: _ClassVar[int]
+    BYTES_BODY_FIELD_NUMBER: _ClassVar[int]
     bool_value: bool
     int_value: int
     float_value: float
     string_value: str
     bytes_value: bytes
-    def __init__(self, bool_value: _Optional[bool] = ..., int_value: _Optional[int] = ..., float_value: _Optional[float] = ..., string_value: _Optional[str] = ..., bytes_value: _Optional[bytes] = ...) -> None: ...
+    string_body: int
+    bytes_body: int
+    def __init__(self, bool_value: _Optional[bool] = ..., int_value: _Optional[int] = ..., float_value: _Optional[float] = ..., string_value: _Optional[str] = ..., bytes_value: _Optional[bytes] = ..., string_body: _Optional[int] = ..., bytes_body: _Optional[int] = ...) -> None: ...
 
 class Key(_message.Message):
     __slots__ = ("values",)
@@ -27,15 +31,21 @@ class Key(_message.Message):
     values: _containers.RepeatedCompositeFieldContainer[Value]
     def __init__(self, values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ...) -> None: ...
 
-class Row(_message.Message):
-    __slots__ = ("found", "values", "integers")
-    FOUND_FIELD_NUMBER: _ClassVar[int]
-    VALUES_FIELD_NUMBER: _ClassVar[int]
-    INTEGERS_FIELD_NUMBER: _ClassVar[int]
-    found: bool
-    values: _containers.RepeatedCompositeFieldContainer[Value]
-    integers: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, found: _Optional[bool] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., integers: _Optional[_Iterable[int]] = ...) -> None: ...
+class ColumnValues(_message.Message):
+    __slots__ = ("bools", "ints", "floats", "strings", "blobs", "nulls")
+    BOOLS_FIELD_NUMBER: _ClassVar[int]
+    INTS_FIELD_NUMBER: _ClassVar[int]
+    FLOATS_FIELD_NUMBER: _ClassVar[int]
+    STRINGS_FIELD_NUMBER: _ClassVar[int]
+    BLOBS_FIELD_NUMBER: _ClassVar[int]
+    NULLS_FIELD_NUMBER: _ClassVar[int]
+    bools: _containers.RepeatedScalarFieldContainer[bool]
+    ints: _containers.RepeatedScalarFieldContainer[int]
+    floats: _containers.RepeatedScalarFieldContainer[float]
+    strings: _containers.RepeatedScalarFieldContainer[str]
+    blobs: _containers.RepeatedScalarFieldContainer[bytes]
+    nulls: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, bools: _Optional[_Iterable[bool]] = ..., ints: _Optional[_Iterable[int]] = ..., floats: _Optional[_Iterable[float]] = ..., strings: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ..., nulls: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Expr(_message.Message):
     __slots__ = ("op", "column", "values", "args")
@@ -251,7 +261,7 @@ class Table(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "frame_parts_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max")
+    __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max", "header_bytes_max")
     MESSAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     KEY_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     VALUE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
@@ -263,10 +273,10 @@ class Limits(_message.Message):
     SESSION_REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
     GET_KEYS_MAX_FIELD_NUMBER: _ClassVar[int]
     FRAME_REQUESTS_MAX_FIELD_NUMBER: _ClassVar[int]
-    FRAME_PARTS_MAX_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_MAX_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_OPERATIONS_MAX_FIELD_NUMBER: _ClassVar[int]
+    HEADER_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     message_bytes_max: int
     key_bytes_max: int
     value_bytes_max: int
@@ -278,8 +288,8 @@ class Limits(_message.Message):
     session_requests_max: int
     get_keys_max: int
     frame_requests_max: int
-    frame_parts_max: int
     commit_each_max: int
     commit_each_bytes_max: int
     commit_each_operations_max: int
-    def __init__(self, message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., value_bytes_max: _Optional[int] = ..., transaction_operations_max: _Optional[int] = ..., batch_rows_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., session_transactions_max: _Optional[int] = ..., session_scans_max: _Optional[int] = ..., session_requests_max: _Optional[int] = ..., get_keys_max: _Optional[int] = ..., frame_requests_max: _Optional[int] = ..., frame_parts_max: _Optional[int] = ..., commit_each_max: _Optional[int] = ..., commit_each_bytes_max: _Optional[int] = ..., commit_each_operations_max: _Optional[int] = ...) -> None: ...
+    header_bytes_max: int
+    def __init__(self, message_bytes_max: _Optional[int] = ..., key_bytes_max: _Optional[int] = ..., value_bytes_max: _Optional[int] = ..., transaction_operations_max: _Optional[int] = ..., batch_rows_max: _Optional[int] = ..., batch_bytes_max: _Optional[int] = ..., session_transactions_max: _Optional[int] = ..., session_scans_max: _Optional[int] = ..., session_requests_max: _Optional[int] = ..., get_keys_max: _Optional[int] = ..., frame_requests_max: _Optional[int] = ..., commit_each_max: _Optional[int] = ..., commit_each_bytes_max: _Optional[int] = ..., commit_each_operations_max: _Optional[int] = ..., header_bytes_max: _Optional[int] = ...) -> None: ...

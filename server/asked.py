@@ -1,0 +1,44 @@
+"""A request of a session on its way to its answer."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+
+from kivi.wire.frames import KEPT_MAX, NONE, Bodies, split
+from kivi.wire.methods import HEADER_BYTES_MAX
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["Asked", "parsed"]
+
+
+class Asked:
+    """A request, when it came, and the bodies of its operations, which are taken by who applies these."""
+
+    def __init__(self, request: session_pb2.Request, received: float, bodies: Bodies = NONE) -> None:
+        self.request = request
+        self.received = received
+        self.bodies = bodies
+
+    @cached_property
+    def nbytes(self) -> int:
+        """What it takes while it waits; asked for before its bodies are taken."""
+        return self.request.ByteSize() + len(self.bodies)
+
+    def is_late(self) -> bool:
+        """Whether its time ran out before its work began."""
+        timeout_ms = self.request.timeout_ms
+        return bool(timeout_ms) and time.monotonic() - self.received > timeout_ms / 1000
+
+
+def parsed(frame: bytes) -> list[Asked]:
+    """A frame's requests. Raises InvalidArgument and protobuf's DecodeError; ResourceExhausted for a large header."""
+    header, bodies = split(frame, HEADER_BYTES_MAX)
+    now, found = time.monotonic(), list[Asked]()
+    for request in session_pb2.ClientFrame.FromString(header).requests:
+        mine = NONE
+        if request.body_bytes:
+            body = bodies.take(request.body_bytes)
+            mine = Bodies(body if len(frame) <= KEPT_MAX * len(body) else memoryview(bytes(body)))
+        found.append(Asked(request, now, mine))
+    return found
