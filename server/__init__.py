@@ -4,9 +4,10 @@
 ``process``       the process: listening, health, signals, the order of a graceful stop
 ``service``       one method per call of kivi.v1.Kivi: decode, ask the store, encode
 ``session``       one stream: frames in, replies gathered into frames; ``requests``: a method each
-``sessions``      all of them, and the workers that they share; ``waiting``: for snapshots to come
+``sessions``      all of them, and the pools that they share; ``waiting``: for snapshots to come
+``scheduler``     whose turn it is on the event loop
 ``asked``         a frame's requests, each with its bodies
-``commits``       commits of deltas and puts, read together; ``leading``: finished on the event loop
+``commits``       commits of deltas and puts, read together
 ``reads``         rows by key, many at a time
 ``pages``         the pages of an open scan
 ``subscriptions`` a client's subscriptions; ``live_queries``: their messages

@@ -6,6 +6,7 @@ Which thread runs them, and in which order, is ``kivi_server.session``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +25,10 @@ from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, Row
 from kivi.store.facade import Commit, Lease, Outcome, Txn
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["Requests", "Transaction", "stopping"]
+__all__ = ["SLOW_OPERATIONS", "Requests", "Transaction", "stopping"]
+
+SLOW_OPERATIONS: Final = 256
+"""A transaction of more is for a pool."""
 
 _READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
 _STATES: Final = {
@@ -69,7 +73,7 @@ class Transaction:
 
 
 class Requests(ABC):
-    """The transactions of one session, and what is done in them. ``_do_*`` run on a worker or in a pool."""
+    """The transactions of one session, and what is done in them. ``_do_*`` run on the event loop or in a pool."""
 
     def __init__(self, sessions: Sessions, access: Grant, client: Client) -> None:
         self.sessions = sessions
@@ -322,13 +326,25 @@ class Requests(ABC):
             raise
         batch = self.translator.batch(schema, asked.bodies.take(operation.arrow_bytes))
         with self._in_flight(1):
-            self.store.append_each(
-                schema, batch, token=commit.token, drop_late=operation.drop_late, done=self._told(asked, None)
-            )
+            append = functools.partial(
+                self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late,
+                done=self._told(asked, None),
+            )  # fmt: skip
+            if not append(may_wait=False):
+                self.sessions.full.submit(append)
 
     def _commit_together(self, commits: Sequence[Commit]) -> None:
+        """Large ones by a pool, and what has to wait for room by another one."""
+        pools = self.sessions
         with self._in_flight(len(commits)):
-            self.store.commit_together(commits)
+            large = {i for i, (txn, *_) in enumerate(commits) if txn.operations > SLOW_OPERATIONS or txn.in_columns}
+            for i in large:
+                pools.writes.submit(self._commit_unless_full, [commits[i]])
+            self._commit_unless_full([commit for i, commit in enumerate(commits) if i not in large])
+
+    def _commit_unless_full(self, commits: Sequence[Commit]) -> None:
+        if left := self.store.commit_together(commits, may_wait=False):
+            self.sessions.full.submit(self.store.commit_together, left)
 
     @contextlib.contextmanager
     def _in_flight(self, count: int) -> Iterator[None]:

@@ -2,20 +2,17 @@
 
 ::
 
-    event loop          worker thread (one per session, shared)       a pool / the log's thread
-    read frame  ------> parse (small ones: the event loop), run request after request
-                        replies -> out                                long scans | big writes | waits
-    take all of out <------------------------------------------------ commit outcomes -> out
+    event loop                                          a pool / the log's thread
+    read frame -> inbox -> run request after request -> long scans | big writes | waits
+    take all of out <---- replies ----------------------------- replies, commit outcomes
     write frame
 
-*Order.* A session's frames are handled by one worker, in order and in turns with its other sessions; reads of few rows,
-and plain commits, by the event loop itself, as long as no such frame has taken it more than some milliseconds. A
-request that may take long goes to a pool and marks its transaction busy; what follows in that transaction waits behind
-it, and other transactions pass. There is a pool each for reads, for writes, for commits that wait for room in pending
-and for outcomes, so that none of these holds up another; a snapshot that is to come is waited for by no thread of these
-(``kivi_server.waiting``). The next page of a scan may be read ahead, and only who asks for it waits for it
-(``kivi_server.pages``).
-A commit is answered whenever the log says so.
+*Order.* A session's requests are begun by the event loop, in order and in turns with other sessions
+(``kivi_server.scheduler``). A request that may take long goes to a pool and marks its transaction busy; what follows in
+that transaction waits behind it, and other transactions pass. There is a pool each for reads, for writes, for commits
+that wait for room in pending and for outcomes, so that none of these holds up another; a snapshot that is to come is
+waited for by no thread of these (``kivi_server.waiting``). The next page of a scan may be read ahead, and only who asks
+for it waits for it (``kivi_server.pages``). A commit is answered whenever the log says so.
 
 *Gathering.* Whoever has a reply encodes it and appends the bytes to ``out``; the first one wakes the
 event loop, and the writer takes everything that is there when it comes to it. Encoded frames can be
@@ -41,9 +38,9 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import grpc
 from kivi_server import limits
@@ -51,11 +48,11 @@ from kivi_server.asked import Asked, parsed
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.commits import Commits, answer_to, count_of, each_of
-from kivi_server.leading import Leading
 from kivi_server.pages import Page
 from kivi_server.reads import Read, ReadGroups
-from kivi_server.requests import Requests, Transaction, stopping
-from kivi_server.sessions import Sessions, disk_reads
+from kivi_server.requests import SLOW_OPERATIONS, Requests, Transaction, stopping
+from kivi_server.scheduler import Scheduler
+from kivi_server.sessions import Sessions
 from kivi_server.waiting import Waiting
 
 from kivi.errors import (
@@ -68,7 +65,7 @@ from kivi.errors import (
     Unavailable,
 )
 from kivi.store.facade import Commit, Outcome, Writes
-from kivi.wire.frames import Packet, joined
+from kivi.wire.frames import Packet, header_bytes, joined
 from kivi.wire.status import to_error
 from kivi.wire.v1 import session_pb2
 
@@ -76,19 +73,13 @@ __all__ = ["Session"]
 
 _log = logging.getLogger("kivi.server")
 _WRITE_BYTES: Final = 4 << 20
-_SLOW_OPERATIONS: Final = 500
-_SLOW_BYTES: Final = 64 << 10
-_SLOW_KEYS: Final = 500
-_HERE_BYTES: Final = 32 << 10
-_HERE_ROWS: Final = 2_048  # of the commits of a frame: 5 ms if each has one, 2 ms if each has eight
-_READS_BYTES: Final = 8 << 10
+_SLOW_BYTES: Final = 64 << 10  # of an operation, or of a frame's header
+_SLOW_BODY: Final = 16 << 10
+_SLOW_KEYS: Final = 128
 _FEW_ROWS: Final = 24
-_FEW_READS: Final = 3 * _FEW_ROWS
 _REMEMBERED: Final = 2  # times as many as may be open: those that are not say why to what was sent behind them
-_TURN_S: Final = 0.02  # of one session, while others of its worker wait
 _PATIENCE_S: Final = 10.0  # of a request that says nothing of it
-_LARGE_BYTES: Final = 64 << 10  # of a request's bodies
-_GROUP: Final = 256  # reads or commits that are done together, or snapshots begun on the event loop
+_GROUP: Final = 256  # reads or commits that are done together
 
 
 class Session(Requests):
@@ -107,18 +98,14 @@ class Session(Requests):
         self._task: asyncio.Task[Any] | None = None
         self._wake = asyncio.Event()
         self._woken = False
-        self._jobs = sessions.next_queue()
-        self._leading = sessions.leading = sessions.leading or Leading(sessions, loop)
-        self._bytes_in = 0  # read; only the event loop adds
-        self._bytes_handled = 0  # only the worker adds, when all of a frame has been
-        self._bytes_taken = 0  # of the frame whose requests are in the inbox; the worker's
+        self._scheduler = sessions.scheduler = sessions.scheduler or Scheduler(self.store, loop)
+        self._scheduled = False
+        self._inbox: deque[Asked] = deque()
+        self._paused = False  # what is in the inbox waits for room
+        self._bytes_in = 0  # read since the inbox was empty
         self._bytes_waiting = 0  # of requests that were handled so far that they wait for their turn; under the lock
-        self._asked = 0  # requests that want an answer; only the worker adds
-        self._answered = 0  # only the event loop adds
-        self._frames: deque[bytes | _Frame] = deque()  # read, for the worker
-        self._has_turn = False  # the worker will look at the frames; under the lock
-        self._inbox: deque[Asked] = deque()  # of one frame; the worker's
-        self._paused = False  # the rest of the inbox waits for room
+        self._asked = 0  # requests that want an answer
+        self._answered = 0
         self._out_bytes = 0
         self._undrained: list[Transaction] = []  # with a backlog, waiting for room
         self._out_lock = threading.Lock()
@@ -139,12 +126,8 @@ class Session(Requests):
             await context.write(joined([Packet(session_pb2.ServerFrame(hello=hello).SerializeToString())]))
             writer = asyncio.create_task(self._send_all(context))
             while (data := await _next_frame(context)) is not None:
-                idle = self._bytes_in == self._bytes_handled and not self._paused and not self._has_turn
                 self._bytes_in += len(data)
-                frame = self._read_here(data) if idle and len(data) <= _HERE_BYTES else data
-                if frame is not None:
-                    self._frames.append(frame)
-                    self._want_turn()
+                await self._receive(data)
                 while self._full():
                     await asyncio.sleep(0.002)
                     if writer.done():
@@ -152,7 +135,7 @@ class Session(Requests):
                 if writer.done():
                     return
             # Half-closed: answer what was asked. Rare, so looking now and then is enough.
-            while self._asked > self._answered or self._bytes_in > self._bytes_handled or self._paused:  # noqa: ASYNC110
+            while self._asked > self._answered or self._inbox:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
         finally:
             self._closed = True
@@ -161,109 +144,81 @@ class Session(Requests):
                 writer.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await writer
-            self._jobs.put(self._release_all)
+            self._release_all()
 
-    def _read_here(self, data: bytes) -> bytes | _Frame | None:
-        """Does a small frame's work on the event loop, if that has been quick; None: it is done. Else for the worker.
-
-        That is few reads of few rows, since two hand-overs between threads cost more than they (measured alone: 1.3 ms
-        a get here, 2.0 ms by the worker; 64 tasks with a snapshot each: 31,600 a second here, 28,800 by the worker),
-        and commits of deltas and puts (``kivi_server.leading``). More reads at a time are the worker's.
-        """
-        if not self.sessions.is_quick():
-            return data
-        may_commit = self.store.log.is_quick() and self.client.allowance.rate is None
-        may_read = len(data) <= _READS_BYTES
-        if not (may_commit or may_read):
-            return data
+    async def _receive(self, data: bytes) -> None:
+        """A frame's requests into the inbox. A session whose frame is beyond a limit ends."""
         try:
-            frame = _Frame(parsed(data), len(data))
+            if header_bytes(data) > _SLOW_BYTES:
+                requests = await self._loop.run_in_executor(self.sessions.reads, parsed, data)
+            else:
+                requests = parsed(data)
+            self._take(requests)
+        except ResourceExhausted as error:
+            self.drop(error)
         except Exception:
-            return data  # the worker says what is wrong with it
-        if not (may_read and self._read_little(frame.requests)):
-            return None if may_commit and self._read_commits(frame) else frame
-        began, reads = time.monotonic(), disk_reads()
-        self._take(frame)
-        self._pump()
-        self.sessions.took(time.monotonic() - began, disk_reads() - reads)
-        return None
+            self._asked += 1
+            bad = InvalidArgument("this is not a frame with a ClientFrame")
+            self._reply(session_pb2.Response(id=0, error=to_error(bad)))
 
-    def _read_commits(self, frame: _Frame) -> bool:
-        """Reads a frame of deltas and puts, to be committed in the loop's next turn; False: there is more in it."""
-        reader, requests = self.translator.commits, frame.requests
-        if not requests or len(requests) > _GROUP:
-            return False
-        if requests[0].request.HasField("commit_each"):
-            found = [reader.each(asked, self._may_write) for asked in requests]
-        else:
-            found = [reader.together(requests, self._may_write)]
-        commits = [each for each in found if each is not None]
-        if len(commits) < len(found) or sum([len(each.source) for each in commits]) < len(requests):
-            return False
-        if sum([each.rows for each in commits]) > _HERE_ROWS:
-            return False
-        count = sum([len(each.does) for each in commits])
+    def _take(self, requests: Sequence[Asked]) -> None:
+        """Requests into the inbox; those beyond the client's rate are refused."""
+        counts = [count_of(asked.request) for asked in requests]
+        wanted = sum(counts)
+        if wanted > limits.FRAME_REQUESTS_MAX:
+            raise limits.exceeded("frame_requests_max", limits.FRAME_REQUESTS_MAX, wanted, "requests of one frame")
         self.sessions.frames_in += 1
-        self.sessions.requests += count
-        self._asked += count
-        self._leading.add(self, commits, frame.size)
-        return True
+        self._asked += wanted
+        self.sessions.requests += wanted + counts.count(0)
+        try:
+            self.client.take(wanted)
+        except ResourceExhausted as refused:
+            for asked in requests:
+                request = asked.request
+                if request.HasField("commit_each"):
+                    self._fail_each(request, refused)
+                elif request.id:
+                    self._fail(request, self.txns.get(request.txn), refused)
+                else:
+                    self._inbox.append(asked)
+        else:
+            self._inbox.extend(requests)
+        self._want_turn()
 
-    def commit_here(self, commits: Sequence[Commits], size: int) -> None:
-        """Commits what ``_read_commits`` has read. What takes its time, as a conflict or a retry, is the worker's."""
-        for each in commits:
-            if left := self._write(each):
-                self._jobs.put(functools.partial(self._dispatch_each, left))
-        self._bytes_handled += size
+    def _want_turn(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._scheduler.add(self)
+
+    def go_on(self, until: float) -> bool:
+        """Runs what is in the inbox until that time. False: it is all done, or waits for room for the replies."""
+        inbox = self._inbox
+        while inbox and not self._paused:
+            if self._closed:
+                inbox.clear()
+                break
+            if time.monotonic() > until:
+                return True
+            if self._out_bytes > limits.QUEUED_BYTES_MAX:
+                self._paused = True  # the writer finds room, and wants a turn then
+                break
+            request = inbox[0].request
+            if request.HasField("commit_each") or (request.HasField("commit") and not request.txn):
+                self._commit_group()
+            elif request.HasField("release") or not self._read_group():
+                self._dispatch(inbox.popleft())
+        if not inbox:
+            self._bytes_in = 0
+        self._scheduled = False
+        return False
 
     def _dispatch_each(self, requests: Iterable[Asked]) -> None:
         for asked in requests:
             self._dispatch(asked)
 
-    def _read_little(self, requests: Sequence[Asked]) -> bool:
-        """Whether they begin and end few snapshots, and read few rows, of tables whose rows are of bounded size."""
-        if len(requests) > _GROUP:
-            return False
-        rows = 0  # or what takes as long as reading one
-        bounded = {""}  # tables that are known to be
-        for asked in requests:
-            request = asked.request
-            if request.operations:
-                return False
-            match request.WhichOneof("body"):
-                case "get":
-                    name = request.get.table
-                    rows += len(request.get.keys)
-                case "scan_open":
-                    spec = request.scan_open.spec
-                    name = spec.table
-                    if not 0 < spec.limit <= _FEW_ROWS or spec.HasField("where") or spec.HasField("changes"):
-                        return False
-                    rows += _FEW_ROWS  # the first row costs more than those after it
-                case "release":
-                    name = ""
-                    rows += len(request.release.txns) // 16
-                case "apply":
-                    name = ""
-                    rows += 1
-                case "begin":
-                    name = ""
-                    rows += 1
-                    if self._pool(asked) is not None:
-                        return False
-                case _:
-                    return False
-            if rows > _FEW_READS:
-                return False
-            if name not in bounded:
-                if not self.store.has_bounded_rows(name):
-                    return False
-                bounded.add(name)
-        return True
-
     def _full(self) -> bool:
         return (
-            self._bytes_in - self._bytes_handled + self._bytes_waiting > limits.QUEUED_BYTES_MAX
+            self._bytes_in + self._bytes_waiting > limits.QUEUED_BYTES_MAX
             or self._paused
             or self._asked - self._answered > limits.SESSION_REQUESTS_MAX
         )
@@ -292,7 +247,7 @@ class Session(Requests):
                     if resumes := self._paused and has_room:
                         self._paused = False
                 for transaction in undrained:
-                    self._jobs.put(functools.partial(self._drain, transaction))
+                    self.sessions.reads.submit(self._drain, transaction)
                 if resumes:
                     self._want_turn()
                 self.sessions.frames_out += 1
@@ -333,8 +288,11 @@ class Session(Requests):
                 self._wake_loop()
 
     def _wake_loop(self) -> None:
+        self._call_on_loop(self._wake.set)
+
+    def _call_on_loop(self, job: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._wake.set)
+            self._loop.call_soon_threadsafe(job)
 
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
         if not isinstance(error, KiviError):
@@ -350,104 +308,7 @@ class Session(Requests):
     def _named(self, request: session_pb2.Request) -> str:
         return f"{self.name.hex()[:8]}/{request.id}"
 
-    # -- the worker's half ----------------------------------------------------------------------
-
-    def _want_turn(self) -> None:
-        with self._lock:
-            has, self._has_turn = self._has_turn, True
-        if not has:
-            self._jobs.put(self._turn)
-
-    def _turn(self) -> None:
-        """Goes on with the frames for some milliseconds, and then lets the worker's other sessions have theirs.
-
-        There is one turn at a time. It ends for good if all is done, or if there is no room for answers: then the
-        writer wants the next one.
-        """
-        until = time.monotonic() + _TURN_S
-        while time.monotonic() < until:
-            if not self._inbox and not self._next():
-                return
-            with self.store.log.together() if len(self._inbox) > 1 else contextlib.nullcontext():
-                self._pump(until)
-            if self._paused and self._ends_paused():
-                return
-        self._jobs.put(self._turn)
-
-    def _ends_paused(self) -> bool:
-        with self._lock:  # the writer wants a turn after it has found room, which may be just now
-            paused = self._paused
-            self._has_turn = not paused
-            return paused
-
-    def _next(self) -> bool:
-        """Parses the next frame into the inbox. False: there is none, or nobody waits for it."""
-        with self._lock:
-            if not self._frames or self._closed:
-                self._has_turn = False
-                return False
-            data = self._frames.popleft()
-        try:
-            self._take(_Frame(parsed(data), len(data)) if isinstance(data, bytes) else data)
-            return True
-        except ResourceExhausted as error:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self.drop, error)
-        except Exception:
-            self._asked += 1
-            bad = InvalidArgument("this is not a frame with a ClientFrame")
-            self._reply(session_pb2.Response(id=0, error=to_error(bad)))
-        self._bytes_handled += len(data) if isinstance(data, bytes) else data.size
-        return True
-
-    def _take(self, frame: _Frame) -> None:
-        """A frame's requests into the inbox; those beyond the client's rate are refused."""
-        counts = [count_of(asked.request) for asked in frame.requests]
-        wanted = sum(counts)
-        if wanted > limits.FRAME_REQUESTS_MAX:
-            raise limits.exceeded("frame_requests_max", limits.FRAME_REQUESTS_MAX, wanted, "requests of one frame")
-        self._bytes_taken = frame.size
-        self.sessions.frames_in += 1
-        self._asked += wanted
-        self.sessions.requests += wanted + counts.count(0)
-        try:
-            self.client.take(wanted)
-        except ResourceExhausted as refused:
-            for asked in frame.requests:
-                request = asked.request
-                if request.HasField("commit_each"):
-                    self._fail_each(request, refused)
-                elif request.id:
-                    self._fail(request, self.txns.get(request.txn), refused)
-                else:
-                    self._inbox.append(asked)
-        else:
-            self._inbox.extend(frame.requests)
-
-    def _pause(self) -> bool:
-        """Leaves the inbox until the writer finds room; False: it just has, and would not look again."""
-        with self._out_lock:
-            self._paused = self._out_bytes > limits.QUEUED_BYTES_MAX and not self._closed
-            return self._paused
-
-    def _pump(self, until: float | None = None) -> None:
-        """Runs what is in the inbox, as long as the replies find room, or that time has not come."""
-        inbox = self._inbox
-        while inbox:
-            if self._closed:
-                inbox.clear()
-                break
-            if self._out_bytes > limits.QUEUED_BYTES_MAX and self._pause():
-                return
-            if until is not None and time.monotonic() > until:
-                return
-            request = inbox[0].request
-            if request.HasField("commit_each") or (request.HasField("commit") and not request.txn):
-                self._commit_group()
-            elif request.HasField("release") or not self._read_group():
-                self._dispatch(inbox.popleft())
-        size, self._bytes_taken = self._bytes_taken, 0
-        self._bytes_handled += size
+    # -- what is asked for ----------------------------------------------------------------------
 
     def _commit_group(self) -> None:
         """Commits what is at the head of the inbox and has no transaction: what can, together."""
@@ -520,7 +381,7 @@ class Session(Requests):
 
     def _read_group(self) -> bool:
         """Answers the reads at the head of the inbox together; False: the first is read by itself."""
-        if self.sessions.stopping or self.client.allowance.snapshots is not None:
+        if self.sessions.stopping or self.client.allowance.snapshots is not None or not self._scheduler.is_quick():
             return False
         inbox = self._inbox
         wanted: list[Read] = []
@@ -665,8 +526,6 @@ class Session(Requests):
         """Where a request runs, or waits, that may take long; None for what is over in no time."""
         pools, request = self.sessions, asked.request
         match request.WhichOneof("body"):
-            case "commit" if self.store.is_full:  # it will wait for room
-                return pools.full
             case "begin" if not pools.stopping and request.begin.min_snapshot > self.store.watermark():
                 return pools.waiting
             case "begin" if request.begin.HasField("as_of_us"):  # reads what commit times there were
@@ -677,7 +536,7 @@ class Session(Requests):
                 not pools.stopping and not request.txn and (request.first.min_snapshot > self.store.watermark())
             ):
                 return pools.waiting
-            case "get" if len(request.get.keys) > _SLOW_KEYS:
+            case "get" if not self._is_little(request.get.table, len(request.get.keys)):
                 return pools.reads
             case "scan_next" if not request.operations and (request.scan_next.close or self._ahead(request)):
                 return None
@@ -685,16 +544,22 @@ class Session(Requests):
                 return pools.reads
             case "scan_open":
                 spec = request.scan_open.spec
-                if spec.HasField("where") or not (spec.prefix.values or spec.limit):
+                few = 0 < spec.limit <= _FEW_ROWS and not (spec.HasField("where") or spec.HasField("changes"))
+                if not (few and self._is_little(spec.table, spec.limit)):
                     return pools.reads
         operations = request.operations
         if operations and (
-            len(operations) > _SLOW_OPERATIONS
-            or len(asked.bodies) >= _LARGE_BYTES
+            len(operations) > SLOW_OPERATIONS
+            or len(asked.bodies) >= _SLOW_BODY
+            or (operations[0].kind == session_pb2.Operation.KIND_APPEND_EACH)
             or any(operation.ByteSize() > _SLOW_BYTES or operation.stages for operation in operations)
         ):
             return pools.writes
         return None
+
+    def _is_little(self, table: str, rows: int) -> bool:
+        """Whether so many rows are read in no time: few, of bounded size, while the disk is quick."""
+        return rows <= _SLOW_KEYS and self._scheduler.is_quick() and self.store.has_bounded_rows(table)
 
     def _run_later(self, pool: ThreadPoolExecutor | Waiting, asked: Asked, transaction: Transaction | None) -> None:
         with self._lock:
@@ -706,7 +571,7 @@ class Session(Requests):
         until = asked.received + (request.timeout_ms / 1000 if request.timeout_ms else _PATIENCE_S)
         begin = request.begin if request.HasField("begin") else request.first
         job = functools.partial(self._run_waited, asked, transaction, begin.min_snapshot)
-        pool.add(begin.min_snapshot, until, lambda: not self._closed, lambda: self._jobs.put(job))
+        pool.add(begin.min_snapshot, until, lambda: not self._closed, lambda: self._call_on_loop(job))
 
     def _run_slow(self, asked: Asked, transaction: Transaction | None) -> None:
         with self._lock:
@@ -800,13 +665,6 @@ class Session(Requests):
         except BaseException as error:
             self._fail(request, transaction, error)
             self.sessions.calls.ended(f"Session/{body}", time.monotonic() - asked.received, error)
-
-
-class _Frame(NamedTuple):
-    """The requests of a frame, and its bytes."""
-
-    requests: list[Asked]
-    size: int
 
 
 class _Answer:

@@ -1,4 +1,4 @@
-"""All sessions of a server: who is there, the workers and pools they share, and what is still to be answered.
+"""All sessions of a server: who is there, the pools they share, and what is still to be answered.
 
 What a session is and in which order things happen is ``kivi_server.session``.
 """
@@ -6,14 +6,10 @@ What a session is and in which order things happen is ``kivi_server.session``.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import queue
-import resource
 import secrets
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +17,7 @@ from kivi_server import limits
 from kivi_server.auth import Allowance, Tokens
 from kivi_server.calls import Calls
 from kivi_server.clients import Client, Clients
+from kivi_server.scheduler import Scheduler
 from kivi_server.translate import Translator
 from kivi_server.waiting import Waiting
 
@@ -31,36 +28,17 @@ from kivi.runtime.settings import COMPUTING
 from kivi.store.facade import Lease, Store
 
 if TYPE_CHECKING:
-    from kivi_server.leading import Leading
     from kivi_server.session import Session
 
-__all__ = ["Sessions", "disk_reads"]
+__all__ = ["Sessions"]
 
 _log = logging.getLogger("kivi.server")
-_WORKERS: Final = 4
 _PAGES_AHEAD: Final = 32
 """Pages of scans that are in memory before they are asked for: of 16,384 rows, or of some 4 MiB, each."""
-_QUICK_S_MAX: Final = 0.005
-_STUCK_S_MAX: Final = 0.05
-_SLOW_S: Final = 1.0
-"""No frame is handled on the event loop for so long after one took longer than the first and read from a disk, or
-longer than the second. What takes long otherwise waits for a processor or the interpreter's lock, and would wait more
-often as a worker's: beside an append stream a read of 12 slots takes 2.2 ms here and 2.7 there (median), 7.8 and 8.6
-at most (of 99 in 100)."""
-_THREAD: Final[int | None] = getattr(resource, "RUSAGE_THREAD", None)
-_UNCOUNTED: Final = itertools.count()
-
-
-def disk_reads() -> int:
-    """How often the calling thread has waited for a disk; where the system does not count that, more each time."""
-    if _THREAD is None:
-        return next(_UNCOUNTED)
-    used = resource.getrusage(_THREAD)
-    return used.ru_inblock + used.ru_majflt
 
 
 class Sessions:
-    """All sessions of a server, the workers they share, and what is still to be answered."""
+    """All sessions of a server, the pools they share, and what is still to be answered."""
 
     def __init__(
         self, store: Store, version: str, allowance: Allowance | None = None, *, slow_call_s: float = 1.0
@@ -80,7 +58,7 @@ class Sessions:
         self.frames_in = 0
         self.frames_out = 0
         self.dropped = 0
-        self.leading: Leading | None = None  # comes with the first session, of whose event loop it is
+        self.scheduler: Scheduler | None = None  # comes with the first session, of whose event loop it is
         self._commits = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
@@ -92,33 +70,6 @@ class Sessions:
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
         self.waiting = Waiting(store, lambda: self.stopping)
-        self._queues: list[queue.SimpleQueue[Callable[[], None] | None]] = []
-        self._turn = 0
-        self._slow_until = 0.0
-        for i in range(_WORKERS):
-            jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-            self._queues.append(jobs)
-            threading.Thread(target=self._work, args=(jobs,), name=f"kivi-worker-{i}", daemon=True).start()
-
-    def _work(self, jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-        while (job := jobs.get()) is not None:
-            try:
-                job()
-            except Exception:
-                _log.exception("a session's frame failed")
-
-    def is_quick(self) -> bool:
-        """Whether small frames may be handled on the event loop: not for a while after one of them took long."""
-        return time.monotonic() >= self._slow_until
-
-    def took(self, seconds: float, reads: int) -> None:
-        """A frame was handled on the event loop. ``reads``: by how much ``disk_reads`` has grown."""
-        if seconds > (_QUICK_S_MAX if reads else _STUCK_S_MAX):
-            self._slow_until = time.monotonic() + _SLOW_S
-
-    def next_queue(self) -> queue.SimpleQueue[Callable[[], None] | None]:
-        self._turn += 1
-        return self._queues[self._turn % len(self._queues)]
 
     def commit_started(self, count: int = 1) -> None:
         with self._mutex:
@@ -204,7 +155,5 @@ class Sessions:
     def close(self) -> None:
         self.hub.stop()
         self.waiting.close()
-        for jobs in self._queues:
-            jobs.put(None)
         for pool in (self.reads, self.streams, self.writes, self.full, self.outcomes):
             pool.shutdown(wait=True, cancel_futures=True)

@@ -2,7 +2,7 @@
 
 Whoever was told of a commit may ask for the state after it (``min_snapshot``), and one that asks for what never comes
 is told so when its time is up, which its client sets. None of them holds a thread meanwhile: when its snapshot is
-there, its time is up, or the server stops, it goes on as a job of its session's worker. What waits for a session that
+there, its time is up, or the server stops, it goes on in its session's event loop. What waits for a session that
 has ended is forgotten.
 """
 

@@ -288,8 +288,7 @@ CIRCLES: set[tuple[str, ...]] = {
     ("kivi.client.core", "kivi.client.transaction"),
     ("kivi.spark.source", "kivi.spark.summary"),
     (
-        "kivi_server.leading",
-        "kivi_server.reading",
+        "kivi_server.reads",
         "kivi_server.requests",
         "kivi_server.session",
         "kivi_server.sessions",

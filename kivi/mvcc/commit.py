@@ -163,6 +163,11 @@ class Committer:
     def facts_size(self) -> int:
         return len(self._facts)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a commit would wait for room in pending."""
+        return self._pending.nbytes > self._hard_bytes
+
     def now_us(self) -> int:
         """Microseconds UTC, never before the newest record: a clock that was set back revives no token."""
         return max(int(self._clock() * 1_000_000), self._log.last_time_us)
@@ -199,7 +204,7 @@ class Committer:
         if self._pending.nbytes <= self._soft_bytes:
             return parts
         self.on_pressure()
-        if self._pending.nbytes <= self._hard_bytes:
+        if not self.is_full:
             return parts
         if not may_wait:
             turn.given_back += parts

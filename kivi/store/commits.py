@@ -107,8 +107,11 @@ class Commits:
         """
         self.commit_together([Commit(txn, token, batch, done)])
 
-    def commit_together(self, commits: Sequence[Commit]) -> None:
-        """``commit`` of several, which enter as a group (R19): one that is refused takes no other with it."""
+    def commit_together(self, commits: Sequence[Commit], *, may_wait: bool = True) -> Sequence[Commit]:
+        """``commit`` of several, which enter as a group (R19): one that is refused takes no other with it.
+
+        Gives back, as if they had not been handed in, those that would have to wait for room and may not.
+        """
         began = time.monotonic()
         refused: list[Callable[[], None]] = []
         waiting: list[tuple[Commit, Tell]] = []
@@ -131,8 +134,13 @@ class Commits:
                     parts[part] = commit, settled
                 except KiviError as error:
                     refused.append(functools.partial(settled, Outcome(None, error)))
-            waiting = [parts[stale] for stale in self.committer.submit([*parts])] if parts else []
+            waiting = [parts[back] for back in self.committer.submit([*parts], may_wait=may_wait)] if parts else []
+            if not may_wait and waiting and self.committer.is_full:
+                break
+        for commit, _ in waiting:
+            commit.txn.closed = ""
         call_all(refused)
+        return [commit for commit, _ in waiting]
 
     def _close(self, commit: Commit) -> bool:
         """Closes its transaction. Raises if that may not commit; False if it has nothing to commit."""
@@ -212,11 +220,13 @@ class Commits:
         *,
         token: str,
         drop_late: bool = False,
+        may_wait: bool = True,
         done: Callable[[Outcome], None],
-    ) -> None:
+    ) -> bool:
         """Events that are each a transaction of their own, of which event i commits at ``outcome.commit_ts + i``.
 
-        Refused whole, if at all. ``done`` is called once, here or by the log's thread: it must be quick.
+        Refused whole, if at all. ``done`` is called once, here or by the log's thread: it must be quick. False, and
+        nobody is told: they would have to wait for room, and may not.
         """
         began = time.monotonic()
 
@@ -242,10 +252,13 @@ class Commits:
                         schema, batch, token, drop_late, view, self.floor, self.retention, told(settled)
                     )
                 part.on_enter = functools.partial(enter, part)
-                if not self.committer.submit([part]):
-                    return
+                if not self.committer.submit([part], may_wait=may_wait):
+                    return True
+                if not may_wait and self.committer.is_full:
+                    return False
         except KiviError as error:
             settled(Outcome(None, error))
+            return True
 
     def floor(self, schema: TableSchema) -> int | None:
         """The retention floor that the next commit meets."""
@@ -335,7 +348,7 @@ class Commits:
         commit = functools.partial(self.commit, txn, token=token, batch=batch)
         return self.wait(commit, token=token, timeout_s=timeout_s)
 
-    def wait(self, commit: Callable[..., None], *, token: str | None, timeout_s: float | None = None) -> int:
+    def wait(self, commit: Callable[..., object], *, token: str | None, timeout_s: float | None = None) -> int:
         """Calls ``commit(done=...)`` and waits: the commit timestamp, or raises. CommitUnknown if the time is up."""
         settled: Future[Outcome] = Future()
         commit(done=settled.set_result)

@@ -335,7 +335,7 @@ class Store:
     @property
     def is_full(self) -> bool:
         """Whether a commit would wait for consolidation to make room."""
-        return self.pending.nbytes > self.settings.pending_hard_bytes
+        return self.committer.is_full
 
     def consolidate(self) -> int:
         """Folds everything up to the watermark of now into base; returns that watermark."""

@@ -14,7 +14,7 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, ResourceExhausted
 from kivi.wire.v1 import session_pb2
 
-__all__ = ["KEPT_MAX", "NONE", "Bodies", "Packet", "joined", "padded", "split"]
+__all__ = ["KEPT_MAX", "NONE", "Bodies", "Packet", "header_bytes", "joined", "padded", "split"]
 
 KEPT_MAX: Final = 8
 """What is read where it lies keeps its whole frame, and is copied where that is more than so many times as large."""
@@ -101,6 +101,11 @@ class Bodies:
 
 
 NONE: Final = Bodies(memoryview(b""))
+
+
+def header_bytes(frame: bytes) -> int:
+    """The length of the header, as the frame says it; 0 for what is no frame."""
+    return int(_LENGTH.unpack_from(frame)[0]) if len(frame) >= _LENGTH.size else 0
 
 
 def split(frame: bytes, header_bytes_max: int | None = None) -> tuple[bytes, Bodies]:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from kivi_server.asked import parsed
 from kivi_server.auth import Allowance, Grant
 from kivi_server.session import Session
 from kivi_server.sessions import Sessions
@@ -22,7 +23,7 @@ from kivi.wire.v1 import session_pb2
 from tests.server.rawsession import Sent, each_alone, frame
 from tests.waiting import until
 
-__all__ = ["Peer", "hits", "log_of", "quick", "run"]
+__all__ = ["Peer", "hits", "log_of", "quick", "run", "slow"]
 
 DELTA = session_pb2.Operation.KIND_DELTA
 
@@ -89,14 +90,15 @@ class Peer:
         request.get.keys.add().values.add(int_value=1)
         return request
 
-    def by_the_worker(self, *requests: Sent) -> None:
-        """Does what the worker does with a frame of these, on this thread."""
-        self.session._frames.append(frame(*requests))
-        self.session._turn()
+    def hand_in(self, *requests: Sent) -> None:
+        """A frame of these has come: they are done in the event loop's next turn, with those of others."""
+        self.session._take(parsed(frame(*requests)))
 
-    def here(self, *requests: Sent) -> bool:
-        """Hands a frame of these to the event loop; False: it is for the worker."""
-        return self.session._read_here(frame(*requests)) is None
+    async def ask(self, *requests: Sent) -> None:
+        """A frame of these has come, and each has been begun."""
+        await self.session._receive(frame(*requests))
+        while self.session._scheduled:  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 def hits(store: Store, row: int = 1) -> int | None:
@@ -124,6 +126,11 @@ async def served(path: Path, allowance: Allowance | None = None) -> AsyncIterato
 def log_of(store: Store) -> SegmentedLog:
     assert isinstance(store.log, SegmentedLog)
     return store.log
+
+
+def slow(store: Store) -> None:
+    """Commits are for the log's threads."""
+    log_of(store)._sync_s = 1.0
 
 
 async def quick(store: Store) -> None:

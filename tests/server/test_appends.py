@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from kivi_server import session
-from kivi_server.asked import Asked, parsed
 from kivi_server.sessions import Sessions
 
 from kivi.api.tokens import new_token
@@ -16,7 +14,7 @@ from kivi.model.declarations import event_table_schema
 from kivi.store.facade import Scan
 from kivi.wire.v1 import session_pb2
 from tests.server.peers import Peer, hits, run
-from tests.server.rawsession import Sent, frame
+from tests.server.rawsession import Sent
 from tests.waiting import until
 
 
@@ -47,7 +45,7 @@ def test_each_fails_alone_and_the_others_enter_as_a_group(tmp_path: Path) -> Non
         make_events(sessions)
         peer, counters = Peer(sessions), sessions.store.committer.counters
         grouped, syncs = counters.commits_grouped, sessions.store.log.stats()["syncs"]
-        peer.by_the_worker(
+        await peer.ask(
             append(1, 10, token="a"),
             append(2, 20, table="nowhere"),
             append(3, 30, short=100),
@@ -75,7 +73,7 @@ def test_appends_and_other_commits_of_a_frame_keep_their_order(tmp_path: Path) -
     async def story(sessions: Sessions) -> None:
         make_events(sessions)
         peer = Peer(sessions)
-        peer.by_the_worker(append(101, 1), peer.commit(), peer.commit(), append(102, 2), append(103, 3), peer.commit())
+        await peer.ask(append(101, 1), peer.commit(), peer.commit(), append(102, 2), append(103, 3), peer.commit())
         await until(lambda: peer.has(6))
         stamps = [peer.outcomes()[number] for number in (101, 1, 2, 102, 103, 3)]
         assert stamps == list(range(int(stamps[0]), int(stamps[0]) + 6))
@@ -95,34 +93,9 @@ def test_a_fault_of_the_server_is_told_to_each_and_keeps_nothing(
             raise ZeroDivisionError
 
         monkeypatch.setattr(sessions.store, "commit_together", fault)
-        peer.by_the_worker(append(1, 1), append(2, 2))
+        await peer.ask(append(1, 1), append(2, 2))
         await until(lambda: peer.has(2))
         assert all("the server failed" in str(why) for why in peer.outcomes().values())
         assert sessions.commits_in_flight == 0
-
-    run(story, tmp_path)
-
-
-def test_a_small_frame_that_is_not_for_the_event_loop_is_parsed_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counted = list[int]()
-
-    def counting(data: bytes) -> list[Asked]:
-        counted.append(len(data))
-        return parsed(data)
-
-    monkeypatch.setattr(session, "parsed", counting)
-
-    async def story(sessions: Sessions) -> None:
-        make_events(sessions)
-        peer = Peer(sessions)
-        assert not peer.here(append(1, 1))
-        left = peer.session._read_here(frame(append(2, 2)))
-        assert left is not None
-        peer.session._frames.append(left)
-        peer.session._turn()
-        await until(lambda: peer.has(1))
-        assert found(sessions) == [2] and len(counted) == 2
 
     run(story, tmp_path)

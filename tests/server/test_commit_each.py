@@ -23,33 +23,32 @@ from kivi.client.calls import Commits, leaving, received
 from kivi.model.declarations import row_table_schema
 from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import session_pb2
-from tests.server.peers import Peer, hits, quick, run
-from tests.server.rawsession import frame
+from tests.server.peers import Peer, hits, quick, run, slow
 from tests.waiting import until
 
 PUT = session_pb2.Operation.KIND_PUT
-HOW = pytest.mark.parametrize("here", [True, False], ids=["on the event loop", "by the worker"])
+HOW = pytest.mark.parametrize("leads", [True, False], ids=["written by the event loop", "by the log's threads"])
 
 
-async def done(peer: Peer, request: session_pb2.Request, here: bool, count: int) -> dict[int, int | str]:
+async def done(peer: Peer, request: session_pb2.Request, leads: bool, count: int) -> dict[int, int | str]:
     """What becomes of it."""
-    if here:
+    if leads:
         await quick(peer.session.store)
-        assert peer.here(request)
     else:
-        peer.by_the_worker(request)
+        slow(peer.session.store)
+    await peer.ask(request)
     await until(lambda: len(peer.outcomes()) == count)
     return peer.outcomes()
 
 
 @HOW
 @pytest.mark.parametrize("same", [True, False])
-def test_each_has_its_own_timestamp_and_one_message_answers_all(tmp_path: Path, here: bool, same: bool) -> None:
+def test_each_has_its_own_timestamp_and_one_message_answers_all(tmp_path: Path, leads: bool, same: bool) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
         commits = [peer.commit(hits=1 if same else n) for n in range(1, 101)]
         syncs = sessions.store.log.stats()["syncs"]
-        found = await done(peer, peer.commit_each(*commits, same=same), here, 100)
+        found = await done(peer, peer.commit_each(*commits, same=same), leads, 100)
         (answer,) = peer.answers
         assert [*found] == [commit.id for commit in commits]
         assert [*found.values()] == [*range(answer.commit_each.commit_ts, answer.commit_each.commit_ts + 100)]
@@ -66,12 +65,12 @@ def test_each_has_its_own_timestamp_and_one_message_answers_all(tmp_path: Path, 
 
 
 @HOW
-def test_those_that_are_not_regular_are_answered_each_by_itself(tmp_path: Path, here: bool) -> None:
+def test_those_that_are_not_regular_are_answered_each_by_itself(tmp_path: Path, leads: bool) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        first = await done(peer, peer.commit_each(peer.commit(token="a"), peer.commit(token="b")), here, 2)
+        first = await done(peer, peer.commit_each(peer.commit(token="a"), peer.commit(token="b")), leads, 2)
         again = [peer.commit(token="a"), peer.commit(), peer.commit(hits=7, token="b"), peer.commit()]
-        found = await done(peer, peer.commit_each(*again), here, 6)
+        found = await done(peer, peer.commit_each(*again), leads, 6)
         assert found[3] == first[1]
         assert (found[4], found[6]) == (first[2] + 1, first[2] + 2)  # type: ignore[operator]
         assert "another payload" in str(found[5])
@@ -82,12 +81,12 @@ def test_those_that_are_not_regular_are_answered_each_by_itself(tmp_path: Path, 
 
 
 @HOW
-def test_a_put_and_a_delta_of_one_cell_in_one_group_both_commit_in_its_order(tmp_path: Path, here: bool) -> None:
+def test_a_put_and_a_delta_of_one_cell_in_one_group_both_commit_in_its_order(tmp_path: Path, leads: bool) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
         put, delta, other = peer.commit(hits=10), peer.commit(hits=1), peer.commit(row=2)
         put.operations[0].kind = PUT
-        found = await done(peer, peer.commit_each(put, delta, other), here, 3)
+        found = await done(peer, peer.commit_each(put, delta, other), leads, 3)
         first = found[1]
         assert isinstance(first, int) and found == {1: first, 2: first + 1, 3: first + 2}
         assert hits(sessions.store) == 11
@@ -105,8 +104,7 @@ def test_one_that_is_not_plain_takes_the_general_way_with_all_that_came_with_it(
         insert.operations[0].kind = twice.operations[0].kind = session_pb2.Operation.KIND_INSERT
         fine, behind = peer.commit(), peer.commit()
         frame = (peer.commit_each(fine, unknown, insert, twice), peer.commit_each(behind))
-        assert not peer.here(*frame)
-        peer.by_the_worker(*frame)
+        await peer.ask(*frame)
         await until(lambda: len(peer.outcomes()) == 5)
         found = peer.outcomes()
         assert isinstance(found[fine.id], int) and isinstance(found[insert.id], int)
@@ -171,8 +169,7 @@ BAD = (
 def test_one_that_is_not_as_it_should_be_commits_nothing_and_says_so(tmp_path: Path, what: str) -> None:
     async def story(sessions: Sessions) -> None:
         peer, request = Peer(sessions), bad(what)
-        assert not peer.here(request)
-        peer.by_the_worker(request)
+        await peer.ask(request)
         wanted = {9} if what == "a number of its own" else {number for number in request.commit_each.ids if number}
         await until(lambda: set(peer.outcomes()) == wanted)
         assert all(isinstance(why, str) and why for why in peer.outcomes().values()), peer.outcomes()
@@ -182,7 +179,7 @@ def test_one_that_is_not_as_it_should_be_commits_nothing_and_says_so(tmp_path: P
         assert len(peer.replies) == peer.session._asked
         fine = peer.commit()
         fine.id = 1_000
-        peer.by_the_worker(peer.commit_each(fine))
+        await peer.ask(peer.commit_each(fine))
         await until(lambda: 1_000 in peer.outcomes())
         assert hits(sessions.store) == 1
 
@@ -197,7 +194,7 @@ def test_who_may_not_write_is_told_so_for_each(tmp_path: Path) -> None:
             for _ in range(2):  # the second time what it does is known by its bytes
                 peer.answers.clear()
                 request = peer.commit_each(peer.commit(), peer.commit(), same=True)
-                peer.by_the_worker(request)
+                await peer.ask(request)
                 await until(partial(peer.has, 2))
                 assert [answer.error.code for answer in peer.answers] == [
                     grpc.StatusCode.PERMISSION_DENIED.value[0]
@@ -218,7 +215,7 @@ def test_nothing_is_taken_apart_for_who_may_not_write(tmp_path: Path, monkeypatc
 
     async def story(sessions: Sessions) -> None:
         reader, request = Peer(sessions, Grant(Access.READ, name="reader")), bad("nothing done")
-        reader.by_the_worker(request)
+        await reader.ask(request)
         await until(lambda: len(reader.answers) == 2)
         assert {answer.error.code for answer in reader.answers} == {grpc.StatusCode.PERMISSION_DENIED.value[0]}
 
@@ -228,34 +225,20 @@ def test_nothing_is_taken_apart_for_who_may_not_write(tmp_path: Path, monkeypatc
 def test_a_frame_of_very_many_transactions_ends_its_session_unanswered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One CommitEach of a million numbers is a megabyte; a million answers are 200, and took a worker 6 s."""
+    """One CommitEach of a million numbers is a megabyte; a million answers are 200, and took 6 s."""
 
     async def story(sessions: Sessions) -> None:
         peer, dropped = Peer(sessions), list[Any]()
         monkeypatch.setattr(peer.session, "drop", dropped.append)
         request = session_pb2.Request()
         request.commit_each.ids.extend([1] * (limits.FRAME_REQUESTS_MAX + 1))
-        peer.by_the_worker(request)
+        await peer.ask(request)
         await until(lambda: dropped)
         assert dropped[0].details["limit"] == "frame_requests_max" and not peer.answers
-        assert peer.session._bytes_handled == len(frame(request)) and peer.session._asked == 0
+        assert peer.session._asked == 0
         fine = peer.commit()
-        peer.by_the_worker(peer.commit_each(fine))
+        await peer.ask(peer.commit_each(fine))
         await until(lambda: fine.id in peer.outcomes())
-
-    run(story, tmp_path)
-
-
-def test_a_frame_that_writes_very_many_rows_is_the_workers(tmp_path: Path) -> None:
-    async def story(sessions: Sessions) -> None:
-        peer = Peer(sessions)
-        await quick(sessions.store)
-        commits = [peer.commit(row=n) for n in range(1, limits.COMMIT_EACH_MAX + 1)]
-        for _ in range(9):
-            commits[0].operations.append(commits[0].operations[0])
-            commits[0].operations[-1].key[0].int_value = 1_000 + len(commits[0].operations)
-        assert not peer.here(peer.commit_each(*commits, same=True))
-        assert peer.here(peer.commit_each(*commits[1:]))
 
     run(story, tmp_path)
 
@@ -283,7 +266,7 @@ def test_commits_are_entered_by_the_catalog_that_they_were_read_by(tmp_path: Pat
         assert commits is not None and commits.version == old[0]
         assert len(peer.session._write(commits)) == 1 and hits(store) is None
         reader._current = current  # type: ignore[method-assign]
-        peer.by_the_worker(request)
+        await peer.ask(request)
         await until(lambda: peer.outcomes())
         assert "counters" in str(peer.outcomes()[1]) and hits(store) is None
 
@@ -295,12 +278,12 @@ def test_what_is_told_before_the_catalog_is_found_changed_is_not_told_again(tmp_
 
     async def story(sessions: Sessions) -> None:
         store, reader, peer = sessions.store, sessions.translator.commits, Peer(sessions)
-        peer.by_the_worker(peer.commit_each(peer.commit(token="known")))
+        await peer.ask(peer.commit_each(peer.commit(token="known")))
         await until(lambda: len(peer.outcomes()) == 1)
         by = reader._current()
         store.create(row_table_schema("another", key={"id": "int64"}, columns={"hits": kivi.sum("int64")}))
         reader._current = lambda: by  # type: ignore[method-assign]
-        peer.by_the_worker(peer.commit_each(peer.commit(token="known"), peer.commit()))
+        await peer.ask(peer.commit_each(peer.commit(token="known"), peer.commit()))
         await until(lambda: len(peer.outcomes()) == 3)
         await until(lambda: not sessions.commits_in_flight)
         found = peer.outcomes()
@@ -313,9 +296,9 @@ def test_what_is_told_before_the_catalog_is_found_changed_is_not_told_again(tmp_
 def test_who_asks_for_more_than_its_rate_is_refused_each(tmp_path: Path) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        peer.by_the_worker(peer.commit_each(*[peer.commit() for _ in range(10)]))
+        await peer.ask(peer.commit_each(*[peer.commit() for _ in range(10)]))
         await until(lambda: len(peer.outcomes()) == 10)
-        peer.by_the_worker(peer.commit_each(peer.commit(), peer.commit()))
+        await peer.ask(peer.commit_each(peer.commit(), peer.commit()))
         await until(lambda: len(peer.outcomes()) == 12)
         assert all("slow down" in str(why) for number, why in peer.outcomes().items() if number > 10)
         assert hits(sessions.store) == 10
@@ -326,7 +309,7 @@ def test_who_asks_for_more_than_its_rate_is_refused_each(tmp_path: Path) -> None
 def test_once_the_server_stops_each_is_told_so(tmp_path: Path) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        assert peer.here(peer.commit_each(peer.commit(), peer.commit()))
+        peer.hand_in(peer.commit_each(peer.commit(), peer.commit()))
         sessions.stopping = True
         await asyncio.sleep(0)
         assert all("stopping" in str(why) for why in peer.outcomes().values()) and len(peer.answers) == 2

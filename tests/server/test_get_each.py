@@ -45,10 +45,10 @@ def test_gets_that_came_together_are_one_answer(tmp_path: Path) -> None:
 
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        peer.by_the_worker(*[peer.commit(hits=row * 10, row=row) for row in (1, 2, 3)])
+        await peer.ask(*[peer.commit(hits=row * 10, row=row) for row in (1, 2, 3)])
         await _answered(peer, 3)
         peer.answers.clear()
-        peer.by_the_worker(*gets(peer, 1, 2, 9, 3))
+        await peer.ask(*gets(peer, 1, 2, 9, 3))
         (answer,) = peer.answers
         assert [*answer.get.ids] == [4, 5, 6, 7] and [*answer.get.missing] == [2]
         ts = sessions.store.watermark()
@@ -58,15 +58,15 @@ def test_gets_that_came_together_are_one_answer(tmp_path: Path) -> None:
         several = gets(peer, 9, 1, 8)
         several[1].get.keys.add().values.add(int_value=7)
         several[1].get.keys.add().values.add(int_value=3)
-        peer.by_the_worker(*several)
+        await peer.ask(*several)
         (answer,) = peer.answers
         assert [*answer.get.counts] == [1, 3, 1] and answer.get.keys == 5
         assert got(peer) == {8: (ts, [None]), 9: (ts, [(1, 10), None, (3, 30)]), 10: (ts, [None])}
         peer.answers.clear()
-        peer.by_the_worker(*gets(peer, 8, 9))
+        await peer.ask(*gets(peer, 8, 9))
         assert got(peer) == {11: (ts, [None]), 12: (ts, [None])} and not peer.answers[0].get.columns
         peer.answers.clear()
-        peer.by_the_worker(*gets(peer, 1, 2, columns=("hits",)), *gets(peer, 3))
+        await peer.ask(*gets(peer, 1, 2, columns=("hits",)), *gets(peer, 3))
         assert got(peer) == {13: (ts, [(10,)]), 14: (ts, [(20,)]), 15: (ts, [(3, 30)])} and len(peer.answers) == 2
 
     run(story, tmp_path)
@@ -77,15 +77,15 @@ def test_each_is_told_its_own_snapshot(tmp_path: Path) -> None:
         peer = Peer(sessions)
         begun: list[session_pb2.Request] = []
         for row in (1, 2):
-            peer.by_the_worker(peer.commit(hits=5, row=row))
+            await peer.ask(peer.commit(hits=5, row=row))
             await _answered(peer, 2 * len(begun) + 1)
             begun.append(peer.read())
-            peer.by_the_worker(begun[-1])
+            await peer.ask(begun[-1])
         for request in begun:
             request.id += 100
             request.ClearField("first")
         peer.answers.clear()
-        peer.by_the_worker(*begun)
+        await peer.ask(*begun)
         (answer,) = peer.answers
         assert len(set(answer.get.start_ts)) == 2
         assert [rows.start_ts for rows in got(peer).values()] == [*answer.get.start_ts]
@@ -99,7 +99,7 @@ def test_very_many_cells_are_several_answers(tmp_path: Path, monkeypatch: pytest
 
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        peer.by_the_worker(*gets(peer, *[0] * 18))
+        await peer.ask(*gets(peer, *[0] * 18))
         assert len(peer.answers) == 4 and peer.counted == peer.session._asked == 18
         assert [*got(peer)] == [*range(1, 19)] and all(each.rows == [(0, 1)] for each in got(peer).values())
 

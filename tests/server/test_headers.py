@@ -28,7 +28,7 @@ from kivi.wire.codec import to_expr
 from kivi.wire.frames import Packet, joined
 from kivi.wire.v1 import service_pb2, session_pb2
 from tests.server.peers import Peer, run
-from tests.server.rawsession import RawSession, frame
+from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 from tests.waiting import until
 
@@ -155,19 +155,15 @@ def test_the_server_holds_little_for_frames_of_many_parts(tmp_path: Path) -> Non
 def test_a_session_of_many_requests_lets_others_have_their_turn(tmp_path):
     async def story(sessions: Sessions) -> None:
         greedy = Peer(sessions)
-        greedy.session._frames += [
-            frame(*[pb.Request(id=f * 30_000 + i, txn=9) for i in range(1, 30_001)]) for f in range(2)
-        ]
+        for f in range(2):
+            greedy.hand_in(*[pb.Request(id=f * 30_000 + i, txn=9) for i in range(1, 30_001)])
         modest = Peer(sessions)
-        modest.session._jobs = greedy.session._jobs  # of the same worker
-        greedy.session._want_turn()
-        modest.session._frames.append(frame(modest.commit()))
-        modest.session._want_turn()
+        modest.hand_in(modest.commit())
         await until(lambda: modest.has(1))
         assert not greedy.has(60_000)
         await until(lambda: greedy.has(60_000))
         assert [answer.id for answer in greedy.answers] == list(range(1, 60_001))
-        await until(lambda: not greedy.session._has_turn)
+        await until(lambda: not greedy.session._scheduled)
 
     run(story, tmp_path)
 
@@ -175,12 +171,12 @@ def test_a_session_of_many_requests_lets_others_have_their_turn(tmp_path):
 def test_what_a_session_that_has_ended_had_sent_is_not_begun(tmp_path):
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
-        peer.session._frames += [frame(*[peer.read() for _ in range(20_000)]) for _ in range(2)]
-        peer.session._want_turn()
+        for _ in range(2):
+            peer.hand_in(*[peer.read() for _ in range(20_000)])
         await until(lambda: peer.answers)
         peer.session._closed = True
-        peer.session._jobs.put(peer.session._release_all)
-        await until(lambda: not peer.session._has_turn)
+        peer.session._release_all()
+        await until(lambda: not peer.session._scheduled)
         await asyncio.sleep(0.1)
         assert not peer.session.txns and len(sessions.store.leases) == 0
 

@@ -224,10 +224,10 @@ def test_late_spans_are_refused_or_dropped_and_counted(drop: bool, tmp_path: Pat
             set_floor(store, 3)
             submit = store.committer.submit
 
-            def moved(*arguments: Any) -> Any:
+            def moved(*arguments: Any, **how: Any) -> Any:
                 if floors:
                     set_floor(store, floors.pop(0))
-                return submit(*arguments)
+                return submit(*arguments, **how)
 
             monkeypatch.setattr(store.committer, "submit", moved)
             taken = await asyncio.gather(put(to, some), put(to, others), put(to, others))

@@ -268,7 +268,7 @@ def test_a_page_says_which_snapshot_it_is_of_and_none_is_sent_that_nobody_wants(
 
 
 def beside_a_full_pool(
-    path: Path, story: Callable[[Any, Callable[..., None], Callable[[], None]], Awaitable[None]]
+    path: Path, story: Callable[[Any, Callable[..., Awaitable[None]], Callable[[], None]], Awaitable[None]]
 ) -> None:
     """A session without a stream, of which a page is read ahead, and a second would be if the pool were not full."""
 
@@ -278,19 +278,17 @@ def beside_a_full_pool(
             sessions = Sessions(db.store, "test")
             peer, free = Peer(sessions), threading.Event()
 
-            def ask(*requests: pb.Request) -> None:
-                peer.by_the_worker(*requests)
-
+            ask = peer.ask
             try:
-                ask(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, 0))
+                await ask(pb.Request(txn=1, begin=pb.Begin()), opening(1, 1, 0))
                 await until(lambda: peer.has(1))
                 scan = peer.answers[0].page.scan
-                ask(following(2, 1, scan))
+                await ask(following(2, 1, scan))
                 pages = peer.session.txns[1].scans[scan]
                 await until(lambda: pages.ahead is not None and pages.ahead.done())
                 full = [sessions.reads.submit(free.wait) for _ in range(8)]
                 await until(lambda: all(each.running() for each in full))
-                ask(following(3, 1, scan))
+                await ask(following(3, 1, scan))
                 assert peer.has(3)  # by this thread, at once
                 assert pages.ahead is not None
                 assert not pages.ahead.done()
@@ -308,11 +306,11 @@ def reading(number: int) -> pb.Request:
 
 
 def test_nobody_waits_for_a_page_but_who_asks_for_it(tmp_path: Path) -> None:
-    async def story(peer: Any, ask: Callable[..., None], free: Callable[[], None]) -> None:
-        ask(reading(4))
+    async def story(peer: Any, ask: Callable[..., Awaitable[None]], free: Callable[[], None]) -> None:
+        await ask(reading(4))
         assert [answer.id for answer in peer.replies] == [1, 2, 3, 4]
         scan = peer.answers[0].page.scan
-        ask(following(5, 1, scan), reading(6), following(7, 1, scan), following(8, 1, scan))
+        await ask(following(5, 1, scan), reading(6), following(7, 1, scan), following(8, 1, scan))
         assert peer.has(4)
         free()
         await until(lambda: peer.has(8))
@@ -325,9 +323,9 @@ def test_nobody_waits_for_a_page_but_who_asks_for_it(tmp_path: Path) -> None:
 
 
 def test_a_snapshot_ends_at_once_though_a_page_of_it_is_to_be_read(tmp_path: Path) -> None:
-    async def story(peer: Any, ask: Callable[..., None], free: Callable[[], None]) -> None:
+    async def story(peer: Any, ask: Callable[..., Awaitable[None]], free: Callable[[], None]) -> None:
         pages = next(iter(peer.session.txns[1].scans.values()))
-        ask(pb.Request(txn=1, release=pb.Release()))
+        await ask(pb.Request(txn=1, release=pb.Release()))
         assert not peer.session.txns
         assert len(peer.session.store.leases) == 0
         assert pages.ahead is None
@@ -337,8 +335,8 @@ def test_a_snapshot_ends_at_once_though_a_page_of_it_is_to_be_read(tmp_path: Pat
 
 
 def test_a_session_ends_though_somebody_waits_for_a_page(tmp_path: Path) -> None:
-    async def story(peer: Any, ask: Callable[..., None], free: Callable[[], None]) -> None:
-        ask(following(4, 1, peer.answers[0].page.scan), reading(5))
+    async def story(peer: Any, ask: Callable[..., Awaitable[None]], free: Callable[[], None]) -> None:
+        await ask(following(4, 1, peer.answers[0].page.scan), reading(5))
         peer.session._closed = True
         peer.session._release_all()
         free()

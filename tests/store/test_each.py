@@ -61,13 +61,13 @@ def test_r19_a_group_meets_an_overwrite_and_goes_to_the_new_content(driver: Embe
     """It has read nothing, so it begins just before its own CTS: there is nothing to conflict with, and a table."""
     schema, submit, overwrites = driver.store.table("e"), driver.store.committer.submit, [1, 2]
 
-    def overtaken(parts: Any) -> Any:
+    def overtaken(parts: Any, **how: Any) -> Any:
         if len(overwrites) and type(parts[0]).__name__ == "Events":
             overwrites.pop()
             with driver.db.transaction() as tx:
                 tx.overwrite("e")
                 tx.append("e", [{"ts": 0, "x": 7}])
-        return submit(parts)
+        return submit(parts, **how)
 
     append(driver, [1, 1], "a")
     monkeypatch.setattr(driver.store.committer, "submit", overtaken)

@@ -162,10 +162,10 @@ def test_the_floor_moves_while_the_commit_is_on_its_way(driver: EmbeddedDriver, 
     stage = db.stage("e", events(0, 60))
     submit, floors = committer.submit, [20, 30]
 
-    def late(*arguments: Any) -> Any:
+    def late(*arguments: Any, **how: Any) -> Any:
         if floors:
             floor(driver, floors.pop(0))
-        return submit(*arguments)
+        return submit(*arguments, **how)
 
     tx = db.transaction()
     if staged:
