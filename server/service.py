@@ -1,8 +1,8 @@
 """The calls of kivi.v1.Kivi: decode, ask the store, encode. Nothing is decided here.
 
 Handlers are registered by name instead of through generated stubs: a session's frames pass through gRPC as bytes, and
-all but small ones are parsed by a worker thread, off the event loop. Store calls of unary methods run in a thread. A
-deadline or a cancel ends a call's handler; what the store has begun it finishes.
+are parsed there. Store calls of unary methods run in a thread. A deadline or a cancel ends a call's handler; what the
+store has begun it finishes.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from kivi_server.translate import pieces
 from kivi.api.arguments import TailArguments
 from kivi.arrow.dictionaries import compact, together
 from kivi.arrow.ipc import encode_ipc
-from kivi.errors import CommitUnknown, InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld, Unavailable
 from kivi.model.schema import TableSchema
-from kivi.store.facade import Lease, Outcome
+from kivi.store.facade import Lease
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
 from kivi.wire.v1 import service_pb2 as pb
@@ -52,7 +52,6 @@ _NEEDS: Final = {
     "Watermark": Access.READ,
     "Stats": Access.READ,
     "ListBatchScopes": Access.READ,
-    "Append": Access.WRITE,
     "Stage": Access.WRITE,
     "DiscardStages": Access.WRITE,
     "CreateTable": Access.ADMIN,
@@ -277,49 +276,6 @@ class Service:
         return bytes(self.store.stage_wait(schema, batch, owner=whose + owner))
 
     # -- unary calls ------------------------------------------------------------------------------
-
-    async def Append(self, request: pb.AppendRequest, context: Context) -> pb.AppendResponse:
-        """No thread waits for the disk: fifty appends at once would be fifty that compete for the interpreter."""
-        try:
-            self.access("Append", context, request.table)
-            if self.sessions.stopping:
-                raise stopping()
-            loop = asyncio.get_running_loop()
-            settled: asyncio.Future[Outcome] = loop.create_future()
-
-            def settle(outcome: Outcome) -> None:
-                if not settled.done():  # nobody waits any more
-                    settled.set_result(outcome)
-
-            def done(outcome: Outcome) -> None:
-                self.sessions.commit_ended()
-                with contextlib.suppress(RuntimeError):  # the loop has ended
-                    loop.call_soon_threadsafe(settle, outcome)
-
-            pool = self.sessions.full if self.store.is_full else self.sessions.writes
-            await loop.run_in_executor(pool, self._append, request, done)
-            try:
-                outcome = await asyncio.wait_for(settled, self.store.settings.commit_timeout_s)
-            except TimeoutError:
-                raise CommitUnknown(token=request.token or None) from None
-            if outcome.error is not None:
-                raise outcome.error
-            return pb.AppendResponse(commit_ts=outcome.commit_ts or 0)
-        except Exception as error:
-            await status.abort(context, error)
-
-    def _append(self, request: pb.AppendRequest, done: Callable[[Outcome], None]) -> None:
-        schema = self.translator.schema(request.table, request.table_id)
-        batch = self.translator.batch(schema, request.arrow)
-        token = (request.batch.scope, request.batch.sequence) if request.HasField("batch") else None
-        txn = self.store.blind_transaction()
-        txn.append(schema, batch, drop_late=request.drop_late)
-        self.sessions.commit_started()
-        try:
-            self.store.commit(txn, token=request.token or None, batch=token, done=done)
-        except BaseException:  # a fault of ours, before the log: ``done`` was not called and never will be
-            self.sessions.commit_ended()
-            raise
 
     def acknowledge_subscription(
         self, request: pb.AcknowledgeSubscriptionRequest

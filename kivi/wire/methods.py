@@ -21,7 +21,6 @@ DEFAULT_ENDPOINT: Final = "localhost:7420"
 
 # Unary calls: the message sent, the message returned.
 UNARY: Final[dict[str, tuple[Any, Any]]] = {
-    "Append": (pb.AppendRequest, pb.AppendResponse),
     "DiscardStages": (pb.DiscardStagesRequest, pb.DiscardStagesResponse),
     "ListBatchScopes": (pb.ListBatchScopesRequest, pb.ListBatchScopesResponse),
     "CreateTable": (pb.CreateTableRequest, pb.CreateTableResponse),

@@ -259,20 +259,26 @@ def mutated_arrow(server: ServerProcess, scale: float) -> Answers:
         writer.write_table(zeros)
     payloads = [("bomb", bomb_sink.getvalue().to_pybytes())] * 3
     payloads += [("mutated", _mutated(good, rng)) for _ in range(int(100_000 * scale))]
-    with grpc.insecure_channel(server.endpoint) as channel:
-        append: Any = channel.unary_unary("/kivi.v1.Kivi/Append")
-        for start in range(0, len(payloads), 50):
-            calls = [
-                (kind, append.future(service_pb2.AppendRequest(table="e", arrow=data).SerializeToString(), timeout=60))
-                for kind, data in payloads[start : start + 50]
-            ]
-            for kind, call in calls:
-                code = call.code()
-                out[f"{kind} {code.name}"] += 1
-                assert code in _NAMED, f"{kind}: {code} {call.details()}"
+    for start in range(0, len(payloads), 50):
+        session, some = RawSession(server.endpoint), payloads[start : start + 50]
+        for number, (_, data) in enumerate(some, 1):
+            session.send((_append(number, data), data))
+        for number, (kind, _) in enumerate(some, 1):
+            error = session.reply(number).error
+            code = _CODES[error.code]
+            out[f"{kind} {code.name}"] += 1
+            assert code in _NAMED, f"{kind}: {code} {error.message}"
+        session.close()
     return out
 
 
+def _append(number: int, data: bytes) -> session_pb2.Request:
+    """A transaction of the events in its body."""
+    append = session_pb2.Operation(kind=session_pb2.Operation.KIND_APPEND, table="e", arrow_bytes=len(data))
+    return session_pb2.Request(id=number, operations=[append], commit=session_pb2.Commit())
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _NAMED = (
     grpc.StatusCode.OK,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -353,16 +359,18 @@ def cancels(server: ServerProcess, scale: float) -> Answers:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
     with grpc.insecure_channel(server.endpoint) as channel:
-        append: Any = channel.unary_unary("/kivi.v1.Kivi/Append")
         scan: Any = channel.unary_stream("/kivi.v1.Kivi/Scan")
         for i in range(int(3_000 * scale)):
             if i % 3:
-                request = service_pb2.AppendRequest(table="e", arrow=data).SerializeToString()
-                call = append.future(request, timeout=rng.choice((0.0001, 0.001, 5)))
+                session = RawSession(server.endpoint)
+                session.send((_append(1, data), data))
+                if rng.random() < 0.3:
+                    session.reply(1)
+                session.close()
             else:
                 call = scan(service_pb2.ScanRequest().SerializeToString(), timeout=rng.choice((0.0001, 5)))
-            if rng.random() < 0.7:
-                call.cancel()
+                if rng.random() < 0.7:
+                    call.cancel()
             out["calls"] += 1
         for _ in range(int(100 * scale) + 5):
             session = RawSession(server.endpoint)

@@ -7,14 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pyarrow as pa
 import pytest
 
 import kivi
 from kivi.arrow.ipc import encode_ipc
-from kivi.wire.methods import path
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.wire.v1 import session_pb2
 from tests.server.rawsession import RawSession
 from tests.serverproc import ServerProcess
 
@@ -57,15 +55,6 @@ def test_an_append_that_does_not_say_what_becomes_of_late_events_fails(tmp_path:
         assert raw.reply(2).commit.commit_ts == raw.reply(3).commit.commit_ts > 0
         raw.close()
         assert found(db) == (good, 2)
-        with grpc.insecure_channel(server.endpoint) as channel:
-            call: Any = channel.unary_unary(path("Append"), service_pb2.AppendRequest.SerializeToString)
-            request = service_pb2.AppendRequest(table="kept", arrow=data)
-            with pytest.raises(grpc.RpcError) as refused:
-                call(request, timeout=20)
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            request.drop_late = True
-            call(request, timeout=20)
-        assert found(db) == (2 * good, 4)
 
 
 def test_kill_9_and_repeats_count_every_late_event_once(tmp_path: Path) -> None:

@@ -48,28 +48,6 @@ class ScanResponse(_message.Message):
     arrow: bytes
     def __init__(self, start_ts: _Optional[int] = ..., arrow: _Optional[bytes] = ...) -> None: ...
 
-class AppendRequest(_message.Message):
-    __slots__ = ("table", "table_id", "arrow", "token", "batch", "drop_late")
-    TABLE_FIELD_NUMBER: _ClassVar[int]
-    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
-    ARROW_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_FIELD_NUMBER: _ClassVar[int]
-    BATCH_FIELD_NUMBER: _ClassVar[int]
-    DROP_LATE_FIELD_NUMBER: _ClassVar[int]
-    table: str
-    table_id: int
-    arrow: bytes
-    token: str
-    batch: _session_pb2.BatchToken
-    drop_late: bool
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., arrow: _Optional[bytes] = ..., token: _Optional[str] = ..., batch: _Optional[_Union[_session_pb2.BatchToken, _Mapping]] = ..., drop_late: _Optional[bool] = ...) -> None: ...
-
-class AppendResponse(_message.Message):
-    __slots__ = ("commit_ts",)
-    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
-    commit_ts: int
-    def __init__(self, commit_ts: _Optional[int] = ...) -> None: ...
-
 class StageRequest(_message.Message):
     __slots__ = ("table", "table_id", "owner", "arrow")
     TABLE_FIELD_NUMBER: _ClassVar[int]
