@@ -1,8 +1,7 @@
-"""Commits of deltas and puts, read out of a session's frames by the plans of ``kivi.store.plans``.
+"""Commits of deltas and puts, read out of a CommitEach by the plans of ``kivi.store.plans``.
 
-They come in columns, as one ``CommitEach``, or each as a request of its own: a Commit without a transaction, under a
-request token. Here are those whose operations are deltas and puts, each of another row. Anything else is for
-``Requests._do_commit``, which says what is wrong with it, if something is.
+Those whose operations are more than that are taken apart, and are for ``Requests._do_commit``, which says what is wrong
+with them, if something is.
 
 Applications that count send the same operations again and again (this page, one more view). What operations are is
 remembered by their bytes: those of a commit that comes again are read, checked, encoded and digested once.
@@ -36,24 +35,14 @@ MayWrite = Callable[[Iterable[str]], bool]
 
 class Commits(NamedTuple):
     """Transactions of deltas and puts that are entered together: what each ``does``, its token and its number, as they
-    were read by the catalog of this ``version``. ``source`` is the CommitEach that they came in, or each one's own."""
+    were read by the catalog of this ``version``. ``source`` is the CommitEach that they came in."""
 
     does: Sequence[WriteSet]
     tokens: Sequence[str]
     numbers: Sequence[int]
     version: int
     received: float
-    source: Sequence[Asked]
-
-    @property
-    def rows(self) -> int:
-        """How many they write."""
-        return sum([len(each.rows) for each in self.does])
-
-    @property
-    def apart(self) -> Sequence[Asked]:
-        """Each as a request of its own."""
-        return each_of(self.source[0]) if self.source[0].request.HasField("commit_each") else self.source
+    source: Asked
 
 
 def answer_to(numbers: Sequence[int], first: int) -> session_pb2.Response:
@@ -157,37 +146,10 @@ class CommitReader:
                 return None
             found.append(known.does)
         does = [found[place] for place in places]
-        return Commits(does, [*each.tokens], [*each.ids], by.version, asked.received, (asked,))
-
-    def together(self, requests: Iterable[Asked], may_write: MayWrite) -> Commits | None:
-        """The requests at the head of these that commit deltas and puts, at most as many as may be of a CommitEach."""
-        by, does, kept = self._current(), list[WriteSet](), list[Asked]()
-        for asked in requests:
-            known = self._alone(by, asked)
-            if known is None or not may_write(known.tables) or len(does) == limits.COMMIT_EACH_MAX:
-                break
-            does.append(known.does)
-            kept.append(asked)
-        if not does:
-            return None
-        tokens, numbers = [each.request.commit.token for each in kept], [each.request.id for each in kept]
-        return Commits(does, tokens, numbers, by.version, kept[0].received, kept)
-
-    def _alone(self, by: _Read, asked: Asked) -> _Known | None:
-        """What a commit that came by itself does; None if that is more than deltas and puts."""
-        request = asked.request
-        if request.txn or not request.id or not request.HasField("commit") or request.body_bytes:
-            return None
-        token = request.commit.token
-        if not token or len(token) > _TOKEN_CHARACTERS_MAX or request.commit.HasField("batch"):
-            return None
-        operations = request.operations
-        if len(operations) > _OPERATIONS_MAX or asked.is_late():
-            return None
-        return self._read(by, session_pb2.Writes(operations=operations).SerializeToString())
+        return Commits(does, [*each.tokens], [*each.ids], by.version, asked.received, asked)
 
     def _read(self, by: _Read, writes: bytes) -> _Known | None:
-        """What an encoded Writes does; None if that is not plain."""
+        """What an encoded Writes does; None if that is more than deltas and puts, or it has too many operations."""
         _, plans, remembered = by
         known = remembered.get(writes)
         if known is not None or plans is None:

@@ -312,17 +312,11 @@ class Session(Requests):
 
     def _commit_group(self) -> None:
         """Commits what is at the head of the inbox and has no transaction: what can, together."""
-        inbox, reader = self._inbox, self.translator.commits
+        inbox = self._inbox
         if inbox[0].request.HasField("commit_each"):
             asked = inbox.popleft()
-            if (commits := reader.each(asked, self._may_write)) is None:
-                self._split(asked)
-                return
-        elif (commits := reader.together(inbox, self._may_write)) is not None:
-            for _ in commits.source:
-                inbox.popleft()
-        if commits is not None:
-            self._dispatch_each(self._write(commits))
+            commits = self.translator.commits.each(asked, self._may_write)
+            self._split(asked) if commits is None else self._dispatch_each(self._write(commits))
             return
         several: list[Asked] = []
         while inbox and len(several) < _GROUP and self._may_join(inbox[0]):
@@ -452,7 +446,7 @@ class Session(Requests):
             self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, count)
             return ()
         left = {*stale}
-        return [asked for asked in commits.apart if asked.request.id in left] if left else ()
+        return [asked for asked in each_of(commits.source) if asked.request.id in left] if left else ()
 
     def _release_these(self, numbers: Iterable[int], received: float) -> None:
         """What is busy is let go of when it is not."""

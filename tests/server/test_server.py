@@ -305,20 +305,20 @@ def test_commits_that_wait_for_room_hold_up_no_reader(tmp_path):
 
 @pytest.mark.parametrize("wrote", [False, True])
 def test_a_transaction_outlives_its_lease_only_if_it_is_renewed(tmp_path, wrote):
-    with ServerProcess(tmp_path / "data", "--set", "lease_ttl_s=0.5") as server, server.connect() as db:
+    with ServerProcess(tmp_path / "data", "--set", "lease_ttl_s=1.5") as server, server.connect() as db:
         db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
         with db.transaction() as tx:
             if wrote:
                 tx.put("t", (1,), n=1)
             for _ in range(4):
                 tx.renew()
-                time.sleep(0.3)
+                time.sleep(0.5)
             tx.delta("t", (1,), n=1)
         with pytest.raises(kivi.SnapshotTooOld), db.transaction() as tx:
             assert tx.start_ts
             if wrote:
                 tx.put("t", (1,), n=5)
-            time.sleep(0.8)
+            time.sleep(2.0)
             tx.delta("t", (1,), n=1)
         with db.snapshot() as snap:
             assert snap.get("t", (1,)) == {"id": 1, "n": 1 + wrote}
