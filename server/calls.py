@@ -23,7 +23,7 @@ from kivi.wire.status import status_code
 __all__ = ["Calls"]
 
 _log = logging.getLogger("kivi.server")
-_LONG: Final = frozenset({"Session", "Stage", "Scan", "Consolidate", "Checkpoint", "Backup", "Subscribe"})
+_LONG: Final = frozenset({"Session", "Stage", "Consolidate", "Checkpoint", "Backup", "Subscribe"})
 """Calls that last as long as their client or the disk takes."""
 Handler = Callable[[Any, Any], Awaitable[Any]]
 

@@ -24,8 +24,6 @@ __all__ = [
     "HEADER_BYTES_MAX",
     "MESSAGE_BYTES_MAX",
     "QUEUED_BYTES_MAX",
-    "SCAN_STREAMS_MAX",
-    "SCAN_WAIT_S_MAX",
     "SESSION_REQUESTS_MAX",
     "SESSION_SCANS_MAX",
     "SESSION_TRANSACTIONS_MAX",
@@ -45,8 +43,6 @@ SESSION_TRANSACTIONS_MAX: Final = 10_000
 SESSION_SCANS_MAX: Final = 1_000
 SESSION_REQUESTS_MAX: Final = 20_000  # not answered yet; beyond it the server stops reading for a while
 QUEUED_BYTES_MAX: Final = 64 * MIB  # of one session, in each direction
-SCAN_STREAMS_MAX: Final = 48  # that run at a time, each with a block of 8 MiB
-SCAN_WAIT_S_MAX: Final = 5.0  # for its turn; then it is refused
 STALL_S_MAX: Final = 60.0  # a client that accepts no byte for this long is dropped
 PAGE_ROWS: Final = 4_096
 PAGE_ROWS_MAX: Final = 65_536

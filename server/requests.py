@@ -21,7 +21,7 @@ from kivi_server.clients import Client
 from kivi_server.pages import Pages
 from kivi_server.sessions import Sessions
 
-from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, SnapshotTooOld, Unavailable
+from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
 from kivi.store.facade import Commit, Lease, Outcome, Txn
 from kivi.wire.v1 import session_pb2
 
@@ -257,7 +257,7 @@ class Requests(ABC):
             transaction.close_scan(number)
         self._succeed(asked, transaction, page=session_pb2.ScanPage(scan=number if more else 0), arrow=data)
         if more and transaction.txn is None:  # a scan of a transaction that writes looks at what that holds
-            pages.read_ahead(self.sessions.reads)
+            pages.read_ahead(self.sessions.scans)
 
     def _do_commit(self, asked: Asked, transaction: Transaction | None) -> None:
         operations = asked.request.operations
@@ -420,10 +420,3 @@ class Requests(ABC):
             self.txns.pop(transaction.number, None)
             with contextlib.suppress(KiviError):
                 self._end(transaction)
-
-    def lease_of(self, number: int) -> Lease:
-        """The snapshot of one of this session's transactions, for the Scan call."""
-        transaction = self.txns.get(number)
-        if transaction is None or transaction.lease is None:
-            raise SnapshotTooOld(f"transaction {number} has ended, or was never begun")
-        return transaction.lease

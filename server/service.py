@@ -8,7 +8,6 @@ store has begun it finishes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -23,14 +22,11 @@ from kivi_server.requests import stopping
 from kivi_server.session import Session
 from kivi_server.sessions import Sessions
 from kivi_server.subscriptions import Subscriptions
-from kivi_server.translate import pieces
 
 from kivi.api.arguments import TailArguments
 from kivi.arrow.dictionaries import compact, together
-from kivi.arrow.ipc import encode_ipc
-from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld, Unavailable
+from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.model.schema import TableSchema
-from kivi.store.facade import Lease
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
 from kivi.wire.v1 import service_pb2 as pb
@@ -40,7 +36,6 @@ __all__ = ["handlers"]
 # What each call needs. Exchange asks of each request by itself.
 _NEEDS: Final = {
     "Exchange": Access.READ,
-    "Scan": Access.READ,
     "Subscribe": Access.READ,
     "AcknowledgeSubscription": Access.READ,
     "ListSubscriptions": Access.READ,
@@ -63,7 +58,6 @@ _NEEDS: Final = {
 }
 _MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
 _WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
-_STREAM_BYTES: Final = 1 << 20  # scan messages are about this large
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 
@@ -74,13 +68,9 @@ class Service:
         self.translator = sessions.translator
         self.tokens = tokens
         self._stats = stats
-        self._scans = asyncio.Semaphore(limits.SCAN_STREAMS_MAX)
 
     async def reading(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.reads, fn, *args)
-
-    async def streaming(self, fn: Callable[..., Any], *args: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self.sessions.streams, fn, *args)
 
     async def writing(self, fn: Callable[..., Any], *args: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self.sessions.writes, fn, *args)
@@ -117,85 +107,6 @@ class Service:
             if session.dropped is None:
                 raise
             await status.abort(context, session.dropped)
-
-    async def Scan(self, request: pb.ScanRequest, context: Context) -> None:
-        """Written with ``context.write``, which knows for how long the client takes no byte.
-
-        A scan holds a block in memory while it waits for its reader, so only so many may run at a time.
-        """
-        taken = False
-        lease: Lease | None = None
-        try:
-            self.access("Scan", context, request.spec.table)
-            try:
-                taken = await asyncio.wait_for(self._scans.acquire(), limits.SCAN_WAIT_S_MAX)
-            except TimeoutError:
-                raise limits.exceeded(
-                    "scan_streams_max", limits.SCAN_STREAMS_MAX, limits.SCAN_STREAMS_MAX + 1, "scans at a time"
-                ) from None
-            lease, schema, batches = await self.reading(self._scan, request, context.time_remaining())
-            start_ts, sent = lease.ts, False
-            ahead = asyncio.ensure_future(self.streaming(self._next, batches))
-            try:
-                while (data := await ahead) is not None:
-                    ahead = asyncio.ensure_future(self.streaming(self._next, batches))
-                    await _write(context, pb.ScanResponse(start_ts=0 if sent else start_ts, arrow=data))
-                    sent = True
-            finally:
-                if not ahead.done():  # a batch is still being read: the snapshot must outlive that
-                    with contextlib.suppress(Exception):
-                        await asyncio.shield(ahead)
-            if not sent:
-                empty = bytes(encode_ipc(self.translator.empty(schema, request.spec)))
-                await _write(context, pb.ScanResponse(start_ts=start_ts, arrow=empty))
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            await status.abort(context, error)
-        finally:
-            if taken:
-                self._scans.release()
-            if lease is not None and not (request.lease or request.session):
-                self.store.release(lease)
-
-    def _scan(self, request: pb.ScanRequest, timeout_s: float | None) -> tuple[Lease, TableSchema, Any]:
-        if request.lease:
-            lease = self.sessions.find_shared(request.lease)
-        elif request.session:
-            session = self.sessions.live.get(request.session)
-            if session is None:
-                raise SnapshotTooOld("the session of this snapshot has ended")
-            lease = session.lease_of(request.txn)
-        else:
-            lease = self.store.begin(
-                as_of_ts=request.as_of_ts if request.HasField("as_of_ts") else None,
-                as_of_us=request.as_of_us if request.HasField("as_of_us") else None,
-                min_snapshot=request.min_snapshot or None,
-                timeout_s=timeout_s,
-            )
-        try:
-            schema = self.translator.schema(request.spec.table, request.spec.table_id, lease)
-            batches = self.store.scan(lease, schema, self.translator.scan(schema, request.spec))
-            return lease, schema, pieces(batches, limits.PAGE_ROWS_MAX)
-        except BaseException:
-            if not (request.lease or request.session):
-                self.store.release(lease)
-            raise
-
-    def _next(self, batches: Any) -> bytes | None:
-        """About a megabyte of rows, encoded; None at the end."""
-        gathered, size = [], 0
-        while size < _STREAM_BYTES:
-            batch = next(batches, None)
-            if batch is None:
-                break
-            gathered.append(batch)
-            size += batch.nbytes
-        if not gathered:
-            return None
-        if len(gathered) > 1:
-            gathered = pa.Table.from_batches(gathered).combine_chunks().to_batches()
-        return bytes(encode_ipc(gathered[0])) if len(gathered) == 1 else _stream(gathered)
 
     async def Subscribe(self, _: object, context: Context) -> None:
         try:
@@ -387,20 +298,12 @@ class Service:
         return pb.BackupResponse(**self.store.backup(request.repository, request.keep or None))
 
 
-async def _write(context: Context, message: pb.ScanResponse | bytes) -> None:
+async def _write(context: Context, message: bytes) -> None:
     try:
         async with asyncio.timeout(limits.STALL_S_MAX):  # wait_for would make a task of each message
             await context.write(message)
     except TimeoutError:
         raise Unavailable(f"the client took no byte of this stream for {limits.STALL_S_MAX:.0f} s") from None
-
-
-def _stream(batches: list[pa.RecordBatch]) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batches[0].schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
-    return bytes(sink.getvalue())
 
 
 def _snake(name: str) -> str:

@@ -117,7 +117,6 @@ class Session(Requests):
             version=self.sessions.version,
             limits=self.sessions.limits,
             instance=self.sessions.instance,
-            session=self.name,
         )
         self.sessions.live[self.name] = self
         self._task = asyncio.current_task()
@@ -535,7 +534,7 @@ class Session(Requests):
             case "scan_next" if not request.operations and (request.scan_next.close or self._ahead(request)):
                 return None
             case "scan_next":
-                return pools.reads
+                return pools.scans
             case "scan_open":
                 spec = request.scan_open.spec
                 few = 0 < spec.limit <= _FEW_ROWS and not (spec.HasField("where") or spec.HasField("changes"))

@@ -63,9 +63,9 @@ class Sessions:
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
         self.pages_ahead = threading.Semaphore(_PAGES_AHEAD)
-        # Scan streams and what decodes and derives compute all the time. With eight threads of each on two cores, 48
+        # Scans and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
-        self.streams = ThreadPoolExecutor(COMPUTING, "kivi-streams", initializer=use_batch_scheduling)
+        self.scans = ThreadPoolExecutor(COMPUTING, "kivi-scans", initializer=use_batch_scheduling)
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
@@ -155,5 +155,5 @@ class Sessions:
     def close(self) -> None:
         self.hub.stop()
         self.waiting.close()
-        for pool in (self.reads, self.streams, self.writes, self.full, self.outcomes):
+        for pool in (self.reads, self.scans, self.writes, self.full, self.outcomes):
             pool.shutdown(wait=True, cancel_futures=True)

@@ -17,11 +17,10 @@ from kivi_server.commits import CommitReader
 from kivi_server.pages import Page
 
 from kivi.api.arguments import type_of
-from kivi.arrow.columns import arrow_schema
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
-from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.changes import Changes
 from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
 from kivi.model.expressions import Expr
 from kivi.model.schema import Measure, OperatorCall, TableSchema
@@ -273,13 +272,6 @@ class Translator:
         self._unique(schema.name, [measure.name for measure in spec.measures])
         calls = {m.name: OperatorCall(m.operator, m.source) for m in from_measures(spec.measures)}
         return summary_schema(schema, calls).measures
-
-    def empty(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> pa.RecordBatch:
-        whole = arrow_schema(schema)
-        fields = [whole.field(name) for name in schema.output_columns(spec.columns or None)]
-        if spec.changes.commit_ts:
-            fields.append(pa.field(COMMIT_TS, pa.int64()))
-        return pa.RecordBatch.from_pylist([], schema=pa.schema(fields))
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
         """Encoded pages of at most ``rows`` rows, and for each whether another follows."""

@@ -117,7 +117,6 @@ class Link(ABC, Generic[S]):
     def __init__(self, core: Core, calls: Calls) -> None:
         self.core = core
         self.calls = calls
-        self.session = b""
         self._current: S | None = None
         self._epochs = 0
         self._closed = False

@@ -92,7 +92,6 @@ class Core:
 
     def greeted(self, hello: session_pb2.Hello) -> None:
         """The server's first words on a session."""
-        self.transport.session = hello.session
         self.value_bytes_max = hello.limits.value_bytes_max
 
     def deadline(self) -> float:

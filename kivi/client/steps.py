@@ -170,8 +170,6 @@ Steps = Generator[Effect, Any, T]
 class Transport(Protocol):
     """What a driver offers besides performing effects."""
 
-    session: bytes
-
     def epoch(self) -> int:
         """That of the current session, or of a new one. Raises Closed once the client is."""
 

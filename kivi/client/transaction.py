@@ -18,7 +18,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
-from kivi.client.messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
+from kivi.client.messages import append_parts, fill_scan, get, got, read_batches, request_token
 from kivi.client.messages import commit as commit_message
 from kivi.client.steps import (
     Ask,
@@ -28,14 +28,13 @@ from kivi.client.steps import (
     Maker,
     Sleep,
     Steps,
-    Stream,
     Timeout,
     timeout_ms,
 )
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
 from kivi.wire.columns import column_reader
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,6 +50,7 @@ _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so m
 _FLUSH_BYTES: Final = 1 << 20  # ... or this many bytes
 _REFUSED_HERE: Final = frozenset({"message_bytes_max", "header_bytes_max"})
 _PLAIN: Final = frozenset({"put", "delta"})
+_PAGE_ROWS: Final = 65_536  # of a scan that is wanted as a whole
 _PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
 _PLAIN_BYTES: Final = 1_024
 _PLAIN_TOKEN: Final = 256  # characters; nor are those under longer tokens
@@ -461,19 +461,12 @@ class TransactionCore:
         self.core.transport.tell(request, self._epoch)
 
     def to_arrow(self, wanted: ScanArguments) -> Steps[pa.Table]:
-        """A scan as one Arrow table: a page in the session if it fits in one, else a stream of its own."""
+        """A scan as one Arrow table."""
         import pyarrow as pa
 
-        schema, page = yield from self.scan_open(wanted)
-        batches = read_batches(page.arrow)
-        if page.scan:
-            self.scan_close(page.scan)
-            yield from self.started()
-            request = service_pb2.ScanRequest(spec=scan_spec(schema, wanted.bound(schema)))
-            if self.lease:
-                request.lease = self.lease
-            else:
-                request.session, request.txn = self.core.transport.session, self.number
-            batches = []
-            yield Stream("Scan", request, None, lambda reply: batches.extend(read_batches(reply.arrow)))
+        schema, page = yield from self.scan_open(wanted, _PAGE_ROWS)
+        batches, scan = read_batches(page.arrow), page.scan
+        while scan:
+            data, scan = yield from self.scan_next(scan)
+            batches += read_batches(data)
         return pa.Table.from_batches(batches, wanted.arrow_schema(schema))

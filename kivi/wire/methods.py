@@ -40,7 +40,6 @@ UNARY: Final[dict[str, tuple[Any, Any]]] = {
 }
 # One request, a stream of answers.
 STREAMED: Final[dict[str, tuple[Any, Any]]] = {
-    "Scan": (pb.ScanRequest, pb.ScanResponse),
     "CreateAggregate": (pb.CreateAggregateRequest, pb.CreateAggregateResponse),
 }
 # A stream of requests, one answer.

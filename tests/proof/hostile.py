@@ -29,10 +29,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pyarrow as pa
+from kivi_server.limits import SESSION_SCANS_MAX
 
 import kivi
 from kivi.errors import KiviError
-from kivi.wire.v1 import service_pb2, session_pb2
+from kivi.wire.v1 import session_pb2, types_pb2
 from tests.server.rawsession import RawSession, frame
 from tests.serverproc import ServerProcess
 
@@ -358,25 +359,22 @@ def cancels(server: ServerProcess, scale: float) -> Answers:
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
     data = sink.getvalue().to_pybytes()
-    with grpc.insecure_channel(server.endpoint) as channel:
-        scan: Any = channel.unary_stream("/kivi.v1.Kivi/Scan")
-        for i in range(int(3_000 * scale)):
-            if i % 3:
-                session = RawSession(server.endpoint)
-                session.send((_append(1, data), data))
-                if rng.random() < 0.3:
-                    session.reply(1)
-                session.close()
-            else:
-                call = scan(service_pb2.ScanRequest().SerializeToString(), timeout=rng.choice((0.0001, 5)))
-                if rng.random() < 0.7:
-                    call.cancel()
-            out["calls"] += 1
-        for _ in range(int(100 * scale) + 5):
-            session = RawSession(server.endpoint)
-            session.send(session_pb2.Request(id=1, txn=1, begin=session_pb2.Begin()))
-            session.close()
-            out["sessions"] += 1
+    for i in range(int(3_000 * scale)):
+        session = RawSession(server.endpoint)
+        if i % 3:
+            session.send((_append(1, data), data))
+        else:
+            scan = session_pb2.ScanOpen(spec=types_pb2.ScanSpec(table="e"))
+            session.send(session_pb2.Request(id=1, txn=1, first=session_pb2.Begin(), scan_open=scan))
+        if rng.random() < 0.3:
+            session.reply(1)
+        session.close()
+        out["calls"] += 1
+    for _ in range(int(100 * scale) + 5):
+        session = RawSession(server.endpoint)
+        session.send(session_pb2.Request(id=1, txn=1, begin=session_pb2.Begin()))
+        session.close()
+        out["sessions"] += 1
     with server.connect(timeout=30.0) as db, db.snapshot() as snap:
         row = snap.get("agg", (77,))
         calls = 0 if row is None else row["calls"]
@@ -387,24 +385,23 @@ def cancels(server: ServerProcess, scale: float) -> Answers:
 
 
 def readers_that_stop(server: ServerProcess, scale: float) -> Answers:
-    """Scans that nobody reads: those beyond the limit are refused, and the memory of the others is bounded."""
+    """Scans of which nobody asks for a second page: those beyond the limit are refused, the memory is bounded."""
     out: Answers = Counter()
     with server.connect(timeout=30.0) as db:
         for _ in range(int(40 * scale) + 2):
             db.append("e", [{"ts": i, "a": 5, "s": "x" * 200} for i in range(2_000)])
-    with grpc.insecure_channel(server.endpoint) as channel:
-        scan: Any = channel.unary_stream("/kivi.v1.Kivi/Scan")
-        request = service_pb2.ScanRequest()
-        request.spec.table = "e"
-        held = [scan(request.SerializeToString(), timeout=60) for _ in range(int(100 * scale) + 3)]
-        time.sleep(8 * min(1.0, 10 * scale))
-        for call in held:
-            if call.is_active():
-                call.cancel()
-                out["held"] += 1
-            else:
-                out[call.code().name] += 1
-                assert call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    session, wanted = RawSession(server.endpoint), int(1_100 * scale) + 3
+    session.send(session_pb2.Request(txn=1, begin=session_pb2.Begin()))
+    for number in range(1, wanted + 1):
+        opening = session_pb2.ScanOpen(spec=types_pb2.ScanSpec(table="e"), page_rows=100)
+        session.send(session_pb2.Request(id=number, txn=1, scan_open=opening))
+    for number in range(1, wanted + 1):
+        error = session.reply(number).error
+        out["refused" if error.code else "held"] += 1
+        assert not error.code or error.message.startswith("open scans: "), error
+    assert (out["refused"] > 0) == (wanted > SESSION_SCANS_MAX)
+    time.sleep(8 * min(1.0, 10 * scale))
+    session.close()
     return out
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import grpc
 import pyarrow as pa
 import pytest
 
@@ -16,7 +15,7 @@ from kivi.api.tokens import new_token
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.messages import read_batches
 from kivi.wire.columns import rows_of
-from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
+from kivi.wire.v1 import session_pb2, types_pb2
 from tests.server.rawsession import RawSession, Sent, rows
 from tests.waiting import wait_until
 
@@ -37,10 +36,10 @@ def table_id(db, accounts) -> int:
     return db.describe(accounts)["id"]
 
 
-def test_the_first_frame_tells_limits_and_names_the_session(raw):
+def test_the_first_frame_tells_limits_and_names_the_server(raw):
     assert raw.hello.limits.message_bytes_max == 64 << 20
     assert raw.hello.limits.transaction_operations_max == 1_000_000
-    assert len(raw.hello.session) == 16
+    assert len(raw.hello.instance) == 16 and raw.hello.version == kivi.__version__
 
 
 def test_one_frame_carries_a_whole_transaction_and_each_request_has_its_outcome(raw, table_id):
@@ -181,23 +180,6 @@ def test_a_half_closed_stream_is_answered_first(server, table_id):
     with pytest.raises(StopIteration):
         next(session.call)
     session.channel.close()
-
-
-def test_scan_as_a_call_of_its_own(server, db, accounts):
-    with db.transaction() as tx:
-        for i in range(10_000):
-            tx.put(accounts, (i,), name=f"n{i}")
-    with grpc.insecure_channel(server.endpoint) as channel:
-        call = channel.unary_stream(
-            "/kivi.v1.Kivi/Scan",
-            request_serializer=service_pb2.ScanRequest.SerializeToString,
-            response_deserializer=service_pb2.ScanResponse.FromString,
-        )
-        spec = types_pb2.ScanSpec(table=accounts, columns=["id"])
-        replies = list(call(service_pb2.ScanRequest(spec=spec), timeout=30))
-    assert replies[0].start_ts == tx.commit_ts
-    rows = [v for reply in replies for b in read_batches(reply.arrow) for v in b["id"].to_pylist()]
-    assert rows == list(range(10_000))
 
 
 def test_refused_transactions_are_forgotten_by_the_server(raw, table_id, db):

@@ -51,7 +51,7 @@ def test_which_threads_of_a_store_and_its_server_compute(tmp_path: Path) -> None
     with contextlib.closing(kivi.open(str(tmp_path / "data"))) as db:
         db.create_table("t", key={"id": "int64"}, columns={"n": "int64"})
         sessions = Sessions(db.store, "test")
-        for pool in (sessions.writes, sessions.streams):
+        for pool in (sessions.writes, sessions.scans):
             assert pool.submit(os.sched_getscheduler, 0).result() == os.SCHED_BATCH
         for pool in (sessions.reads, sessions.full, sessions.outcomes):
             assert pool.submit(os.sched_getscheduler, 0).result() == os.SCHED_OTHER

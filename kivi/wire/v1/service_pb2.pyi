@@ -22,32 +22,6 @@ CHANGE_KIND_REMOVE: ChangeKind
 CHANGE_KIND_MOVE: ChangeKind
 CHANGE_KIND_CHANGE: ChangeKind
 
-class ScanRequest(_message.Message):
-    __slots__ = ("spec", "as_of_ts", "as_of_us", "min_snapshot", "lease", "session", "txn")
-    SPEC_FIELD_NUMBER: _ClassVar[int]
-    AS_OF_TS_FIELD_NUMBER: _ClassVar[int]
-    AS_OF_US_FIELD_NUMBER: _ClassVar[int]
-    MIN_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    LEASE_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    TXN_FIELD_NUMBER: _ClassVar[int]
-    spec: _types_pb2.ScanSpec
-    as_of_ts: int
-    as_of_us: int
-    min_snapshot: int
-    lease: bytes
-    session: bytes
-    txn: int
-    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., lease: _Optional[bytes] = ..., session: _Optional[bytes] = ..., txn: _Optional[int] = ...) -> None: ...
-
-class ScanResponse(_message.Message):
-    __slots__ = ("start_ts", "arrow")
-    START_TS_FIELD_NUMBER: _ClassVar[int]
-    ARROW_FIELD_NUMBER: _ClassVar[int]
-    start_ts: int
-    arrow: bytes
-    def __init__(self, start_ts: _Optional[int] = ..., arrow: _Optional[bytes] = ...) -> None: ...
-
 class StageRequest(_message.Message):
     __slots__ = ("table", "table_id", "owner", "arrow")
     TABLE_FIELD_NUMBER: _ClassVar[int]

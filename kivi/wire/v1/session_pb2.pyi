@@ -23,16 +23,14 @@ class ServerFrame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., responses: _Optional[_Iterable[_Union[Response, _Mapping]]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("version", "limits", "instance", "session")
+    __slots__ = ("version", "limits", "instance")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
-    SESSION_FIELD_NUMBER: _ClassVar[int]
     version: str
     limits: _types_pb2.Limits
     instance: str
-    session: bytes
-    def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ..., session: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each")
