@@ -28,11 +28,11 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kivi.errors import Conflict, InvalidArgument, NotFound
-from kivi.live.host import Followed
 from kivi.model.expressions import Expr, Scan
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
 from kivi.store.catalog import SUBSCRIPTIONS
+from kivi.store.facade import Store
 from kivi.store.transaction import Txn
 
 __all__ = ["DurableSubscriptions", "Other"]
@@ -54,7 +54,7 @@ class Other(NamedTuple):
 class DurableSubscriptions:
     """Thread safe: each change is a transaction."""
 
-    def __init__(self, store: Followed) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._swept_at = 0.0
         # A user's rows are read again only after a change of them, all of which are made here.

@@ -23,7 +23,6 @@ from kivi.arrow.dictionaries import plain, together
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
-from kivi.live.host import Readable
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Limit, Matcher
 from kivi.live.reading import event_key, floor_of, read_window, types_of
@@ -34,6 +33,7 @@ from kivi.model.subscriptions import Query, Row
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 from kivi.store.reads import key_range
 
 __all__ = ["Group", "group_of", "made_again"]
@@ -65,7 +65,7 @@ def made_again(schema: TableSchema) -> NotFound:
 class Group:
     """Not thread safe."""
 
-    def __init__(self, store: Readable, schema: TableSchema) -> None:
+    def __init__(self, store: Store, schema: TableSchema) -> None:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
@@ -179,7 +179,7 @@ class Group:
 class RowGroup(Group):
     """The subscriptions of a row table or an aggregate."""
 
-    def __init__(self, store: Readable, schema: TableSchema) -> None:
+    def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._types = types_of(schema)
         self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
@@ -364,7 +364,7 @@ class RowGroup(Group):
 class EventGroup(Group):
     """The subscriptions of an event table."""
 
-    def __init__(self, store: Readable, schema: TableSchema) -> None:
+    def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._floor = floor_of(store, schema, store.watermark())
 
@@ -469,5 +469,5 @@ def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], p
             held, rows = [], 0
 
 
-def group_of(store: Readable, schema: TableSchema) -> Group:
+def group_of(store: Store, schema: TableSchema) -> Group:
     return EventGroup(store, schema) if schema.kind == "event" else RowGroup(store, schema)

@@ -41,7 +41,6 @@ from kivi.errors import (
 from kivi.live.connections import Connections
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, group_of, made_again
-from kivi.live.host import Followed
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
@@ -50,6 +49,7 @@ from kivi.live.tails import Tails
 from kivi.model.changes import COMMIT_TS
 from kivi.model.subscriptions import Terms, Update
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 
 __all__ = ["LIVES_MAX", "Hub"]
 
@@ -74,7 +74,7 @@ _log = logging.getLogger("kivi.live")
 class Hub:
     """Thread safe. Its thread runs while there is a subscription."""
 
-    def __init__(self, store: Followed) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.RLock()
         self._starting = threading.Lock()

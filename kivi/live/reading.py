@@ -16,7 +16,6 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import flat, stored_array, stored_rows
-from kivi.live.host import Readable
 from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.expressions import Expr
@@ -24,6 +23,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
 from kivi.model.types import ColumnType
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 from kivi.store.transaction import encoded_key
 
 __all__ = ["event_key", "floor_of", "key_of", "read_window", "types_of"]
@@ -45,17 +45,17 @@ def types_of(schema: TableSchema) -> dict[str, ColumnType]:
     return types | dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
 
 
-def floor_of(store: Readable, schema: TableSchema, ts: int) -> int | None:
+def floor_of(store: Store, schema: TableSchema, ts: int) -> int | None:
     """The event time below which a snapshot at ``ts`` has forgotten the table's events."""
     return store.retention.seen_at(schema.id, ts)
 
 
-def read_window(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def read_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     """Raises what a scan raises, and ResourceExhausted for more rows than a window holds."""
     return _of_events(store, lease, schema, query) if schema.kind == "event" else _of_rows(store, lease, schema, query)
 
 
-def _of_rows(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
     limit = None
     if not query.order and query.shown is not None:  # key order is the order of a scan
@@ -72,7 +72,7 @@ def _of_rows(store: Readable, lease: Lease, schema: TableSchema, query: Query) -
     return window
 
 
-def _of_events(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def _of_events(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
     where = query.where
     if (floor := floor_of(store, schema, lease.ts)) is not None:

@@ -9,11 +9,11 @@ from typing import Final
 
 from kivi.arrow.columns import stored_rows
 from kivi.errors import SnapshotTooOld
-from kivi.live.host import Followed
 from kivi.live.lives import EventsLive
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.subscriptions import Change, Row, Update
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 
 __all__ = ["Tails"]
 
@@ -23,7 +23,7 @@ _PAGE_ROWS: Final = 5_000
 class Tails:
     """``lock`` is the hub's, under which ``hub_ts`` is the snapshot that it is at. One call at a time for each live."""
 
-    def __init__(self, store: Followed, lock: threading.RLock, hub_ts: Callable[[], int]) -> None:
+    def __init__(self, store: Store, lock: threading.RLock, hub_ts: Callable[[], int]) -> None:
         self._store, self._lock, self._hub_ts = store, lock, hub_ts
 
     def page(self, live: EventsLive) -> Update | None:
