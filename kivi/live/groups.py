@@ -7,7 +7,6 @@ windows, what it does not select any more is taken out of those that hold it (``
 
 from __future__ import annotations
 
-import functools
 import itertools
 from bisect import bisect_right
 from collections import Counter
@@ -24,8 +23,8 @@ from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
-from kivi.live.matching import BatchColumns, Limit, Matcher
-from kivi.live.reading import event_key, floor_of, read_window, types_of
+from kivi.live.matching import BatchColumns, Matcher
+from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr
 from kivi.model.schema import TableSchema
@@ -34,7 +33,6 @@ from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
-from kivi.store.reads import key_range
 
 __all__ = ["Group", "group_of", "made_again"]
 
@@ -79,7 +77,7 @@ class Group:
     def add(self, live: Live) -> None:
         """A subscription whose window is that of the hub's snapshot."""
         self.lives.add(live)
-        self.matcher.add(live, _selecting(self.schema, live.query), limited=live.query.shown is not None)
+        self.matcher.add(live, _selecting(self.schema, live.query))
         if isinstance(live, RowsLive):
             self._hold(live)
 
@@ -126,7 +124,7 @@ class Group:
         self.schema = schema
         for live in list(self.lives):
             try:
-                live.schema, live.query = schema, live.bind(schema)
+                live.define(schema)
                 if overwritten and isinstance(live, EventsLive):
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
@@ -182,7 +180,6 @@ class RowGroup(Group):
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._types = types_of(schema)
-        self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
         self._cover: Cover | None = None
         """The keys that its subscriptions want; None: it has to be made."""
         self._noted: set[bytes] = set()
@@ -196,13 +193,10 @@ class RowGroup(Group):
         self._noted |= self._changed(commits)
 
     def add(self, live: Live) -> None:
-        if live.query.scan.start is not None or live.query.scan.end is not None:
-            self._ranges[live] = key_range(self.schema, live.query.scan)
         self._cover = None
         super().add(live)
 
     def remove(self, live: Live) -> None:
-        self._ranges.pop(live, None)
         self._cover = None
         super().remove(live)
 
@@ -215,7 +209,7 @@ class RowGroup(Group):
         if self.joining:
             return _EVERYTHING
         if self._cover is None:
-            self._cover = Cover(key_range(self.schema, live.query.scan) for live in self.lives)
+            self._cover = Cover(live.range for live in self.lives if isinstance(live, RowsLive))
         return self._cover
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
@@ -252,17 +246,14 @@ class RowGroup(Group):
             for found in changed_rows(self.store, lease, self.schema, keys):
                 touched |= self._put(found, only)
         except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
-            return touched | self._fail_or_read(lease, only)
+            if only is None:
+                return touched | set(self._read_all(lease))
+            self._read_again(only, lease)
+            return {only}
         for live in list(touched):
             if isinstance(live, RowsLive) and live.window.short:
                 self._read_again(live, lease)
         return touched
-
-    def _fail_or_read(self, lease: Lease, only: RowsLive | None) -> set[Live]:
-        if only is not None:
-            self._read_again(only, lease)
-            return {only}
-        return set(self._read_all(lease))
 
     def _put(self, found: Changed, only: RowsLive | None) -> set[Live]:
         matcher = self.matcher
@@ -273,9 +264,7 @@ class RowGroup(Group):
         failed: dict[Live, KiviError] = {}
         keys, all_holders = found.keys, self._holders
         selected = [
-            (live, within)
-            for live, at in matcher.selected(found.columns, functools.partial(self._limit_of, keys))
-            if (within := self._within(live, keys, at))
+            (live, within) for live, at in matcher.selected(found.columns) if (within := self._within(live, found, at))
         ]
         times = Counter(itertools.chain.from_iterable(at for _, at in selected))
         rows = found.rows(sorted(times))
@@ -283,10 +272,9 @@ class RowGroup(Group):
         for live, at in selected:
             assert isinstance(live, RowsLive)
             touched.add(live)
-            window, mine = live.window, [keys[i] for i in at]
-            if window.refresh(mine, [rows[i] for i in at]):
-                continue
-            for key, i in zip(mine, at, strict=True):
+            window = live.window
+            for i in at:
+                key = keys[i]
                 try:
                     held = live not in failed and window.put(key, rows[i])
                 except KiviError as error:
@@ -322,31 +310,23 @@ class RowGroup(Group):
             self._failed(live, reason)
         return touched
 
-    def _within(self, live: Live, keys: Sequence[bytes], at: list[int]) -> list[int]:
-        """The rows, of these, that are in its key range."""
-        if (bounds := self._ranges.get(live)) is None:
-            return at
-        low, high = bounds
-        return [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]
-
-    def _limit_of(self, keys: Sequence[bytes], live: Live) -> Limit | None:
-        """Beyond the last row of a window nothing is known, and nothing of interest: to be put there is to be left out,
-        and a held row that is not put is taken out. The last only comes nearer while rows are put."""
+    def _within(self, live: Live, found: Changed, at: list[int]) -> list[int]:
+        """The rows, of these, that are in its key range, and may be shown."""
         assert isinstance(live, RowsLive)
-        last = live.window.last
-        if last is None:
-            return None
-        if not live.query.order:
-            return Limit(None, False, bisect_right(keys, last[-1]) - 1)
-        (name, down), first = live.query.order[0], last[0]
-        if len(first) == 1 or self._types[name].name in ("string", "bytes"):
-            return None
-        return Limit(name, down, -first[1] if down else first[1])
+        keys, window = found.keys, live.window
+        if live.query.scan.start is not None or live.query.scan.end is not None:
+            low, high = live.range
+            at = [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]
+        if window.last is not None and not live.query.order:
+            return at[: bisect_right(at, bisect_right(keys, window.last[-1]) - 1)]
+        keep = promising(found.columns, window, live.query, self._types)
+        if keep is None:
+            return at
+        rows: list[int] = np.flatnonzero(keep).tolist() if len(at) == len(keys) else [i for i in at if keep[i]]
+        return rows
 
     def join(self, live: Live, lease: Lease) -> None:
         assert isinstance(live, RowsLive)
-        if live.query.scan.start is not None or live.query.scan.end is not None:
-            self._ranges[live] = key_range(self.schema, live.query.scan)
         missed, live.missed = live.missed, set()
         self._hold(live)
         try:

@@ -124,7 +124,7 @@ class Hub:
             lease = self._store.snapshots.begin()
             try:
                 schema = self._store.table(table, lease)
-                live.schema, live.query = schema, bind(schema)
+                live.define(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
             finally:
@@ -381,9 +381,8 @@ class Hub:
         self._take_calls()
         for live in self._lives:
             live.failure = live.failure or failure
-            then, live.then = live.then, None
-            if then is not None:
-                _call(then, live.failure)
+            if live.then is not None:
+                self._answer(live, live.failure, 0.0)
             if isinstance(live, EventsLive) and not live.busy:
                 live.release(self._store.snapshots.release)
         self._lives.clear()
@@ -410,7 +409,7 @@ class Hub:
             live.then = then
             live.beat = now + self._patience_of(live)
             at = min(max(now, live.due), live.beat) if live.dirty else live.beat
-            self._schedule.put(live, min(at, self._end_at(live, now)) if isinstance(live, EventsLive) else at)
+            self._schedule.put(live, min(at, self._end_at(live, now)))
 
     def _patience_of(self, live: Live) -> float:
         """Seconds to its next heartbeat: never all at the same time, for a message costs as much as a small commit."""
@@ -455,23 +454,26 @@ class Hub:
                 continue
             if live.failure is not None:
                 self._answer(live, live.failure, now)
-            elif isinstance(live, EventsLive):
-                self._tell_events(live, now)
-            elif isinstance(live, RowsLive):
-                self._tell_rows(live, now)
-
-    def _tell_rows(self, live: RowsLive, now: float) -> None:
-        if live.dirty and now < live.due:  # it is not told yet, and has the state of before
-            if now >= live.beat:
-                self._answer(live, Update(live.ts), now)
+                continue
+            if isinstance(live, EventsLive):
+                if live.busy:
+                    continue
+                self._find_end(live)
+            if live.dirty and now < live.due:  # it is not told yet, and has the state of before
+                if now >= live.beat:
+                    self._answer(live, Update(live.ts, skip=live.skip), now)
+                else:
+                    self._schedule.put(live, min(live.due, live.beat))
+            elif isinstance(live, EventsLive) and live.behind:
+                live.busy = True
+                assert self._readers is not None
+                self._readers.submit(self._read_page, live)
             else:
-                self._schedule.put(live, min(live.due, live.beat))
-            return
-        update = live.take(self.ts)
-        if update.changes or update.reset or now >= live.beat:
-            self._answer(live, update, now)
-        else:
-            self._schedule.put(live, live.beat)
+                update = live.take(self.ts)
+                if update.changes or update.ended or update.reset or now >= live.beat:
+                    self._answer(live, update, now)
+                else:
+                    self._schedule.put(live, self._end_at(live, now))
 
     def _answer(self, live: Live, said: Update | KiviError, now: float) -> None:
         if isinstance(live, EventsLive) and isinstance(said, Update):
@@ -489,31 +491,11 @@ class Hub:
         if then is not None:
             _call(then, said)
 
-    def _tell_events(self, live: EventsLive, now: float) -> None:
-        if live.busy:
-            return
-        self._find_end(live)
-        if now < live.due:
-            if now >= live.beat:
-                self._answer(live, Update(live.ts, skip=live.skip), now)
-            else:
-                self._schedule.put(live, min(live.due, live.beat))
-            return
-        if live.behind:
-            live.busy = True
-            assert self._readers is not None
-            self._readers.submit(self._read_page, live)
-            return
-        update = live.take(self.ts)
-        if update.changes or update.ended or update.reset or now >= live.beat:
-            self._answer(live, update, now)
-        else:
-            self._schedule.put(live, min(live.beat, self._end_at(live, now)))
-
-    def _end_at(self, live: EventsLive, now: float) -> float:
+    def _end_at(self, live: Live, now: float) -> float:
+        """When to look at it again if nothing comes: for its heartbeat, or for its end."""
         if live.until_us is None:
             return live.beat
-        return now + max(0.0, live.until_us / 1e6 - self._store.clock())
+        return min(live.beat, now + max(0.0, live.until_us / 1e6 - self._store.clock()))
 
     def _find_end(self, live: EventsLive) -> None:
         """Whether the moment is over after which it is told nothing more, and which commits are before that."""
