@@ -19,7 +19,7 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.events.blocks import Blocks, Counts, Meta, Stamps, joined, read_headers
 from kivi.events.compaction import mergeable, settled
-from kivi.events.views import EventView, Readers, Summary
+from kivi.events.views import EventView, Readers
 from kivi.model.schema import TableSchema
 
 __all__ = ["EventStore", "destroy"]
@@ -107,16 +107,6 @@ class EventStore:
         except BaseException:
             self._readers.leave(ticket)
             raise
-
-    def scan(self, upto: int, **options: Any) -> Iterator[Any]:
-        """``EventView.scan`` of a view taken now, which is closed when the iterator ends or is dropped."""
-        view = self.view(upto)
-        return _closing(view, view.scan(**options))
-
-    def summary(self, upto: int) -> Summary:
-        """Rows, counts and exact integer sums of the table at ``upto``, as far as it is in base."""
-        with self.view(upto) as view:
-            return view.summary()
 
     @property
     def kept_since(self) -> int:
@@ -278,8 +268,3 @@ def _above(stamps: Stamps, rows: Counts, events: Any, upto: int) -> tuple[Stamps
         return stamps, rows, events
     first = int(np.searchsorted(stamps, np.uint64(upto), "right"))
     return stamps[first:], rows[first:], events.slice(int(rows[:first].sum()))
-
-
-def _closing(view: EventView, batches: Iterator[Any]) -> Iterator[Any]:
-    with view:
-        yield from batches

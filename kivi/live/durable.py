@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kivi.errors import Conflict, InvalidArgument, NotFound
-from kivi.model.expressions import Expr, Scan
+from kivi.model.expressions import Expr, Scan, all_of, between
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
 from kivi.store.catalog import SUBSCRIPTIONS
@@ -236,10 +236,8 @@ def _written(query: Query) -> str:
 def _selecting(schema: TableSchema, text: str) -> Expr | None:
     """The predicate of a stored query, with its bounds of the event time."""
     known = json.loads(text)
-    terms = [] if known["where"] is None else [_expr(known["where"])]
-    terms += [Expr(">=", schema.event_time or "", known["start"][0])] if known["start"] else []
-    terms += [Expr("<", schema.event_time or "", known["end"][0])] if known["end"] else []
-    return None if not terms else terms[0] if len(terms) == 1 else Expr("and", args=tuple(terms))
+    low, beyond = (known[bound][0] if known[bound] else None for bound in ("start", "end"))
+    return all_of(known["where"] and _expr(known["where"]), between(schema.event_time or "", low, beyond))
 
 
 def _plain(expr: Expr) -> list[Any]:

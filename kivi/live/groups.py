@@ -26,7 +26,7 @@ from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Matcher
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
 from kivi.model.changes import COMMIT_TS
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, all_of, between
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
 from kivi.mvcc.applied import PendingEvents
@@ -46,14 +46,9 @@ _MISSED_COMMITS: Final = 1_000
 
 def _selecting(schema: TableSchema, query: Query) -> Expr | None:
     """The predicate with the key range, as far as it is one of single columns."""
-    terms = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
-    if schema.kind == "event":
-        terms += [Expr(">=", schema.event_time or "", bound[0]) for bound in (query.scan.start,) if bound is not None]
-        terms += [Expr("<", schema.event_time or "", bound[0]) for bound in (query.scan.end,) if bound is not None]
-    where = query.where
-    for term in terms:
-        where = term if where is None else where & term
-    return where
+    prefix = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
+    times = between(schema.event_time, *query.scan.times) if schema.event_time is not None else None
+    return all_of(query.where, *prefix, times)
 
 
 def made_again(schema: TableSchema) -> NotFound:

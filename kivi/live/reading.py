@@ -19,7 +19,7 @@ from kivi.arrow.columns import stored_rows
 from kivi.live.matching import Array, BatchColumns, Columns
 from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS, Changes
-from kivi.model.expressions import Expr
+from kivi.model.expressions import all_of, between
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
 from kivi.model.types import INT64_MAX, ColumnType
@@ -75,10 +75,7 @@ def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> W
 
 def _of_events(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
-    where = query.where
-    if (floor := floor_of(store, schema, lease.ts)) is not None:
-        kept = Expr(">=", schema.event_time or "", floor)
-        where = kept if where is None else where & kept
+    where = all_of(query.where, between(schema.event_time or "", floor_of(store, schema, lease.ts), None))
     scan = replace(query.scan, columns=query.needed, where=where, changes=Changes(0, commit_ts=True, partial=True))
     for keys, batch in numbered(store.scan(lease, schema, scan)):
         places = batch.append_column("", pa.array(np.arange(batch.num_rows)))
