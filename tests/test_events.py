@@ -129,8 +129,8 @@ def scanned(events, upto, **options):
 
 
 def summed(view):
-    measures = [("rows", "count", None), ("counted", "count", "n"), ("n", "sum", "n"), ("d", "sum", "d")]
-    sums = Sums(TABLE, [Measure(*measure) for measure in measures])
+    counts = [Measure("rows", "count", None), Measure("counted", "count", "n")]
+    sums = Sums(TABLE, [*counts, Measure("n", "sum", "n"), Measure("d", "sum", "d")])
     view.sum_up(sums)
     return sums.row()
 

@@ -118,5 +118,5 @@ def promising(columns: Columns, window: Window, query: Query, types: Mapping[str
     values, known = columns.numbers(name, types[name])
     # ``values`` end at 64 bits, which a sum may have left.
     most = bound[1] if values.dtype == np.float64 else min(max(bound[1], -INT64_MAX), INT64_MAX)
-    keep = (-values if down else values) <= most
+    keep: Array = (-values if down else values) <= most
     return keep if known is None else keep & known

@@ -121,8 +121,8 @@ class ChangeReads:
         pending, table = self.reads.pending, events.schema.id
         kept_since, last, cutter = events.kept_since, since, _Cutter(rows, most)
         if any(item.last > since for item in pending.events(table, upto)) or events.newest_cts() > since:
-            take = functools.partial(events.tail, since, upto, partial=True)
-            view, recent = self.reads.retention.captured(pending, table, upto, take, since=since)
+            view_of = functools.partial(events.tail, since, upto, partial=True)
+            view, recent = self.reads.retention.captured(pending, table, upto, view_of, since=since)
             with view:
                 cutter.add(view.commits_after(since, cutter.fits))
                 for item in recent:
@@ -175,9 +175,9 @@ class ChangeReads:
                 f"remembered_at {remembered_at} is not between the snapshot {lease.ts} and the watermark"
             )
         outputs = list(schema.output_columns(wanted.columns))
-        take = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
+        view_of = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
         view, recent = self.reads.retention.captured(
-            self.reads.pending, schema.id, lease.ts, take, floor_at=remembered_at, since=since
+            self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
         )
         self.reads.leases.check(lease)
         shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
