@@ -25,6 +25,7 @@ from kivi.model.expressions import Expr, all_of, between, names
 __all__ = ["EventView", "Readers", "later_of"]
 
 _BATCH_ROWS: Final = 65_536
+_CTS: Final = "kivi.cts"
 
 
 def later_of(*times: int | None) -> int | None:
@@ -178,16 +179,14 @@ class EventView:
         skip: int = 0,
         take: int | None = None,
     ) -> Iterator[Any]:
-        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "_cts".
+        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "kivi.cts".
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
         No batch is empty or has more than 65,536 rows.
         """
-        schema = self._base.schema
-        outputs = [*schema.output_columns(columns), *(["_cts"] if with_cts else [])]
-        types = {c.name: c.type for c in schema.columns}
+        outputs = [*self._base.schema.output_columns(columns), *([_CTS] if with_cts else [])]
         low = later_of(time_from, self.floor_us)
         for block in reversed(self._blocks) if reverse else self._blocks:
             start, stop = self._cut(block, after)
@@ -200,31 +199,39 @@ class EventView:
                     take -= stop - start
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
                 continue
-            predicate = _all_of(schema.event_time or "", low, time_to, where, block)
-            used = {*outputs, *(names(predicate) if predicate is not None else ())} - {"_cts"} or {schema.event_time}
-            batch = self._load(block, [c.name for c in schema.columns if c.name in used])
-            if with_cts:
-                batch = batch.append_column("_cts", pa.array(np.repeat(*self._base.runs(block))))
-            batch = batch.slice(start, stop - start)
-            if predicate is not None:
-                batch = filter_batch(batch, predicate, types)
+            batch = self._selected(block, start, stop, outputs, low, time_to, where)
             if reverse:
                 batch = batch.take(pa.array(np.arange(batch.num_rows - 1, -1, -1)))
             batch = batch.select(outputs)
             for at in range(0, batch.num_rows, _BATCH_ROWS):
                 yield batch.slice(at, _BATCH_ROWS)
 
-    def _load(self, block: Block, columns: list[str]) -> Any:
+    def _selected(
+        self,
+        block: Block,
+        start: int,
+        stop: int,
+        outputs: Sequence[str],
+        low: int | None,
+        high: int | None,
+        where: Expr | None,
+    ) -> Any:
+        """Of the rows [start, stop) of a block those that are asked for, with these columns and perhaps others."""
         if self._closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
-        return self._base.read(block, columns)
+        schema = self._base.schema
+        predicate = _all_of(schema.event_time or "", low, high, where, block)
+        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {_CTS} or {schema.event_time}
+        batch = self._base.read(block, [c.name for c in schema.columns if c.name in used])
+        if _CTS in outputs:
+            batch = batch.append_column(_CTS, pa.array(np.repeat(*self._base.runs(block))))
+        batch = batch.slice(start, stop - start)
+        return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
 
     def sum_up(
         self, into: Sums, *, time_from: int | None = None, time_to: int | None = None, where: Expr | None = None
     ) -> tuple[int, int]:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
-        schema = self._base.schema
-        types = {c.name: c.type for c in schema.columns}
         low = later_of(time_from, self.floor_us)
         known = read = 0
         for block in self._blocks:
@@ -237,10 +244,7 @@ class EventView:
                 into.add_known(block.rows, block.columns)
                 known += 1
                 continue
-            predicate = _all_of(schema.event_time or "", low, time_to, where, block)
-            used = {*into.columns, *(names(predicate) if predicate is not None else ())} or {schema.event_time}
-            batch = self._load(block, [c.name for c in schema.columns if c.name in used]).slice(start, stop - start)
-            into.add(batch if predicate is None else filter_batch(batch, predicate, types))
+            into.add(self._selected(block, start, stop, into.columns, low, time_to, where))
             read += 1
         return known, read
 
