@@ -22,7 +22,6 @@ disk, and no commit looks at them.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -57,12 +56,9 @@ class DurableSubscriptions:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._swept_at = 0.0
-        # A user's rows are read again only after a change of them, all of which are made here.
-        self._changes = itertools.count(1)
-        self._changed: dict[str, int] = {}
-        # Since this change ``_changed`` knows every user whose rows changed: of any other it is the newest.
-        self._forgotten = 0
-        self._known_of: dict[str, tuple[int, list[Stored]]] = {}
+        self._known_of: dict[str, list[Stored]] = {}
+        """A user's rows, until they change, which they do here only."""
+        self._changes = 0
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
         """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query."""
@@ -133,17 +129,19 @@ class DurableSubscriptions:
         return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
-        """The user's others on this table."""
-        changed = self._changed.get(user, self._forgotten)
+        """The user's others on this table. One call at a time."""
         known = self._known_of.get(user)
-        if known is None or known[0] != changed:
+        if known is None:
             if len(self._known_of) >= _USERS_KNOWN:
                 self._known_of.clear()
-            known = self._known_of[user] = changed, self.listed(user)
+            changes = self._changes
+            known = self._known_of[user] = self.listed(user)
+            if self._changes != changes:
+                self._known_of.pop(user, None)
         now = self._now_us()
         found = [
             stored
-            for stored in known[1]
+            for stored in known
             if stored.table_id == schema.origin and stored.name != name and stored.expires_us > now
         ]
         return [Other(stored.name, _selecting(schema, stored.query), stored.since, stored.ts) for stored in found]
@@ -177,14 +175,8 @@ class DurableSubscriptions:
             finally:
                 self._store.commits.rollback(txn)
                 if user is not None:
-                    self._note(user)
-
-    def _note(self, user: str) -> None:
-        """The user's rows are others now. Of many users, only those of late are known."""
-        if len(self._changed) >= _USERS_KNOWN:
-            self._forgotten = next(self._changes)  # first: who looks between the two reads once more than needed
-            self._changed = {}
-        self._changed[user] = next(self._changes)
+                    self._changes += 1  # first: whoever has read before sees this, or is dropped here
+                    self._known_of.pop(user, None)
 
     def _sweep(self) -> None:
         """Deletes rows that have expired, now and then."""

@@ -22,7 +22,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -44,7 +44,6 @@ from kivi.live.groups import Group, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
-from kivi.live.subscribers import Subscribers
 from kivi.live.tails import Tails
 from kivi.model.changes import COMMIT_TS
 from kivi.model.subscriptions import Terms, Update
@@ -90,7 +89,8 @@ class Hub:
         self._lost = 0
         self.ts = 0
         """Every window is that of this snapshot."""
-        self._lives = Subscribers()
+        self._lives: set[Live] = set()
+        """All that are open. Changed under a lock, and copied without one, which is one step for the interpreter."""
         self._schedule = Schedule(self._lives)
         self._tails = Tails(store, self._lock, lambda: self.ts)
         self.durable = DurableSubscriptions(store)
@@ -341,7 +341,7 @@ class Hub:
         ``worked``: how much the thread had computed when the tick began.
         """
         began, feed = time.monotonic(), self._store.pending.feed
-        patient = self._lives.patient_s(began, _PATIENT_SHARE * (time.thread_time() - worked))
+        patient = _patient_s(tuple(self._lives), began, _PATIENT_SHARE * (time.thread_time() - worked))
         while not self._stopping:
             if feed.fills and not self._digested():
                 return
@@ -379,7 +379,7 @@ class Hub:
         self._thread = None
         self._store.pending.feed.stop()
         self._take_calls()
-        for live in self._lives:
+        for live in tuple(self._lives):
             live.failure = live.failure or failure
             if live.then is not None:
                 self._answer(live, live.failure, 0.0)
@@ -543,3 +543,21 @@ def _call(then: Callable[[Update | KiviError], None], said: Update | KiviError) 
         then(said)
     except Exception:
         _log.exception("a subscriber's callback raised")
+
+
+def _patient_s(lives: Collection[Live], now: float, spare: float) -> float:
+    """For how long to wait for those who have been told within their interval.
+
+    Until the first of them may be told again it costs nobody anything. Until all of them may, so that from then on
+    one tick is for all, and half an interval more than they asked for: only where ticks are large. So it is, too,
+    where somebody might be told something at any moment: half an interval at most. ``spare``: how long to wait
+    for the sake of what a tick costs.
+    """
+    patience = min((live.patience_s for live in lives), default=0.0)
+    if not patience:
+        return 0.0
+    dues = (live.due for live in lives if live.then is not None or live.due > now)
+    soon = [due - now for due in dues if due <= now + patience]
+    if not soon or min(soon) <= 0.0:
+        return min(spare, patience / 2)
+    return max(min(soon), min(spare, max(soon) + patience / 2))
