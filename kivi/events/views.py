@@ -310,9 +310,11 @@ def _always(where: Expr, block: Block) -> bool:
     low, high, count, _ = stats
     if where.op == "is_null":
         return count == (block.rows if negated else 0)
+    if count < block.rows:
+        return False
     if where.op == "isin":
-        return bool(count == block.rows and low == high and low in where.value)
-    return count == block.rows and _never(Expr(_OPPOSITES[where.op], where.column, where.value), block)
+        return bool(low == high and low in where.value)
+    return _never(Expr(_OPPOSITES[where.op], where.column, where.value), block)
 
 
 _OPPOSITES: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
