@@ -216,40 +216,30 @@ def _written(query: Query) -> str:
     scan = query.scan
     return json.dumps(
         {
-            "start": None if scan.start is None else list(scan.start),
-            "end": None if scan.end is None else list(scan.end),
+            "start": scan.start,
+            "end": scan.end,
             "where": None if scan.where is None else _plain(scan.where),
-            "columns": list(query.columns),
+            "columns": query.columns,
         },
+        default=lambda value: {"bytes": base64.b64encode(value).decode()},
         separators=(",", ":"),
     )
 
 
 def _selecting(schema: TableSchema, text: str) -> Expr | None:
     """The predicate of a stored query, with its bounds of the event time."""
-    known = json.loads(text)
+    known = json.loads(text, object_hook=lambda found: base64.b64decode(found["bytes"]) if "bytes" in found else found)
     low, beyond = (known[bound][0] if known[bound] else None for bound in ("start", "end"))
     return all_of(known["where"] and _expr(known["where"]), between(schema.event_time or "", low, beyond))
 
 
 def _plain(expr: Expr) -> list[Any]:
-    if expr.args:
-        return [expr.op, *(_plain(arg) for arg in expr.args)]
-    value = [_literal(v) for v in expr.value] if expr.op == "isin" else _literal(expr.value)
-    return [expr.op, expr.column, value]
-
-
-def _literal(value: Any) -> Any:
-    return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+    return [expr.op, *map(_plain, expr.args)] if expr.args else [expr.op, expr.column, expr.value]
 
 
 def _expr(plain: list[Any]) -> Expr:
     op, *rest = plain
     if op in ("and", "or", "not"):
-        return Expr(op, args=tuple(_expr(arg) for arg in rest))
+        return Expr(op, args=tuple(map(_expr, rest)))
     column, value = rest
-    return Expr(op, column, tuple(_value(v) for v in value) if op == "isin" else _value(value))
-
-
-def _value(plain: Any) -> Any:
-    return base64.b64decode(plain["bytes"]) if isinstance(plain, dict) else plain
+    return Expr(op, column, tuple(value) if op == "isin" else value)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final
@@ -83,6 +82,11 @@ class Group:
             self.matcher.remove(live)
             if isinstance(live, RowsLive):
                 self._let_go(live)
+
+    def _alone(self, live: Live) -> Matcher[Live]:
+        matcher: Matcher[Live] = Matcher(types_of(self.schema))
+        matcher.add(live, _selecting(self.schema, live.query))
+        return matcher
 
     def _hold(self, live: RowsLive) -> None:
         for key in live.window.held():
@@ -251,19 +255,15 @@ class RowGroup(Group):
         return touched
 
     def _put(self, found: Changed, only: RowsLive | None) -> set[Live]:
-        matcher = self.matcher
-        if only is not None:
-            matcher = Matcher(types_of(self.schema))
-            matcher.add(only, _selecting(self.schema, only.query))
+        matcher = self.matcher if only is None else self._alone(only)
         touched: set[Live] = set()
         failed: dict[Live, KiviError] = {}
         keys, all_holders = found.keys, self._holders
         selected = [
             (live, within) for live, at in matcher.selected(found.columns) if (within := self._within(live, found, at))
         ]
-        times = Counter(itertools.chain.from_iterable(at for _, at in selected))
-        rows = found.rows(sorted(times))
-        odd: set[bytes] = set()  # rows that some query selects and its window does not hold
+        rows = found.rows(sorted({i for _, at in selected for i in at}))
+        selecting: dict[bytes, set[Live]] = {}
         for live, at in selected:
             assert isinstance(live, RowsLive)
             touched.add(live)
@@ -277,30 +277,17 @@ class RowGroup(Group):
                     held = False
                 if held:
                     all_holders.setdefault(key, set()).add(live)
+                    selecting.setdefault(key, set()).add(live)
                 else:
-                    odd.add(key)
                     self._forget(key, live)
                 while window.dropped:
-                    odd.add(gone := window.dropped.pop())
-                    self._forget(gone, live)
-        # Whoever holds a row that its query does not select any more lets it go. Mostly those who hold it are as many
-        # as those who select it, and the same.
-        left = set(found.asked).difference(keys) if len(keys) < len(found.asked) else set[bytes]()
-        for i, key in enumerate(keys):
-            if len(all_holders.get(key, ())) != times[i] or key in odd:
-                left.add(key)
-        if left:
-            selecting: dict[bytes, set[Live]] = {}
-            for live, at in selected:
-                for i in at:
-                    if keys[i] in left:
-                        selecting.setdefault(keys[i], set()).add(live)
-            for key in left:
-                for live in all_holders.get(key, set()) - selecting.get(key, set()):
-                    if only is None or live is only:
-                        live.window.remove(key)
-                        self._forget(key, live)
-                        touched.add(live)
+                    self._forget(window.dropped.pop(), live)
+        for key in found.asked:  # whoever holds a row that its query does not select any more lets it go
+            for live in all_holders.get(key, set()) - selecting.get(key, set()):
+                if only is None or live is only:
+                    live.window.remove(key)
+                    self._forget(key, live)
+                    touched.add(live)
         for live, reason in failed.items():
             self._failed(live, reason)
         return touched
@@ -353,20 +340,17 @@ class EventGroup(Group):
                 live.missed_events.clear()
         touched: list[Live] = []
         floor = floor_of(self.store, self.schema, lease.ts)
-        if again or floor != self._floor:
+        windows_done = again or floor != self._floor
+        if windows_done:
             self._floor = floor
             for live in self.joining:
                 live.reread = True
             touched += self._read_all(lease)
-            for live in self.lives:
-                if again and isinstance(live, EventsLive):
-                    live.let_go()
-                    touched.append(live)
-            if again:
-                return touched
-            windows_done = True
-        else:
-            windows_done = False
+        if again:
+            of_events = [live for live in self.lives if isinstance(live, EventsLive)]
+            for live in of_events:
+                live.let_go()
+            return [*touched, *of_events]
         for stamps, batch in _put_together(found):
             touched += self._update(stamps, batch, windows_done)
         for live in touched:
@@ -414,8 +398,7 @@ class EventGroup(Group):
             if live.reread:
                 live.window = read_window(self.store, lease, self.schema, live.query)
             else:
-                alone: Matcher[Live] = Matcher(types_of(self.schema))
-                alone.add(live, _selecting(self.schema, live.query))
+                alone = self._alone(live)
                 later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
                 for stamps, batch in _put_together(later):
                     self._update(stamps, batch, False, alone)

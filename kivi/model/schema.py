@@ -176,12 +176,6 @@ class TableSchema:
             raise SchemaError(
                 f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {shown(key)}"
             )
-        if self.counted:
-            for value in key:
-                if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
-                    break
-            else:
-                return tuple(key)
         out = []
         for column, value in zip(self.key, key, strict=False):
             if type(value) is int and column.type.name in _COUNTED and INT64_MIN <= value <= INT64_MAX:
