@@ -98,11 +98,8 @@ class DurableSubscriptions:
 
     def position(self, user: str, name: str) -> int:
         """Up to which commit all is delivered; 0 if there is none of that name."""
-        lease = self._store.snapshots.begin()
-        try:
+        with self._store.snapshots.opened() as lease:
             row = self._store.reads.get(lease, SUBSCRIPTIONS, [(user, name)])[0]
-        finally:
-            self._store.snapshots.release(lease)
         return 0 if row is None else row["ts"]
 
     def drop(self, user: str, name: str, *, table: str | None = None) -> None:
@@ -117,15 +114,7 @@ class DurableSubscriptions:
     def listed(self, user: str) -> list[Stored]:
         """A user's, by name, without those that have expired."""
         now = self._now_us()
-        lease = self._store.snapshots.begin()
-        try:
-            rows = [
-                row
-                for batch in self._store.scan(lease, SUBSCRIPTIONS, Scan(prefix=(user,)))
-                for row in batch.to_pylist()
-            ]
-        finally:
-            self._store.snapshots.release(lease)
+        rows = self._found(Scan(prefix=(user,)))
         return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
@@ -150,6 +139,10 @@ class DurableSubscriptions:
 
     def _now_us(self) -> int:
         return int(self._store.clock() * 1_000_000)
+
+    def _found(self, wanted: Scan) -> list[dict[str, Any]]:
+        with self._store.snapshots.opened() as lease:
+            return [row for batch in self._store.scan(lease, SUBSCRIPTIONS, wanted) for row in batch.to_pylist()]
 
     def _row(self, txn: Txn, user: str, name: str) -> dict[str, Any] | None:
         row = txn.get(SUBSCRIPTIONS, [(user, name)])[0]
@@ -184,12 +177,8 @@ class DurableSubscriptions:
         if now - self._swept_at < _SWEEP_EVERY_S:
             return
         self._swept_at = now
-        lease = self._store.snapshots.begin()
-        try:
-            over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
-            gone = [row for batch in self._store.scan(lease, SUBSCRIPTIONS, over) for row in batch.to_pylist()]
-        finally:
-            self._store.snapshots.release(lease)
+        over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
+        gone = self._found(over)
 
         def work(txn: Txn) -> None:
             for row in gone:

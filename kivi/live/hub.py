@@ -121,14 +121,11 @@ class Hub:
             since = None
         group = self._enter(live)
         try:
-            lease = self._store.snapshots.begin()
-            try:
+            with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
                 live.define(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
-            finally:
-                self._store.snapshots.release(lease)
             if since is not None:
                 self._remember(live, since)
             self._join(group, live)
@@ -140,15 +137,13 @@ class Hub:
 
     def _remember(self, live: RowsLive, since: int) -> None:
         """Restores the state that the subscriber was told at ``since``; none if it cannot be read any more."""
-        lease = self._store.snapshots.begin(as_of_ts=since)
-        try:
-            schema = self._store.table(live.table, lease)
-            live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
-            live.reset = False
-        except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
-            live.told = []
-        finally:
-            self._store.snapshots.release(lease)
+        with self._store.snapshots.opened(as_of_ts=since) as lease:
+            try:
+                schema = self._store.table(live.table, lease)
+                live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
+                live.reset = False
+            except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
+                live.told = []
 
     def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
         schema = self._store.table(table)
@@ -233,8 +228,7 @@ class Hub:
 
     def _join(self, group: Group, live: Live) -> None:
         with self._lock:
-            lease = self._store.snapshots.begin()
-            try:
+            with self._store.snapshots.opened() as lease:
                 self._tick(lease)
                 if live.failure is not None:
                     raise live.failure
@@ -244,8 +238,6 @@ class Hub:
                 group.joining.discard(live)
                 if live.failure is not None:
                     raise live.failure
-            finally:
-                self._store.snapshots.release(lease)
             if isinstance(live, EventsLive):
                 live.kept_from = self.ts
 

@@ -48,26 +48,13 @@ class Words:
 # -- the rows ----------------------------------------------------------------------------------------------
 
 
-class Columns:
-    """Rows by columns, as NumPy in stored form. ``rows``: how many."""
+class RowColumns:
+    """Rows as dicts of stored-form values.
 
-    rows: int
-
-    def numbers(self, name: str, type_: ColumnType) -> tuple[Array, Array | None]:
-        """Values and where they are known; int64 or float64. Integers beyond int64 are brought to its ends."""
-        raise NotImplementedError
-
-    def codes(self, name: str, words: Words) -> Array:
-        """Of each row the position of its value among ``words``; -1 if it is none of them."""
-        raise NotImplementedError
-
-    def select(self, where: Expr, types: Mapping[str, ColumnType]) -> Array:
-        """The rows that a predicate selects."""
-        raise NotImplementedError
-
-
-class RowColumns(Columns):
-    """Rows as dicts of stored-form values."""
+    ``numbers``: values and where they are known, int64 or float64; integers beyond int64 are brought to its ends.
+    ``codes``: of each row the position of its value among some words; -1 if it is none of them. ``select``: the rows
+    that a predicate selects.
+    """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = len(rows)
@@ -98,8 +85,8 @@ class RowColumns(Columns):
         return np.array([i for i, row in enumerate(self._listed) if matches(where, row)], np.int64)
 
 
-class BatchColumns(Columns):
-    """A record batch of events."""
+class BatchColumns:
+    """The same of a record batch."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.rows = batch.num_rows
@@ -128,6 +115,9 @@ class BatchColumns(Columns):
         batch = batch.append_column("", pa.array(np.arange(self.rows)))
         selected = filter_batch(batch, where, types)
         return selected.column(selected.num_columns - 1).to_numpy()  # type: ignore[no-any-return]
+
+
+Columns = RowColumns | BatchColumns
 
 
 # -- the queries -------------------------------------------------------------------------------------------

@@ -211,8 +211,7 @@ class _Events:
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The same in the batches that they lie in, of any size."""
         of, source, upto = self._of, self._schema.source_id, self._schema.created_ts
-        lease = of.snapshots.begin(min_snapshot=upto, ttl_s=of.settings.lease_ttl_max_s)
-        try:
+        with of.snapshots.opened(min_snapshot=upto, ttl_s=of.settings.lease_ttl_max_s) as lease:
             events = of.event_tables.of(source)
             if events is None:
                 raise NotFound(f"the source of {self._schema.name!r} was dropped")
@@ -226,5 +225,3 @@ class _Events:
                     yield batch, total
                 for batch in recent:
                     yield remembered(batch, events.schema, floor), total
-        finally:
-            of.snapshots.release(lease)

@@ -35,14 +35,11 @@ def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
     """Numbers about a table's contents that are cheap to have."""
     if schema.kind != "event":
         return {}
-    lease = store.snapshots.begin()
-    try:
+    with store.snapshots.opened() as lease:
         count = Scan(measures=(Measure("rows", "count", None),))
         (counted,) = store.reads.scan(lease, schema, count)
         late = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
         floor = store.retention.seen_at(schema.id, lease.ts)
-    finally:
-        store.snapshots.release(lease)
     out = {"rows": counted.column(0)[0].as_py()} | ({} if floor is None else {"complete_since_us": floor})
     return out | ({"late_dropped": late["dropped"]} if late is not None else {})
 
