@@ -175,7 +175,9 @@ def test_a_block_of_many_commits_keeps_its_header_small(engine):
             assert view.rows == upto
             assert names_of(view.scan()) == [f"{cts}/0" for cts in range(1, upto + 1)]
     stamps = [
-        s for b in scanned(events, 600, after=590, with_cts=True, columns=["n"]) for s in b.column("kivi.cts").to_pylist()
+        s
+        for b in scanned(events, 600, after=590, with_cts=True, columns=["n"])
+        for s in b.column("kivi.cts").to_pylist()
     ]
     assert stamps == list(range(591, 601))
 
