@@ -26,9 +26,10 @@ from kivi.engine.rocks import RocksEngine
 from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events.compaction import mergeable
 from kivi.events.store import EventStore, destroy
+from kivi.events.summing import Sums
 from kivi.model.declarations import event_table_schema
 from kivi.model.expressions import bind, col, matches
-from kivi.model.schema import TableSchema
+from kivi.model.schema import Measure, TableSchema
 from kivi.model.types import ColumnType
 
 TABLE = TableSchema(
@@ -117,12 +118,29 @@ def filled(engine, commits, **options):
     return events
 
 
+def scanned(events, upto, **options):
+    """A scan of a view that is taken now, and closed when the iterator ends or is dropped."""
+
+    def batches(view):
+        with view:
+            yield from view.scan(**options)
+
+    return batches(events.view(upto))
+
+
+def summed(view):
+    counts = [Measure("rows", "count", None), Measure("counted", "count", "n")]
+    sums = Sums(TABLE, [*counts, Measure("n", "sum", "n"), Measure("d", "sum", "d")])
+    view.sum_up(sums)
+    return sums.row()
+
+
 # -- reading ----------------------------------------------------------------------------------------
 
 
 def test_what_was_sealed_is_read_back(engine):
     events = EventStore(engine, TABLE)
-    assert list(events.scan(10)) == []
+    assert list(scanned(events, 10)) == []
     rows = rows_of(3, 5) + rows_of(4, 2)
     seal(events, [(3, rows_of(3, 5)), (4, rows_of(4, 2))], 9)
     assert events.events_upto == 9
@@ -142,9 +160,9 @@ def test_a_cut_inside_a_block(engine):
     for upto in range(8):
         for after in range(8):
             expected = [name for name in every if after < int(name[0]) <= upto]
-            assert names_of(events.scan(upto, after=after)) == expected
-            assert names_of(events.scan(upto, after=after, reverse=True)) == expected[::-1]
-    assert names_of(events.scan(2**64 - 1)) == every
+            assert names_of(scanned(events, upto, after=after)) == expected
+            assert names_of(scanned(events, upto, after=after, reverse=True)) == expected[::-1]
+    assert names_of(scanned(events, 2**64 - 1)) == every
 
 
 def test_a_block_of_many_commits_keeps_its_header_small(engine):
@@ -157,7 +175,9 @@ def test_a_block_of_many_commits_keeps_its_header_small(engine):
             assert view.rows == upto
             assert names_of(view.scan()) == [f"{cts}/0" for cts in range(1, upto + 1)]
     stamps = [
-        s for b in events.scan(600, after=590, with_cts=True, columns=["n"]) for s in b.column("_cts").to_pylist()
+        s
+        for b in scanned(events, 600, after=590, with_cts=True, columns=["n"])
+        for s in b.column("kivi.cts").to_pylist()
     ]
     assert stamps == list(range(591, 601))
 
@@ -168,8 +188,8 @@ def test_a_commit_of_several_blocks(engine):
     with events.view(6) as view:
         assert [block.rows for block in view.blocks] == [4, 4, 3]
         assert [block.runs for block in view.blocks] == [((5, 4),), ((5, 4),), ((5, 2), (6, 1))]
-    assert len(names_of(events.scan(5))) == 10
-    assert names_of(events.scan(6, after=5)) == ["6/0"]
+    assert len(names_of(scanned(events, 5))) == 10
+    assert names_of(scanned(events, 6, after=5)) == ["6/0"]
 
 
 def test_blocks_are_bounded_in_bytes(engine):
@@ -181,21 +201,20 @@ def test_blocks_are_bounded_in_bytes(engine):
         assert view.rows == 100
 
 
-def test_columns_limit_and_cts(engine):
+def test_columns_and_cts(engine):
     events = filled(engine, [(1, 3), (2, 3)])
-    batches = list(events.scan(2, columns=["s", "n"], with_cts=True, limit=4))
-    assert [b.schema.names for b in batches] == [["s", "n", "_cts"]] * 2
-    assert batches[0].schema.field("_cts").type == pa.uint64()
-    assert [c for b in batches for c in b.column("_cts").to_pylist()] == [1, 1, 1, 2]
-    assert names_of(events.scan(2, limit=2, reverse=True)) == ["2/2", "2/1"]
-    assert names_of(events.scan(2, limit=0)) == []
-    assert sum(b.num_rows for b in events.scan(2, columns=[])) == 6
+    batches = list(scanned(events, 2, columns=["s", "n"], with_cts=True))
+    assert [b.schema.names for b in batches] == [["s", "n", "kivi.cts"]] * 2
+    assert batches[0].schema.field("kivi.cts").type == pa.uint64()
+    assert [c for b in batches for c in b.column("kivi.cts").to_pylist()] == [1, 1, 1, 2, 2, 2]
+    assert names_of(scanned(events, 2, reverse=True))[:2] == ["2/2", "2/1"]
+    assert sum(b.num_rows for b in scanned(events, 2, columns=[])) == 6
 
 
 def test_batches_are_bounded(engine):
     events = EventStore(engine, TABLE)
     seal(events, [(1, rows_of(1, 100_000))], 1)
-    assert [b.num_rows for b in events.scan(1)] == [65_536, 34_464]
+    assert [b.num_rows for b in scanned(events, 1)] == [65_536, 34_464]
 
 
 def counting(engine, monkeypatch):
@@ -219,7 +238,7 @@ def test_headers_prune(monkeypatch):
 
     def blocks(**options):
         fetched.clear()
-        list(events.scan(options.pop("upto", 10), **options))
+        list(scanned(events, options.pop("upto", 10), **options))
         return len(fetched)
 
     def where(predicate):
@@ -246,7 +265,7 @@ def test_all_null_columns_prune_and_do_not_fail(engine):
     events = EventStore(engine, TABLE)
     seal(events, [(1, [{**row, "n": None} for row in rows_of(1, 3)])], 1)
     for predicate, expected in ((col("n") == 1, 0), (col("n") != 1, 0), (col("n").is_null(), 3), (col("n") > 0, 0)):
-        assert len(names_of(events.scan(1, where=bind(predicate, lambda name: TYPES[name])))) == expected
+        assert len(names_of(scanned(events, 1, where=bind(predicate, lambda name: TYPES[name])))) == expected
 
 
 def test_predicates_and_time_ranges_as_rows_would(engine):
@@ -274,7 +293,7 @@ def test_predicates_and_time_ranges_as_rows_would(engine):
             and (high is None or row["ts"] < high)
             and matches(predicate, {**row, "d": row["d"] * 100})
         ]
-        assert names_of(events.scan(99, time_from=low, time_to=high, where=predicate, columns=["s"])) == expected
+        assert names_of(scanned(events, 99, time_from=low, time_to=high, where=predicate, columns=["s"])) == expected
 
 
 # -- sealing ----------------------------------------------------------------------------------------
@@ -289,7 +308,7 @@ def test_replay_changes_nothing(engine):
         events.seal(batch, [part_of(cts, batch_of(rows)) for cts, rows in parts[:upto]], upto)
         assert not len(batch)
     seal(events, [*parts, (4, rows_of(4, 2))], 5)
-    assert names_of(events.scan(9)) == [f"{cts}/{i}" for cts in (1, 2, 3, 4) for i in range(2)]
+    assert names_of(scanned(events, 9)) == [f"{cts}/{i}" for cts in (1, 2, 3, 4) for i in range(2)]
     assert EventStore(engine, TABLE).events_upto == 5
 
 
@@ -304,7 +323,7 @@ def test_events_upto_moves_without_events(engine):
     events = EventStore(engine, TABLE)
     seal(events, [(4, [])], 8)
     assert events.events_upto == 8
-    assert list(events.scan(8)) == []
+    assert list(scanned(events, 8)) == []
 
 
 # -- compaction -------------------------------------------------------------------------------------
@@ -312,13 +331,13 @@ def test_events_upto_moves_without_events(engine):
 
 def test_compaction_changes_no_answer_and_leaves_nothing_behind(engine):
     events = filled(engine, [(cts, 1 + cts % 4) for cts in range(1, 101)])
-    before = {upto: names_of(events.scan(upto, after=upto // 3)) for upto in range(0, 101, 7)}
+    before = {upto: names_of(scanned(events, upto, after=upto // 3)) for upto in range(0, 101, 7)}
     settle(events)
     with events.view(100) as view:
         assert len(view.blocks) < 24
         live = {block.data for block in view.blocks}
     for upto, expected in before.items():
-        assert names_of(events.scan(upto, after=upto // 3)) == expected
+        assert names_of(scanned(events, upto, after=upto // 3)) == expected
     events.compact(1 << 20)
     assert stored_ids(engine) == live
 
@@ -326,7 +345,7 @@ def test_compaction_changes_no_answer_and_leaves_nothing_behind(engine):
 def test_an_open_view_keeps_what_it_reads(engine):
     events = filled(engine, [(cts, 2) for cts in range(1, 9)])
     view = events.view(8)
-    scan = events.scan(5)
+    scan = scanned(events, 5)
     first = next(scan)
     settle(events)
     assert len(stored_ids(engine)) == 9
@@ -349,7 +368,7 @@ def test_an_open_view_keeps_what_it_reads(engine):
 def test_a_view_that_nobody_closes_is_closed_by_the_collector():
     events = filled(MemoryEngine(), [(1, 1)])
     view = events.view(1)
-    dropped = events.scan(1)
+    dropped = scanned(events, 1)
     assert events.open_views == 2
     with events._readers._lock:  # the collector may run inside the lock, and must not wait for it
         del view, dropped
@@ -505,8 +524,8 @@ def test_a_crash_between_any_two_batches(keep):
     for cts, rows in parts:
         seal(events, [(cts, rows)], cts)
     settle(events)
-    assert names_of(events.scan(99)) == [f"{cts}/{i}" for cts in range(1, 17) for i in range(2)]
-    assert names_of(events.scan(7)) == [f"{cts}/{i}" for cts in range(1, 8) for i in range(2)]
+    assert names_of(scanned(events, 99)) == [f"{cts}/{i}" for cts in range(1, 17) for i in range(2)]
+    assert names_of(scanned(events, 7)) == [f"{cts}/{i}" for cts in range(1, 8) for i in range(2)]
 
 
 def test_data_held_by_a_view_at_the_crash_go_afterwards():
@@ -521,7 +540,7 @@ def test_data_held_by_a_view_at_the_crash_go_afterwards():
     assert len(stored_ids(engine)) == 9
     assert events._delete_dead() == 8
     assert len(stored_ids(engine)) == 1
-    assert len(names_of(events.scan(8))) == 16
+    assert len(names_of(scanned(events, 8))) == 16
 
 
 def test_missing_and_damaged_blocks_are_data_loss(engine):
@@ -538,9 +557,9 @@ def test_missing_and_damaged_blocks_are_data_loss(engine):
     damaged += [raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :] for at in range(0, len(raw), 97)]
     for value in damaged:
         put(value)
-        assert len(names_of(events.scan(1))) == 5
+        assert len(names_of(scanned(events, 1))) == 5
         with pytest.raises(DataLoss, match="block 2 of event table 'calls'"):
-            list(events.scan(2))
+            list(scanned(events, 2))
     put(raw)
     for value in (b"", b"{}", b'{"v":9}', b"[]", b"\xff"):
         batch = WriteBatch()
@@ -564,13 +583,13 @@ def test_a_floor_hides_rows_from_its_cts_on(engine):
     seal(events, [(cts, rows_of(cts, 2)) for cts in range(1, 6)], 5)
     floor(events, 7, 3000)
     for upto in (5, 6):
-        assert len(names_of(events.scan(upto))) == 10
+        assert len(names_of(scanned(events, upto))) == 10
         assert events.complete_since(upto) is None
-    assert names_of(events.scan(7)) == ["3/0", "3/1", "4/0", "4/1", "5/0", "5/1"]
+    assert names_of(scanned(events, 7)) == ["3/0", "3/1", "4/0", "4/1", "5/0", "5/1"]
     assert events.complete_since(7) == 3000
     # a late event below the floor is invisible as well, whatever its commit
     seal(events, [(8, rows_of(8, 1, time=2))], 8)
-    assert len(names_of(events.scan(8))) == 6
+    assert len(names_of(scanned(events, 8))) == 6
     floor(events, 9, 2000)  # a floor never sinks
     assert events.complete_since(9) == 3000
 
@@ -586,7 +605,7 @@ def test_blocks_below_the_floor_are_dropped_when_no_reader_needs_them(engine):
     view.close()
     events.compact(2)
     assert len(stored_ids(engine)) == 3
-    assert names_of(events.scan(7)) == ["3/1", "4/0", "4/1", "5/0", "5/1"]
+    assert names_of(scanned(events, 7)) == ["3/1", "4/0", "4/1", "5/0", "5/1"]
     with pytest.raises(SnapshotTooOld, match="from 7 on"):
         events.view(6)
     assert events.open_views == 0
@@ -627,13 +646,13 @@ def test_summaries_are_exact_and_read_boundary_blocks_only(monkeypatch):
     for upto in range(32):
         fetched.clear()
         seen = [row for cts, row in every if cts <= upto and (upto < 25 or row["ts"] >= 10_001)]
-        found = events.summary(upto)
-        assert found.rows == len(seen)
-        assert found.sums == {
-            "n": sum(row["n"] or 0 for row in seen),
-            "d": sum(row["d"] * 100 for row in seen),
-        }
-        assert found.counts["n"] == sum(row["n"] is not None for row in seen)
+        with events.view(upto) as view:
+            assert summed(view) == {
+                "rows": len(seen),
+                "counted": sum(row["n"] is not None for row in seen),
+                "n": sum(row["n"] or 0 for row in seen),
+                "d": sum(row["d"] * 100 for row in seen),
+            }
         assert len(fetched) <= 2
 
 
@@ -734,7 +753,7 @@ class Blocks(RuleBasedStateMachine):
             expected = self.expected(upto, view.events_upto, after)
             found = names_of(view.scan(after=after, reverse=reverse))
             assert found == (expected[::-1] if reverse else expected)
-            assert view.summary(after).rows == len(expected)
+            assert summed(view)["rows"] == len(self.expected(upto, view.events_upto, 0))
 
     @invariant()
     def blocks_are_in_order_and_their_data_known(self):

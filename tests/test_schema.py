@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.declarations import aggregate_schema, event_table_schema, parse_duration_us, row_table_schema, time_slot
-from kivi.model.derived_columns import evaluate_expression, parse_expression
+from kivi.model.derived_columns import evaluator, parse_expression
 from kivi.model.schema import COLUMNS_MAX, Column, OperatorCall, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
@@ -547,7 +547,7 @@ def test_a_row_as_a_caller_sees_it() -> None:
 
 
 def value_of(text: str, **row: Any) -> float | None:
-    return evaluate_expression(parse_expression(text, set(row)), row)
+    return evaluator(parse_expression(text, set(row)))(row)
 
 
 @pytest.mark.parametrize(
@@ -589,7 +589,7 @@ def test_the_deepest_expression_is_evaluated_on_a_deep_stack() -> None:
         parse_expression("+".join(["a"] * 102), {"a"})
 
     def below(depth: int) -> float | None:
-        return below(depth - 1) if depth else evaluate_expression(tree, {"a": 1})
+        return below(depth - 1) if depth else evaluator(tree)({"a": 1})
 
     assert below(500) == 101
 
@@ -628,7 +628,7 @@ def test_any_text_is_an_expression_or_refused(text: str) -> None:
         return
     assert isinstance(tree, ast.expr)
     try:
-        found = evaluate_expression(tree, {"a": 2, "b": 3})
+        found = evaluator(tree)({"a": 2, "b": 3})
     except OverflowError:
         return
     assert found is None or math.isfinite(found)

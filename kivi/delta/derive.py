@@ -74,7 +74,7 @@ def derive_each(
         order = _sorted_by(groups)
         keys = groups.keys.take(pa.array(groups.group_of[order]))
         cells = [
-            events.alone(aggregate, column, measure).take(order)
+            events.alone(column, measure).take(order)
             for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
         ]
         runs.append(DeltaRun(keys, (order if places is None else places[order]).astype(np.uint64), tuple(cells)))
@@ -111,7 +111,7 @@ class _Derivation(Events):
             self._cells[name] = found
         return found
 
-    def alone(self, aggregate: TableSchema, column: Column, measure: Measure) -> Cells:
+    def alone(self, column: Column, measure: Measure) -> Cells:
         """One measure of each event by itself."""
         array: Any = None if measure.source is None else self.column(measure.source)
         if measure.operator == "count":
@@ -130,11 +130,15 @@ class _Derivation(Events):
         if measure.operator == "count":
             counted = group_of if array is None or not array.null_count else group_of[_valid(array)]
             return Cells(np.bincount(counted, minlength=count).astype(np.int64, copy=False))
+        values = self.alone(column, measure)
         if measure.operator != "sum":
-            return _extremes(column, array, group_of, count)
-        if _is_float_sum(column):
-            return Cells(_float_sums(aggregate, column, array, group_of, count))
-        return exact_sums(Cells(stored_array(column.type, array)), group_of, count, len(group_of))
+            return extremes(column, values, group_of, count)
+        if not _is_float_sum(column):
+            return exact_sums(values, group_of, count, len(group_of))
+        sums = np.bincount(group_of, weights=values.values, minlength=count)
+        if not np.isfinite(sums).all():
+            raise _not_finite(aggregate, column)
+        return Cells(sums.astype(np.float64, copy=False))  # of no rows at all, bincount makes integers
 
 
 def _is_float_sum(column: Column) -> bool:
@@ -143,20 +147,6 @@ def _is_float_sum(column: Column) -> bool:
 
 def _valid(array: Any) -> Array:
     return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _float_sums(aggregate: TableSchema, column: Column, array: Any, group_of: Array, groups: int) -> Array:
-    sums = np.bincount(group_of, weights=stored_array(column.type, array), minlength=groups)
-    if not np.isfinite(sums).all():
-        raise _not_finite(aggregate, column)
-    return sums.astype(np.float64, copy=False)  # of no rows at all, bincount makes integers
-
-
-def _extremes(column: Column, array: Any, group_of: Array, groups: int) -> Cells:
-    values = stored_array(column.type, array)
-    if values.dtype == np.float64:
-        values = values + 0.0
-    return extremes(column, Cells(values, None, _valid(array) if array.null_count else None), group_of, groups)
 
 
 def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:

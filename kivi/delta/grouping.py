@@ -123,7 +123,7 @@ class Events:
         last = parts[-1]
         group_of, sample = numbered(*_pack(codes, span, last.codes, last.span))
         prefix = np.zeros(len(sample), np.int64) if codes is None else codes[sample]
-        keys = _encoded(aggregate, parts[:-1], sample, prefix, _taken(last, sample))
+        keys = _encoded(aggregate, parts[:-1], sample, prefix, last.array.take(pa.array(sample)))
         groups = Groups(keys, sample, prefix, None if last.slots is None else last.slots[sample])
         groups._group_of = group_of
         return groups
@@ -159,10 +159,6 @@ def _keys(aggregate: TableSchema) -> list[tuple[GroupKey, Column]]:
     return list(zip(aggregate.group_by, aggregate.key, strict=True))
 
 
-def _taken(part: _Part, sample: Array) -> Any:
-    return part.array.take(pa.array(sample))
-
-
 def _encoded(aggregate: TableSchema, parts: Sequence[_Part], sample: Array, prefix: Array, last: Any) -> Any:
     """The keys of the groups: ``parts`` of their samples, and ``last``.
 
@@ -170,10 +166,10 @@ def _encoded(aggregate: TableSchema, parts: Sequence[_Part], sample: Array, pref
     """
     types = [column.type for column in aggregate.key]
     if all(type_.name not in ("string", "bytes") for type_ in types[:-1]):
-        return encode_key_columns(types, [*(_taken(part, sample) for part in parts), last])
+        return encode_key_columns(types, [*(part.array.take(pa.array(sample)) for part in parts), last])
     first = np.ones(len(prefix), np.bool_)
     np.not_equal(prefix[1:], prefix[:-1], out=first[1:])
-    distinct = encode_key_columns(types[:-1], [_taken(part, sample[first]) for part in parts])
+    distinct = encode_key_columns(types[:-1], [part.array.take(pa.array(sample[first])) for part in parts])
     return encode_key_columns(types[-1:], [last], distinct.take(pa.array(np.cumsum(first) - 1)))
 
 

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kivi.arrow.ipc import encode_ipc
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
@@ -229,11 +230,18 @@ class DeltaRun:
             return int(self.uniform.searchsorted(key))
         return int(self.uniform.searchsorted(key[:width], "right"))
 
+    def listed(self, rows: range) -> list[bytes]:
+        """The keys of consecutive rows."""
+        if self.uniform is not None:
+            return whole(self.uniform[rows.start : rows.stop])
+        listed: list[bytes] = self.keys.slice(rows.start, len(rows)).to_pylist()
+        return listed
+
     def items(self, rows: range) -> list[Item]:
         """(key, cts, deltas) of consecutive rows."""
         if not rows:
             return []
-        keys = _listed_keys(self, rows)
+        keys = self.listed(rows)
         stamps = [self.cts] * len(rows) if isinstance(self.cts, int) else self.cts[rows.start : rows.stop].tolist()
         listed = [cells.listed(rows) for cells in self.columns]
         deltas: Iterable[dict[int, Any]] = (dict(enumerate(row)) for row in zip(*listed, strict=True))
@@ -253,10 +261,7 @@ class DeltaRun:
             if cells.high is not None:
                 named[f"c{i}_high"] = pa.array(cells.high)
         batch = pa.RecordBatch.from_pydict(named)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        return [sink.getvalue()]
+        return [encode_ipc(batch)]
 
     @staticmethod
     def from_buffer(schema: TableSchema, cts: int, data: bytes | bytearray | memoryview | pa.Buffer) -> DeltaRun:
@@ -325,12 +330,6 @@ def _range_of(cts: int | Array) -> tuple[int, int]:
     if isinstance(cts, int):
         return cts, cts
     return (int(cts.min()), int(cts.max())) if len(cts) else (0, 0)
-
-
-def _listed_keys(run: DeltaRun, rows: range) -> list[bytes]:
-    if run.uniform is None:
-        return [run.key_at(i) for i in rows]
-    return whole(run.uniform[rows.start : rows.stop])
 
 
 def whole(strings: Array) -> list[bytes]:

@@ -1,6 +1,6 @@
 """Base rows of fixed width as Arrow columns, thousands at a time, and derived columns over them.
 
-The columnar twin of ``RowLayout.decode``, ``rows_batch`` and ``kivi.model.derived_columns.evaluate_expression``, to the
+The columnar twin of ``RowLayout.decode``, ``rows_batch`` and ``kivi.model.derived_columns.evaluator``, to the
 last bit. Whatever a column cannot hold (a sum beyond its type, a float or a derived value that is not finite) is an
 OverflowError here, for the whole portion: a read row by row says which row it is, and whether anybody asked for it.
 """
@@ -88,7 +88,7 @@ def operand(type_: ColumnType, column: Values) -> Values:
 
 
 def evaluate_columns(node: ast.expr, operands: Mapping[str, Values], rows: int) -> Values:
-    """``evaluate_expression`` of each of so many rows. Raises OverflowError for what leaves the finite numbers."""
+    """``evaluator`` of each of so many rows. Raises OverflowError for what leaves the finite numbers."""
     match node:
         case ast.Constant(value=value):
             return Values(np.full(rows, float(value)), None)  # type: ignore[arg-type]

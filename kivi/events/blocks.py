@@ -11,7 +11,7 @@ Text that repeats is stored in codes (``kivi.arrow.dictionaries``).
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, stored_array
 from kivi.arrow.dictionaries import is_coded, written_bytes
+from kivi.arrow.ipc import encode_ipc
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, event_data_key, event_header_key, event_meta_key, table_prefix
 from kivi.engine import Engine, WriteBatch
@@ -64,11 +65,8 @@ class Block:
     columns: dict[str, tuple[Any, Any, int, int | None]]
 
     def encode(self) -> bytes:
-        out = {
-            "v": _VERSION, "order": self.order, "data": self.data, "rows": self.rows, "bytes": self.nbytes,
-            "raw": self.raw_bytes, "crc": self.checksum, "time": [self.time_min, self.time_max], "runs": self.runs,
-            "packed": self.packed, "columns": self.columns,
-        }  # fmt: skip
+        out = {"v": _VERSION} | {key: getattr(self, name) for name, key in _NUMBERS.items()}
+        out |= {"time": [self.time_min, self.time_max], "runs": self.runs, "columns": self.columns}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @property
@@ -80,23 +78,24 @@ class Block:
         return self.runs[-1][0]
 
 
+_NUMBERS: Final = {
+    "order": "order", "data": "data", "rows": "rows", "nbytes": "bytes", "raw_bytes": "raw", "checksum": "crc",
+    "packed": "packed",
+}  # fmt: skip
+
+
 @lru_cache(maxsize=16_384)  # about 1 kB each
 def _decode(raw: bytes) -> Block:
     head = json.loads(raw)
     if head["v"] != _VERSION:
         raise ValueError(f"version {head['v']}")
+    numbers: dict[str, Any] = {name: head[key] for name, key in _NUMBERS.items()}
     return Block(
-        head["order"],
-        head["data"],
-        head["rows"],
-        head["bytes"],
-        head["raw"],
-        head["crc"],
-        head["time"][0],
-        head["time"][1],
-        tuple((cts, rows) for cts, rows in head["runs"]),
-        head["packed"],
-        {name: tuple(stats) for name, stats in head["columns"].items()},
+        **numbers,
+        time_min=head["time"][0],
+        time_max=head["time"][1],
+        runs=tuple((cts, rows) for cts, rows in head["runs"]),
+        columns={name: tuple(stats) for name, stats in head["columns"].items()},
     )
 
 
@@ -117,16 +116,13 @@ class Meta:
         try:
             head = json.loads(raw)
             floors = [(cts, time) for cts, time in head["floors"]]
-            dropped = head["dropped"]
-            lost = head.get("lost", dropped)  # what was dropped was committed before the floor
-            return Meta(head["upto"], head["rows"], head["next"], floors, head["dead"], dropped, lost)
+            lost = head.get("lost", head["dropped"])  # what was dropped was committed before the floor
+            return Meta(**{**head, "floors": floors, "lost": lost})
         except (ValueError, KeyError, TypeError) as error:
             raise DataLoss(f"the state of an event table is damaged ({error}): run kivi verify") from None
 
     def encode(self) -> bytes:
-        out = {"upto": self.upto, "rows": self.rows, "next": self.next, "floors": self.floors, "dead": self.dead}
-        out |= {"dropped": self.dropped, "lost": self.lost}
-        return json.dumps(out, separators=(",", ":")).encode()
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
 
     def floor_at(self, cts: int) -> int | None:
         """The largest floor time that snapshots at ``cts`` see."""
@@ -321,7 +317,9 @@ class Blocks:
             for i, column in enumerate(self.schema.columns)
             if column.type.name in NUMERIC
         }
-        body = self._encoded(_narrowed(self.schema, events, stats), {_RUNS: _pack_runs(cts, rows)} if packed else None)
+        stored = _narrowed(self.schema, events, stats)
+        stored = stored.replace_schema_metadata({_RUNS: _pack_runs(cts, rows)} if packed else None)
+        body = encode_ipc(stored, self._compression).to_pybytes()
         batch.put(event_data_key(self.schema.id, data), body)
         times = stats[self.schema.event_time or ""]
         header = Block(
@@ -338,11 +336,3 @@ class Blocks:
             columns=stats,
         )
         batch.put(event_header_key(self.schema.id, order), header.encode())
-
-    def _encoded(self, events: Any, metadata: dict[bytes, bytes] | None) -> bytes:
-        sink = pa.BufferOutputStream()
-        options = pa.ipc.IpcWriteOptions(compression=self._compression)
-        events = events.replace_schema_metadata(metadata)
-        with pa.ipc.new_stream(sink, events.schema, options=options) as writer:
-            writer.write_batch(events)
-        return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]

@@ -8,7 +8,7 @@ view that may need them has closed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
 from kivi.events.blocks import Blocks, Counts, Meta, Stamps, joined, read_headers
 from kivi.events.compaction import mergeable, settled
-from kivi.events.views import EventView, Readers, Summary
+from kivi.events.views import EventView, Readers
 from kivi.model.schema import TableSchema
 
 __all__ = ["EventStore", "destroy"]
@@ -72,18 +72,16 @@ class EventStore:
         as they are still remembered at a later one.
         """
         seen_at = upto if floor_at is None else floor_at
-        ticket = self._readers.enter()
-        try:
-            meta, blocks = self._base.headers()
+
+        def floor(meta: Meta) -> int | None:
             if seen_at < meta.dropped:
                 raise SnapshotTooOld(
                     f"events of {self.schema.name!r} that a snapshot at {seen_at} sees were dropped by its retention; "
                     f"it can be read from {meta.dropped} on"
                 )
-            return EventView(self._base, self._readers, ticket, meta, blocks, upto, meta.floor_at(seen_at))
-        except BaseException:
-            self._readers.leave(ticket)
-            raise
+            return meta.floor_at(seen_at)
+
+        return self._viewed(upto, floor)
 
     def tail(self, since: int, upto: int, *, remembered_at: int | None = None, partial: bool = False) -> EventView:
         """A view for the commits in (since, upto]: scan it with ``after=since``.
@@ -91,9 +89,8 @@ class EventStore:
         No floor hides what is still there, but for that of ``remembered_at``. Raises SnapshotTooOld if some of it was
         dropped, unless ``partial``.
         """
-        ticket = self._readers.enter()
-        try:
-            meta, blocks = self._base.headers()
+
+        def floor(meta: Meta) -> int | None:
             complete = since >= meta.lost if remembered_at is None else remembered_at >= meta.dropped
             if not (complete or partial):
                 raise SnapshotTooOld(
@@ -102,21 +99,18 @@ class EventStore:
                     table=self.schema.name,
                     kept_since=meta.lost,
                 )
-            floor = None if remembered_at is None else meta.floor_at(remembered_at)
-            return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor)
+            return None if remembered_at is None else meta.floor_at(remembered_at)
+
+        return self._viewed(upto, floor)
+
+    def _viewed(self, upto: int, floor: Callable[[Meta], int | None]) -> EventView:
+        ticket = self._readers.enter()
+        try:
+            meta, blocks = self._base.headers()
+            return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor(meta))
         except BaseException:
             self._readers.leave(ticket)
             raise
-
-    def scan(self, upto: int, **options: Any) -> Iterator[Any]:
-        """``EventView.scan`` of a view taken now, which is closed when the iterator ends or is dropped."""
-        view = self.view(upto)
-        return _closing(view, view.scan(**options))
-
-    def summary(self, upto: int) -> Summary:
-        """Rows, counts and exact integer sums of the table at ``upto``, as far as it is in base."""
-        with self.view(upto) as view:
-            return view.summary()
 
     @property
     def kept_since(self) -> int:
@@ -278,8 +272,3 @@ def _above(stamps: Stamps, rows: Counts, events: Any, upto: int) -> tuple[Stamps
         return stamps, rows, events
     first = int(np.searchsorted(stamps, np.uint64(upto), "right"))
     return stamps[first:], rows[first:], events.slice(int(rows[:first].sum()))
-
-
-def _closing(view: EventView, batches: Iterator[Any]) -> Iterator[Any]:
-    with view:
-        yield from batches

@@ -7,11 +7,9 @@ outside the time bounds, or one that a predicate cannot select a row of, is pass
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
@@ -20,28 +18,19 @@ import pyarrow as pa
 
 from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument
-from kivi.events.blocks import NUMERIC, Block, Blocks, Meta, statistics
+from kivi.events.blocks import Block, Blocks, Meta
 from kivi.events.summing import Sums
-from kivi.model.expressions import Expr, names
+from kivi.model.expressions import Expr, all_of, between, names
 
-__all__ = ["EventView", "Readers", "Summary", "later_of"]
+__all__ = ["EventView", "Readers", "later_of"]
 
 _BATCH_ROWS: Final = 65_536
+_CTS: Final = "kivi.cts"
 
 
 def later_of(*times: int | None) -> int | None:
     """The latest of some bounds, of which any may not be there."""
     return max((time_us for time_us in times if time_us is not None), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Sums over the headers of a view. ``counts``: non-nulls per numeric column; ``sums``: per integer
-    or decimal column, exact, unscaled, of any size."""
-
-    rows: int
-    counts: dict[str, int]
-    sums: dict[str, int]
 
 
 class Readers:
@@ -185,27 +174,21 @@ class EventView:
         time_to: int | None = None,
         where: Expr | None = None,
         columns: Sequence[str] | None = None,
-        limit: int | None = None,
         reverse: bool = False,
         with_cts: bool = False,
         skip: int = 0,
         take: int | None = None,
     ) -> Iterator[Any]:
-        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "_cts".
+        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "kivi.cts".
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
 
-        ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound;
-        ``limit`` counts events that match. No batch is empty or has more than 65,536 rows.
+        ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
+        No batch is empty or has more than 65,536 rows.
         """
-        schema = self._base.schema
-        outputs = [*schema.output_columns(columns), *(["_cts"] if with_cts else [])]
-        types = {c.name: c.type for c in schema.columns}
+        outputs = [*self._base.schema.output_columns(columns), *([_CTS] if with_cts else [])]
         low = later_of(time_from, self.floor_us)
-        left = math.inf if limit is None else limit
         for block in reversed(self._blocks) if reverse else self._blocks:
-            if left <= 0:
-                return
             start, stop = self._cut(block, after)
             if skip or take is not None:
                 rows = stop - start
@@ -216,34 +199,39 @@ class EventView:
                     take -= stop - start
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
                 continue
-            predicate = _all_of(schema.event_time or "", low, time_to, where, block)
-            used = {*outputs, *(names(predicate) if predicate is not None else ())} - {"_cts"} or {schema.event_time}
-            batch = self._load(block, [c.name for c in schema.columns if c.name in used])
-            if with_cts:
-                batch = batch.append_column("_cts", pa.array(np.repeat(*self._base.runs(block))))
-            batch = batch.slice(start, stop - start)
-            if predicate is not None:
-                batch = filter_batch(batch, predicate, types)
+            batch = self._selected(block, start, stop, outputs, low, time_to, where)
             if reverse:
                 batch = batch.take(pa.array(np.arange(batch.num_rows - 1, -1, -1)))
             batch = batch.select(outputs)
-            if batch.num_rows > left:
-                batch = batch.slice(0, int(left))
-            left -= batch.num_rows
             for at in range(0, batch.num_rows, _BATCH_ROWS):
                 yield batch.slice(at, _BATCH_ROWS)
 
-    def _load(self, block: Block, columns: list[str]) -> Any:
+    def _selected(
+        self,
+        block: Block,
+        start: int,
+        stop: int,
+        outputs: Sequence[str],
+        low: int | None,
+        high: int | None,
+        where: Expr | None,
+    ) -> Any:
+        """Of the rows [start, stop) of a block those that are asked for, with these columns and perhaps others."""
         if self._closed:
             raise InvalidArgument("this view of an event table is closed: take another one")
-        return self._base.read(block, columns)
+        schema = self._base.schema
+        predicate = _all_of(schema.event_time or "", low, high, where, block)
+        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {_CTS} or {schema.event_time}
+        batch = self._base.read(block, [c.name for c in schema.columns if c.name in used])
+        if _CTS in outputs:
+            batch = batch.append_column(_CTS, pa.array(np.repeat(*self._base.runs(block))))
+        batch = batch.slice(start, stop - start)
+        return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
 
     def sum_up(
         self, into: Sums, *, time_from: int | None = None, time_to: int | None = None, where: Expr | None = None
     ) -> tuple[int, int]:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
-        schema = self._base.schema
-        types = {c.name: c.type for c in schema.columns}
         low = later_of(time_from, self.floor_us)
         known = read = 0
         for block in self._blocks:
@@ -256,42 +244,9 @@ class EventView:
                 into.add_known(block.rows, block.columns)
                 known += 1
                 continue
-            predicate = _all_of(schema.event_time or "", low, time_to, where, block)
-            used = {*into.columns, *(names(predicate) if predicate is not None else ())} or {schema.event_time}
-            batch = self._load(block, [c.name for c in schema.columns if c.name in used]).slice(start, stop - start)
-            into.add(batch if predicate is None else filter_batch(batch, predicate, types))
+            into.add(self._selected(block, start, stop, into.columns, low, time_to, where))
             read += 1
         return known, read
-
-    def summary(self, after: int = 0) -> Summary:
-        """Rows, counts and exact sums of the events with after < cts <= upto at or above the floor.
-
-        From headers, but for blocks that the cut or the floor goes through.
-        """
-        schema = self._base.schema
-        numeric = [c for c in schema.columns if c.type.name in NUMERIC]
-        rows, counts = 0, dict.fromkeys((c.name for c in numeric), 0)
-        sums = {c.name: 0 for c in numeric if c.type.is_integer}
-        for block in self._blocks:
-            start, stop = self._cut(block, after)
-            low = self.floor_us
-            if start >= stop or _outside(block, low, None):
-                continue
-            known = block.columns
-            part = stop - start
-            if part < block.rows or (low is not None and block.time_min < low):
-                batch = self._load(block, [c.name for c in numeric]).slice(start, part)
-                predicate = _all_of(schema.event_time or "", low, None, None, block)
-                if predicate is not None:
-                    batch = filter_batch(batch, predicate, {c.name: c.type for c in numeric})
-                known = {c.name: statistics(c.type, batch.column(c.name)) for c in numeric}
-                part = batch.num_rows
-            rows += part
-            for name in counts:
-                counts[name] += known[name][2]
-            for name in sums:
-                sums[name] += known[name][3] or 0
-        return Summary(rows, counts, sums)
 
 
 # -- what headers decide ------------------------------------------------------------------------------
@@ -299,15 +254,9 @@ class EventView:
 
 def _all_of(time_column: str, low: int | None, high: int | None, where: Expr | None, block: Block) -> Expr | None:
     """``where`` and the time bounds, but for bounds that the whole block keeps."""
-    terms = [where] if where is not None else []
-    if low is not None and block.time_min < low:
-        terms.append(Expr(">=", time_column, low))
-    if high is not None and block.time_max >= high:
-        terms.append(Expr("<", time_column, high))
-    out: Expr | None = None
-    for term in terms:
-        out = term if out is None else out & term
-    return out
+    low = None if low is None or block.time_min >= low else low
+    high = None if high is None or block.time_max < high else high
+    return all_of(where, between(time_column, low, high))
 
 
 def _outside(block: Block, low: int | None, high: int | None) -> bool:
@@ -363,19 +312,9 @@ def _always(where: Expr, block: Block) -> bool:
         return count == (block.rows if negated else 0)
     if count < block.rows:
         return False
-    match where.op:
-        case "==":
-            return bool(low == high == where.value)
-        case "!=":
-            return not low <= where.value <= high
-        case "isin":
-            return bool(low == high and low in where.value)
-        case "<":
-            return bool(high < where.value)
-        case "<=":
-            return bool(high <= where.value)
-        case ">":
-            return bool(low > where.value)
-        case ">=":
-            return bool(low >= where.value)
-    return False
+    if where.op == "isin":
+        return bool(low == high and low in where.value)
+    return _never(Expr(_OPPOSITES[where.op], where.column, where.value), block)
+
+
+_OPPOSITES: Final = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}

@@ -25,7 +25,7 @@
 * Commits do not wait: they leave a reference in the feed, and lose it there if nobody takes it in time.
 
     hub            ``Hub``: the thread, its ticks, and whom it tells what
-    lives          one subscription; ``subscribers`` are all of them, ``schedule`` says when to look at whom
+    lives          one subscription; ``schedule`` says when to look at whom
     groups         the subscriptions of one table, and what a tick does to them
     matching       which changed rows which queries select; ``covering``: which keys anybody wants
     changed        changed rows as they are at a snapshot

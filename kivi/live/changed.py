@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from kivi.arrow.columns import stored_rows
 from kivi.encoding.projection import Projection
 from kivi.errors import OutOfRange
-from kivi.live.host import Readable
 from kivi.live.matching import BatchColumns, Columns, RowColumns
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Row
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 
 __all__ = ["Changed", "changed_rows"]
 
@@ -42,7 +42,7 @@ class Changed(NamedTuple):
     rows: Callable[[list[int]], dict[int, Row]]
 
 
-def changed_rows(store: Readable, lease: Lease, schema: TableSchema, keys: list[bytes]) -> Iterator[Changed]:
+def changed_rows(store: Store, lease: Lease, schema: TableSchema, keys: list[bytes]) -> Iterator[Changed]:
     """All of ``keys``, which are sorted, in portions. Raises OutOfRange for a derived column that is too large."""
     projection = Projection.of(schema, None)
     done = 0
@@ -54,7 +54,7 @@ def changed_rows(store: Readable, lease: Lease, schema: TableSchema, keys: list[
         yield _by_key(store, lease, schema, projection, keys[begin : begin + _KEYS])
 
 
-def _by_key(store: Readable, lease: Lease, schema: TableSchema, projection: Projection, asked: list[bytes]) -> Changed:
+def _by_key(store: Store, lease: Lease, schema: TableSchema, projection: Projection, asked: list[bytes]) -> Changed:
     keys: list[bytes] = []
     rows: list[Row] = []
     for key, version in zip(asked, store.reader.get(lease, schema, asked), strict=True):
@@ -66,7 +66,7 @@ def _by_key(store: Readable, lease: Lease, schema: TableSchema, projection: Proj
 
 
 def _scanned(
-    store: Readable, lease: Lease, schema: TableSchema, projection: Projection, keys: list[bytes]
+    store: Store, lease: Lease, schema: TableSchema, projection: Projection, keys: list[bytes]
 ) -> Iterator[Changed]:
     """As far as it pays: what is not in its portions is left to be read by key."""
     wanted = pa.array(keys, pa.large_binary())

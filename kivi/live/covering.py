@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from kivi.delta.runs import DeltaRun, whole
+from kivi.delta.runs import DeltaRun
 
 __all__ = ["Cover"]
 
@@ -42,15 +42,7 @@ class Cover:
         if not self.everything and len(self._starts) < run.rows // 16:  # a bisection costs as much as so many keys
             found: list[bytes] = []
             for start, end in zip(self._starts, self._ends, strict=True):
-                rows = run.slice_range(start, end)
-                found += _listed(run, rows)
+                found += run.listed(run.slice_range(start, end))
             return found
-        keys = _listed(run, range(run.rows))
+        keys = run.listed(range(run.rows))
         return keys if self.everything else [key for key in keys if key in self]
-
-
-def _listed(run: DeltaRun, rows: range) -> list[bytes]:
-    if run.uniform is not None:
-        return whole(run.uniform[rows.start : rows.stop])
-    listed: list[bytes] = run.keys.slice(rows.start, len(rows)).to_pylist()
-    return listed

@@ -22,17 +22,16 @@ disk, and no commit looks at them.
 from __future__ import annotations
 
 import base64
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kivi.errors import Conflict, InvalidArgument, NotFound
-from kivi.live.host import Followed
-from kivi.model.expressions import Expr, Scan
+from kivi.model.expressions import Expr, Scan, all_of, between
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
 from kivi.store.catalog import SUBSCRIPTIONS
+from kivi.store.facade import Store
 from kivi.store.transaction import Txn
 
 __all__ = ["DurableSubscriptions", "Other"]
@@ -54,15 +53,12 @@ class Other(NamedTuple):
 class DurableSubscriptions:
     """Thread safe: each change is a transaction."""
 
-    def __init__(self, store: Followed) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._swept_at = 0.0
-        # A user's rows are read again only after a change of them, all of which are made here.
-        self._changes = itertools.count(1)
-        self._changed: dict[str, int] = {}
-        # Since this change ``_changed`` knows every user whose rows changed: of any other it is the newest.
-        self._forgotten = 0
-        self._known_of: dict[str, tuple[int, list[Stored]]] = {}
+        self._known_of: dict[str, list[Stored]] = {}
+        """A user's rows, until they change, which they do here only."""
+        self._changes = 0
 
     def open(self, wanted: Durable, schema: TableSchema, query: Query, since: int) -> Stored:
         """The subscription of that name, made now if there is none. Raises InvalidArgument if it has another query."""
@@ -102,11 +98,8 @@ class DurableSubscriptions:
 
     def position(self, user: str, name: str) -> int:
         """Up to which commit all is delivered; 0 if there is none of that name."""
-        lease = self._store.snapshots.begin()
-        try:
+        with self._store.snapshots.opened() as lease:
             row = self._store.reads.get(lease, SUBSCRIPTIONS, [(user, name)])[0]
-        finally:
-            self._store.snapshots.release(lease)
         return 0 if row is None else row["ts"]
 
     def drop(self, user: str, name: str, *, table: str | None = None) -> None:
@@ -121,29 +114,23 @@ class DurableSubscriptions:
     def listed(self, user: str) -> list[Stored]:
         """A user's, by name, without those that have expired."""
         now = self._now_us()
-        lease = self._store.snapshots.begin()
-        try:
-            rows = [
-                row
-                for batch in self._store.scan(lease, SUBSCRIPTIONS, Scan(prefix=(user,)))
-                for row in batch.to_pylist()
-            ]
-        finally:
-            self._store.snapshots.release(lease)
+        rows = self._found(Scan(prefix=(user,)))
         return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
 
     def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
-        """The user's others on this table."""
-        changed = self._changed.get(user, self._forgotten)
+        """The user's others on this table. One call at a time."""
         known = self._known_of.get(user)
-        if known is None or known[0] != changed:
+        if known is None:
             if len(self._known_of) >= _USERS_KNOWN:
                 self._known_of.clear()
-            known = self._known_of[user] = changed, self.listed(user)
+            changes = self._changes
+            known = self._known_of[user] = self.listed(user)
+            if self._changes != changes:
+                self._known_of.pop(user, None)
         now = self._now_us()
         found = [
             stored
-            for stored in known[1]
+            for stored in known
             if stored.table_id == schema.origin and stored.name != name and stored.expires_us > now
         ]
         return [Other(stored.name, _selecting(schema, stored.query), stored.since, stored.ts) for stored in found]
@@ -152,6 +139,10 @@ class DurableSubscriptions:
 
     def _now_us(self) -> int:
         return int(self._store.clock() * 1_000_000)
+
+    def _found(self, wanted: Scan) -> list[dict[str, Any]]:
+        with self._store.snapshots.opened() as lease:
+            return [row for batch in self._store.scan(lease, SUBSCRIPTIONS, wanted) for row in batch.to_pylist()]
 
     def _row(self, txn: Txn, user: str, name: str) -> dict[str, Any] | None:
         row = txn.get(SUBSCRIPTIONS, [(user, name)])[0]
@@ -177,14 +168,8 @@ class DurableSubscriptions:
             finally:
                 self._store.commits.rollback(txn)
                 if user is not None:
-                    self._note(user)
-
-    def _note(self, user: str) -> None:
-        """The user's rows are others now. Of many users, only those of late are known."""
-        if len(self._changed) >= _USERS_KNOWN:
-            self._forgotten = next(self._changes)  # first: who looks between the two reads once more than needed
-            self._changed = {}
-        self._changed[user] = next(self._changes)
+                    self._changes += 1  # first: whoever has read before sees this, or is dropped here
+                    self._known_of.pop(user, None)
 
     def _sweep(self) -> None:
         """Deletes rows that have expired, now and then."""
@@ -192,12 +177,8 @@ class DurableSubscriptions:
         if now - self._swept_at < _SWEEP_EVERY_S:
             return
         self._swept_at = now
-        lease = self._store.snapshots.begin()
-        try:
-            over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
-            gone = [row for batch in self._store.scan(lease, SUBSCRIPTIONS, over) for row in batch.to_pylist()]
-        finally:
-            self._store.snapshots.release(lease)
+        over = Scan(where=Expr("<=", "expires_us", self._now_us()), columns=("user", "name"), limit=_SWEEP_ROWS)
+        gone = self._found(over)
 
         def work(txn: Txn) -> None:
             for row in gone:
@@ -224,42 +205,30 @@ def _written(query: Query) -> str:
     scan = query.scan
     return json.dumps(
         {
-            "start": None if scan.start is None else list(scan.start),
-            "end": None if scan.end is None else list(scan.end),
+            "start": scan.start,
+            "end": scan.end,
             "where": None if scan.where is None else _plain(scan.where),
-            "columns": list(query.columns),
+            "columns": query.columns,
         },
+        default=lambda value: {"bytes": base64.b64encode(value).decode()},
         separators=(",", ":"),
     )
 
 
 def _selecting(schema: TableSchema, text: str) -> Expr | None:
     """The predicate of a stored query, with its bounds of the event time."""
-    known = json.loads(text)
-    terms = [] if known["where"] is None else [_expr(known["where"])]
-    terms += [Expr(">=", schema.event_time or "", known["start"][0])] if known["start"] else []
-    terms += [Expr("<", schema.event_time or "", known["end"][0])] if known["end"] else []
-    return None if not terms else terms[0] if len(terms) == 1 else Expr("and", args=tuple(terms))
+    known = json.loads(text, object_hook=lambda found: base64.b64decode(found["bytes"]) if "bytes" in found else found)
+    low, beyond = (known[bound][0] if known[bound] else None for bound in ("start", "end"))
+    return all_of(known["where"] and _expr(known["where"]), between(schema.event_time or "", low, beyond))
 
 
 def _plain(expr: Expr) -> list[Any]:
-    if expr.args:
-        return [expr.op, *(_plain(arg) for arg in expr.args)]
-    value = [_literal(v) for v in expr.value] if expr.op == "isin" else _literal(expr.value)
-    return [expr.op, expr.column, value]
-
-
-def _literal(value: Any) -> Any:
-    return {"bytes": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+    return [expr.op, *map(_plain, expr.args)] if expr.args else [expr.op, expr.column, expr.value]
 
 
 def _expr(plain: list[Any]) -> Expr:
     op, *rest = plain
     if op in ("and", "or", "not"):
-        return Expr(op, args=tuple(_expr(arg) for arg in rest))
+        return Expr(op, args=tuple(map(_expr, rest)))
     column, value = rest
-    return Expr(op, column, tuple(_value(v) for v in value) if op == "isin" else _value(value))
-
-
-def _value(plain: Any) -> Any:
-    return base64.b64decode(plain["bytes"]) if isinstance(plain, dict) else plain
+    return Expr(op, column, tuple(value) if op == "isin" else value)

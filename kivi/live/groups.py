@@ -7,10 +7,8 @@ windows, what it does not select any more is taken out of those that hold it (``
 
 from __future__ import annotations
 
-import functools
 import itertools
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Final
@@ -23,18 +21,17 @@ from kivi.arrow.dictionaries import plain, together
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
-from kivi.live.host import Readable
 from kivi.live.lives import EventsLive, Live, RowsLive
-from kivi.live.matching import BatchColumns, Limit, Matcher
-from kivi.live.reading import event_key, floor_of, read_window, types_of
+from kivi.live.matching import BatchColumns, Matcher
+from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
 from kivi.model.changes import COMMIT_TS
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, all_of, between
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
-from kivi.store.reads import key_range
+from kivi.store.facade import Store
 
 __all__ = ["Group", "group_of", "made_again"]
 
@@ -48,14 +45,9 @@ _MISSED_COMMITS: Final = 1_000
 
 def _selecting(schema: TableSchema, query: Query) -> Expr | None:
     """The predicate with the key range, as far as it is one of single columns."""
-    terms = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
-    if schema.kind == "event":
-        terms += [Expr(">=", schema.event_time or "", bound[0]) for bound in (query.scan.start,) if bound is not None]
-        terms += [Expr("<", schema.event_time or "", bound[0]) for bound in (query.scan.end,) if bound is not None]
-    where = query.where
-    for term in terms:
-        where = term if where is None else where & term
-    return where
+    prefix = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
+    times = between(schema.event_time, *query.scan.times) if schema.event_time is not None else None
+    return all_of(query.where, *prefix, times)
 
 
 def made_again(schema: TableSchema) -> NotFound:
@@ -65,7 +57,7 @@ def made_again(schema: TableSchema) -> NotFound:
 class Group:
     """Not thread safe."""
 
-    def __init__(self, store: Readable, schema: TableSchema) -> None:
+    def __init__(self, store: Store, schema: TableSchema) -> None:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
@@ -79,7 +71,7 @@ class Group:
     def add(self, live: Live) -> None:
         """A subscription whose window is that of the hub's snapshot."""
         self.lives.add(live)
-        self.matcher.add(live, _selecting(self.schema, live.query), limited=live.query.shown is not None)
+        self.matcher.add(live, _selecting(self.schema, live.query))
         if isinstance(live, RowsLive):
             self._hold(live)
 
@@ -90,6 +82,11 @@ class Group:
             self.matcher.remove(live)
             if isinstance(live, RowsLive):
                 self._let_go(live)
+
+    def _alone(self, live: Live) -> Matcher[Live]:
+        matcher: Matcher[Live] = Matcher(types_of(self.schema))
+        matcher.add(live, _selecting(self.schema, live.query))
+        return matcher
 
     def _hold(self, live: RowsLive) -> None:
         for key in live.window.held():
@@ -126,7 +123,7 @@ class Group:
         self.schema = schema
         for live in list(self.lives):
             try:
-                live.schema, live.query = schema, live.bind(schema)
+                live.define(schema)
                 if overwritten and isinstance(live, EventsLive):
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
@@ -179,10 +176,9 @@ class Group:
 class RowGroup(Group):
     """The subscriptions of a row table or an aggregate."""
 
-    def __init__(self, store: Readable, schema: TableSchema) -> None:
+    def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._types = types_of(schema)
-        self._ranges: dict[Live, tuple[bytes | None, bytes | None]] = {}
         self._cover: Cover | None = None
         """The keys that its subscriptions want; None: it has to be made."""
         self._noted: set[bytes] = set()
@@ -196,13 +192,10 @@ class RowGroup(Group):
         self._noted |= self._changed(commits)
 
     def add(self, live: Live) -> None:
-        if live.query.scan.start is not None or live.query.scan.end is not None:
-            self._ranges[live] = key_range(self.schema, live.query.scan)
         self._cover = None
         super().add(live)
 
     def remove(self, live: Live) -> None:
-        self._ranges.pop(live, None)
         self._cover = None
         super().remove(live)
 
@@ -215,7 +208,7 @@ class RowGroup(Group):
         if self.joining:
             return _EVERYTHING
         if self._cover is None:
-            self._cover = Cover(key_range(self.schema, live.query.scan) for live in self.lives)
+            self._cover = Cover(live.range for live in self.lives if isinstance(live, RowsLive))
         return self._cover
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
@@ -252,41 +245,31 @@ class RowGroup(Group):
             for found in changed_rows(self.store, lease, self.schema, keys):
                 touched |= self._put(found, only)
         except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
-            return touched | self._fail_or_read(lease, only)
+            if only is None:
+                return touched | set(self._read_all(lease))
+            self._read_again(only, lease)
+            return {only}
         for live in list(touched):
             if isinstance(live, RowsLive) and live.window.short:
                 self._read_again(live, lease)
         return touched
 
-    def _fail_or_read(self, lease: Lease, only: RowsLive | None) -> set[Live]:
-        if only is not None:
-            self._read_again(only, lease)
-            return {only}
-        return set(self._read_all(lease))
-
     def _put(self, found: Changed, only: RowsLive | None) -> set[Live]:
-        matcher = self.matcher
-        if only is not None:
-            matcher = Matcher(types_of(self.schema))
-            matcher.add(only, _selecting(self.schema, only.query))
+        matcher = self.matcher if only is None else self._alone(only)
         touched: set[Live] = set()
         failed: dict[Live, KiviError] = {}
         keys, all_holders = found.keys, self._holders
         selected = [
-            (live, within)
-            for live, at in matcher.selected(found.columns, functools.partial(self._limit_of, keys))
-            if (within := self._within(live, keys, at))
+            (live, within) for live, at in matcher.selected(found.columns) if (within := self._within(live, found, at))
         ]
-        times = Counter(itertools.chain.from_iterable(at for _, at in selected))
-        rows = found.rows(sorted(times))
-        odd: set[bytes] = set()  # rows that some query selects and its window does not hold
+        rows = found.rows(sorted({i for _, at in selected for i in at}))
+        selecting: dict[bytes, set[Live]] = {}
         for live, at in selected:
             assert isinstance(live, RowsLive)
             touched.add(live)
-            window, mine = live.window, [keys[i] for i in at]
-            if window.refresh(mine, [rows[i] for i in at]):
-                continue
-            for key, i in zip(mine, at, strict=True):
+            window = live.window
+            for i in at:
+                key = keys[i]
                 try:
                     held = live not in failed and window.put(key, rows[i])
                 except KiviError as error:
@@ -294,59 +277,38 @@ class RowGroup(Group):
                     held = False
                 if held:
                     all_holders.setdefault(key, set()).add(live)
+                    selecting.setdefault(key, set()).add(live)
                 else:
-                    odd.add(key)
                     self._forget(key, live)
                 while window.dropped:
-                    odd.add(gone := window.dropped.pop())
-                    self._forget(gone, live)
-        # Whoever holds a row that its query does not select any more lets it go. Mostly those who hold it are as many
-        # as those who select it, and the same.
-        left = set(found.asked).difference(keys) if len(keys) < len(found.asked) else set[bytes]()
-        for i, key in enumerate(keys):
-            if len(all_holders.get(key, ())) != times[i] or key in odd:
-                left.add(key)
-        if left:
-            selecting: dict[bytes, set[Live]] = {}
-            for live, at in selected:
-                for i in at:
-                    if keys[i] in left:
-                        selecting.setdefault(keys[i], set()).add(live)
-            for key in left:
-                for live in all_holders.get(key, set()) - selecting.get(key, set()):
-                    if only is None or live is only:
-                        live.window.remove(key)
-                        self._forget(key, live)
-                        touched.add(live)
+                    self._forget(window.dropped.pop(), live)
+        for key in found.asked:  # whoever holds a row that its query does not select any more lets it go
+            for live in all_holders.get(key, set()) - selecting.get(key, set()):
+                if only is None or live is only:
+                    live.window.remove(key)
+                    self._forget(key, live)
+                    touched.add(live)
         for live, reason in failed.items():
             self._failed(live, reason)
         return touched
 
-    def _within(self, live: Live, keys: Sequence[bytes], at: list[int]) -> list[int]:
-        """The rows, of these, that are in its key range."""
-        if (bounds := self._ranges.get(live)) is None:
-            return at
-        low, high = bounds
-        return [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]
-
-    def _limit_of(self, keys: Sequence[bytes], live: Live) -> Limit | None:
-        """Beyond the last row of a window nothing is known, and nothing of interest: to be put there is to be left out,
-        and a held row that is not put is taken out. The last only comes nearer while rows are put."""
+    def _within(self, live: Live, found: Changed, at: list[int]) -> list[int]:
+        """The rows, of these, that are in its key range, and may be shown."""
         assert isinstance(live, RowsLive)
-        last = live.window.last
-        if last is None:
-            return None
-        if not live.query.order:
-            return Limit(None, False, bisect_right(keys, last[-1]) - 1)
-        (name, down), first = live.query.order[0], last[0]
-        if len(first) == 1 or self._types[name].name in ("string", "bytes"):
-            return None
-        return Limit(name, down, -first[1] if down else first[1])
+        keys, window = found.keys, live.window
+        if live.query.scan.start is not None or live.query.scan.end is not None:
+            low, high = live.range
+            at = [i for i in at if (low is None or keys[i] >= low) and (high is None or keys[i] < high)]
+        if window.last is not None and not live.query.order:
+            return at[: bisect_right(at, bisect_right(keys, window.last[-1]) - 1)]
+        keep = promising(found.columns, window, live.query, self._types)
+        if keep is None:
+            return at
+        rows: list[int] = np.flatnonzero(keep).tolist() if len(at) == len(keys) else [i for i in at if keep[i]]
+        return rows
 
     def join(self, live: Live, lease: Lease) -> None:
         assert isinstance(live, RowsLive)
-        if live.query.scan.start is not None or live.query.scan.end is not None:
-            self._ranges[live] = key_range(self.schema, live.query.scan)
         missed, live.missed = live.missed, set()
         self._hold(live)
         try:
@@ -364,7 +326,7 @@ class RowGroup(Group):
 class EventGroup(Group):
     """The subscriptions of an event table."""
 
-    def __init__(self, store: Readable, schema: TableSchema) -> None:
+    def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._floor = floor_of(store, schema, store.watermark())
 
@@ -378,20 +340,17 @@ class EventGroup(Group):
                 live.missed_events.clear()
         touched: list[Live] = []
         floor = floor_of(self.store, self.schema, lease.ts)
-        if again or floor != self._floor:
+        windows_done = again or floor != self._floor
+        if windows_done:
             self._floor = floor
             for live in self.joining:
                 live.reread = True
             touched += self._read_all(lease)
-            for live in self.lives:
-                if again and isinstance(live, EventsLive):
-                    live.let_go()
-                    touched.append(live)
-            if again:
-                return touched
-            windows_done = True
-        else:
-            windows_done = False
+        if again:
+            of_events = [live for live in self.lives if isinstance(live, EventsLive)]
+            for live in of_events:
+                live.let_go()
+            return [*touched, *of_events]
         for stamps, batch in _put_together(found):
             touched += self._update(stamps, batch, windows_done)
         for live in touched:
@@ -439,8 +398,7 @@ class EventGroup(Group):
             if live.reread:
                 live.window = read_window(self.store, lease, self.schema, live.query)
             else:
-                alone: Matcher[Live] = Matcher(types_of(self.schema))
-                alone.add(live, _selecting(self.schema, live.query))
+                alone = self._alone(live)
                 later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
                 for stamps, batch in _put_together(later):
                     self._update(stamps, batch, False, alone)
@@ -469,5 +427,5 @@ def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], p
             held, rows = [], 0
 
 
-def group_of(store: Readable, schema: TableSchema) -> Group:
+def group_of(store: Store, schema: TableSchema) -> Group:
     return EventGroup(store, schema) if schema.kind == "event" else RowGroup(store, schema)

@@ -22,7 +22,7 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -41,15 +41,14 @@ from kivi.errors import (
 from kivi.live.connections import Connections
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.groups import Group, group_of, made_again
-from kivi.live.host import Followed
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
-from kivi.live.subscribers import Subscribers
 from kivi.live.tails import Tails
 from kivi.model.changes import COMMIT_TS
 from kivi.model.subscriptions import Terms, Update
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 
 __all__ = ["LIVES_MAX", "Hub"]
 
@@ -74,7 +73,7 @@ _log = logging.getLogger("kivi.live")
 class Hub:
     """Thread safe. Its thread runs while there is a subscription."""
 
-    def __init__(self, store: Followed) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.RLock()
         self._starting = threading.Lock()
@@ -90,7 +89,8 @@ class Hub:
         self._lost = 0
         self.ts = 0
         """Every window is that of this snapshot."""
-        self._lives = Subscribers()
+        self._lives: set[Live] = set()
+        """All that are open. Changed under a lock, and copied without one, which is one step for the interpreter."""
         self._schedule = Schedule(self._lives)
         self._tails = Tails(store, self._lock, lambda: self.ts)
         self.durable = DurableSubscriptions(store)
@@ -121,14 +121,11 @@ class Hub:
             since = None
         group = self._enter(live)
         try:
-            lease = self._store.snapshots.begin()
-            try:
+            with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
-                live.schema, live.query = schema, bind(schema)
+                live.define(schema)
                 live.window = read_window(self._store, lease, schema, live.query)
                 live.read_ts = lease.ts
-            finally:
-                self._store.snapshots.release(lease)
             if since is not None:
                 self._remember(live, since)
             self._join(group, live)
@@ -140,15 +137,13 @@ class Hub:
 
     def _remember(self, live: RowsLive, since: int) -> None:
         """Restores the state that the subscriber was told at ``since``; none if it cannot be read any more."""
-        lease = self._store.snapshots.begin(as_of_ts=since)
-        try:
-            schema = self._store.table(live.table, lease)
-            live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
-            live.reset = False
-        except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
-            live.told = []
-        finally:
-            self._store.snapshots.release(lease)
+        with self._store.snapshots.opened(as_of_ts=since) as lease:
+            try:
+                schema = self._store.table(live.table, lease)
+                live.told = read_window(self._store, lease, schema, live.bind(schema)).state()
+                live.reset = False
+            except (NotFound, OutOfRange, SnapshotTooOld):  # NotFound: the table was made after that
+                live.told = []
 
     def _events(self, table: str, bind: Bind, terms: Terms) -> EventsLive:
         schema = self._store.table(table)
@@ -233,8 +228,7 @@ class Hub:
 
     def _join(self, group: Group, live: Live) -> None:
         with self._lock:
-            lease = self._store.snapshots.begin()
-            try:
+            with self._store.snapshots.opened() as lease:
                 self._tick(lease)
                 if live.failure is not None:
                     raise live.failure
@@ -244,8 +238,6 @@ class Hub:
                 group.joining.discard(live)
                 if live.failure is not None:
                     raise live.failure
-            finally:
-                self._store.snapshots.release(lease)
             if isinstance(live, EventsLive):
                 live.kept_from = self.ts
 
@@ -341,7 +333,7 @@ class Hub:
         ``worked``: how much the thread had computed when the tick began.
         """
         began, feed = time.monotonic(), self._store.pending.feed
-        patient = self._lives.patient_s(began, _PATIENT_SHARE * (time.thread_time() - worked))
+        patient = _patient_s(tuple(self._lives), began, _PATIENT_SHARE * (time.thread_time() - worked))
         while not self._stopping:
             if feed.fills and not self._digested():
                 return
@@ -379,11 +371,10 @@ class Hub:
         self._thread = None
         self._store.pending.feed.stop()
         self._take_calls()
-        for live in self._lives:
+        for live in tuple(self._lives):
             live.failure = live.failure or failure
-            then, live.then = live.then, None
-            if then is not None:
-                _call(then, live.failure)
+            if live.then is not None:
+                self._answer(live, live.failure, 0.0)
             if isinstance(live, EventsLive) and not live.busy:
                 live.release(self._store.snapshots.release)
         self._lives.clear()
@@ -410,7 +401,7 @@ class Hub:
             live.then = then
             live.beat = now + self._patience_of(live)
             at = min(max(now, live.due), live.beat) if live.dirty else live.beat
-            self._schedule.put(live, min(at, self._end_at(live, now)) if isinstance(live, EventsLive) else at)
+            self._schedule.put(live, min(at, self._end_at(live, now)))
 
     def _patience_of(self, live: Live) -> float:
         """Seconds to its next heartbeat: never all at the same time, for a message costs as much as a small commit."""
@@ -455,23 +446,26 @@ class Hub:
                 continue
             if live.failure is not None:
                 self._answer(live, live.failure, now)
-            elif isinstance(live, EventsLive):
-                self._tell_events(live, now)
-            elif isinstance(live, RowsLive):
-                self._tell_rows(live, now)
-
-    def _tell_rows(self, live: RowsLive, now: float) -> None:
-        if live.dirty and now < live.due:  # it is not told yet, and has the state of before
-            if now >= live.beat:
-                self._answer(live, Update(live.ts), now)
+                continue
+            if isinstance(live, EventsLive):
+                if live.busy:
+                    continue
+                self._find_end(live)
+            if live.dirty and now < live.due:  # it is not told yet, and has the state of before
+                if now >= live.beat:
+                    self._answer(live, Update(live.ts, skip=live.skip), now)
+                else:
+                    self._schedule.put(live, min(live.due, live.beat))
+            elif isinstance(live, EventsLive) and live.behind:
+                live.busy = True
+                assert self._readers is not None
+                self._readers.submit(self._read_page, live)
             else:
-                self._schedule.put(live, min(live.due, live.beat))
-            return
-        update = live.take(self.ts)
-        if update.changes or update.reset or now >= live.beat:
-            self._answer(live, update, now)
-        else:
-            self._schedule.put(live, live.beat)
+                update = live.take(self.ts)
+                if update.changes or update.ended or update.reset or now >= live.beat:
+                    self._answer(live, update, now)
+                else:
+                    self._schedule.put(live, self._end_at(live, now))
 
     def _answer(self, live: Live, said: Update | KiviError, now: float) -> None:
         if isinstance(live, EventsLive) and isinstance(said, Update):
@@ -489,31 +483,11 @@ class Hub:
         if then is not None:
             _call(then, said)
 
-    def _tell_events(self, live: EventsLive, now: float) -> None:
-        if live.busy:
-            return
-        self._find_end(live)
-        if now < live.due:
-            if now >= live.beat:
-                self._answer(live, Update(live.ts, skip=live.skip), now)
-            else:
-                self._schedule.put(live, min(live.due, live.beat))
-            return
-        if live.behind:
-            live.busy = True
-            assert self._readers is not None
-            self._readers.submit(self._read_page, live)
-            return
-        update = live.take(self.ts)
-        if update.changes or update.ended or update.reset or now >= live.beat:
-            self._answer(live, update, now)
-        else:
-            self._schedule.put(live, min(live.beat, self._end_at(live, now)))
-
-    def _end_at(self, live: EventsLive, now: float) -> float:
+    def _end_at(self, live: Live, now: float) -> float:
+        """When to look at it again if nothing comes: for its heartbeat, or for its end."""
         if live.until_us is None:
             return live.beat
-        return now + max(0.0, live.until_us / 1e6 - self._store.clock())
+        return min(live.beat, now + max(0.0, live.until_us / 1e6 - self._store.clock()))
 
     def _find_end(self, live: EventsLive) -> None:
         """Whether the moment is over after which it is told nothing more, and which commits are before that."""
@@ -561,3 +535,21 @@ def _call(then: Callable[[Update | KiviError], None], said: Update | KiviError) 
         then(said)
     except Exception:
         _log.exception("a subscriber's callback raised")
+
+
+def _patient_s(lives: Collection[Live], now: float, spare: float) -> float:
+    """For how long to wait for those who have been told within their interval.
+
+    Until the first of them may be told again it costs nobody anything. Until all of them may, so that from then on
+    one tick is for all, and half an interval more than they asked for: only where ticks are large. So it is, too,
+    where somebody might be told something at any moment: half an interval at most. ``spare``: how long to wait
+    for the sake of what a tick costs.
+    """
+    patience = min((live.patience_s for live in lives), default=0.0)
+    if not patience:
+        return 0.0
+    dues = (live.due for live in lives if live.then is not None or live.due > now)
+    soon = [due - now for due in dues if due <= now + patience]
+    if not soon or min(soon) <= 0.0:
+        return min(spare, patience / 2)
+    return max(min(soon), min(spare, max(soon) + patience / 2))

@@ -17,6 +17,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Keyed, Query, Row, Terms, Update, differences
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease
+from kivi.store.reads import key_range
 
 __all__ = ["EventsLive", "Live", "RowsLive", "Then"]
 
@@ -38,6 +39,11 @@ class Live:
         self.bind = bind
         self.query: Query
         self.schema: TableSchema
+        self.ts = terms.since or 0
+        """The snapshot that it has been told of."""
+        self.skip = 0
+        """Of events, how many after that it has been told, too."""
+        self.until_us = terms.until_us
         self.interval_s = terms.interval_s
         self.heartbeat_s = terms.heartbeat_s
         self.patience_s = min(terms.interval_s, terms.heartbeat_s)
@@ -59,6 +65,10 @@ class Live:
         """While it joins: likewise, commits' events."""
         self.reread = False
         """While it joins: more changed than can be told."""
+
+    def define(self, schema: TableSchema) -> None:
+        """Its query, for the schema as it is now."""
+        self.schema, self.query = schema, self.bind(schema)
 
     def told_at(self, now: float) -> None:
         """It is told something: from when on it may be told more.
@@ -90,10 +100,13 @@ class RowsLive(Live):
         self.read_ts = 0
         """The snapshot that the window was first read at."""
         self.told: list[Keyed] = []
-        self.ts = terms.since or 0
-        """The snapshot that ``told`` is the state of."""
         self.reset = True
         """It has been told nothing that holds."""
+        self.range: tuple[bytes | None, bytes | None]
+
+    def define(self, schema: TableSchema) -> None:
+        super().define(schema)
+        self.range = key_range(schema, self.query.scan)
 
     @property
     def dirty(self) -> bool:
@@ -103,26 +116,10 @@ class RowsLive(Live):
         self.ts = ts
         if not (self.window.changed or self.reset):
             return Update(ts)
-        if self.reset or self.window.moved:
-            state = self.window.state()
-            update = Update(ts, differences(self.told, state), reset=self.reset)
-            self.told, self.reset = state, False
-        else:
-            update = Update(ts, self._changes())
-        self.window.changed = self.window.moved = False
+        state = self.window.state()
+        update = Update(ts, differences(self.told, state), reset=self.reset)
+        self.told, self.reset, self.window.changed = state, False, False
         return update
-
-    def _changes(self) -> list[Change]:
-        """``differences`` where every row is where it was."""
-        keys = [key for key, _ in self.told]
-        rows = self.window.rows(keys)
-        changes = [
-            Change("change", i, i, row)
-            for i, ((_, was), row) in enumerate(zip(self.told, rows, strict=True))
-            if row is not was and row != was
-        ]
-        self.told = list(zip(keys, rows, strict=True))
-        return changes
 
 
 class EventsLive(Live):
@@ -145,7 +142,6 @@ class EventsLive(Live):
         self.again = (0, 0)
         """Commits after the first and up to the second were handed to the connection before this one, for nothing."""
         self.skip = skip
-        self.until_us = terms.until_us
         self.durable = terms.durable
         self.unseen = terms.durable is not None and terms.durable.unseen
         # Others' predicates may be about columns that this one does not show.

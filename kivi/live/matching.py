@@ -13,7 +13,7 @@ Nulls match no comparison, as in ``kivi.model.expressions``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -26,7 +26,7 @@ from kivi.arrow.predicates import filter_batch
 from kivi.model.expressions import Expr, matches, names
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
-__all__ = ["BatchColumns", "Columns", "Limit", "Matcher", "RowColumns"]
+__all__ = ["BatchColumns", "Columns", "Matcher", "RowColumns"]
 
 _PAIRS: Final = 1 << 18
 """Of rows with queries, that are compared at a time: 2 MB a column."""
@@ -48,26 +48,13 @@ class Words:
 # -- the rows ----------------------------------------------------------------------------------------------
 
 
-class Columns:
-    """Rows by columns, as NumPy in stored form. ``rows``: how many."""
+class RowColumns:
+    """Rows as dicts of stored-form values.
 
-    rows: int
-
-    def numbers(self, name: str, type_: ColumnType) -> tuple[Array, Array | None]:
-        """Values and where they are known; int64 or float64. Integers beyond int64 are brought to its ends."""
-        raise NotImplementedError
-
-    def codes(self, name: str, words: Words) -> Array:
-        """Of each row the position of its value among ``words``; -1 if it is none of them."""
-        raise NotImplementedError
-
-    def select(self, where: Expr, types: Mapping[str, ColumnType]) -> Array:
-        """The rows that a predicate selects."""
-        raise NotImplementedError
-
-
-class RowColumns(Columns):
-    """Rows as dicts of stored-form values."""
+    ``numbers``: values and where they are known, int64 or float64; integers beyond int64 are brought to its ends.
+    ``codes``: of each row the position of its value among some words; -1 if it is none of them. ``select``: the rows
+    that a predicate selects.
+    """
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         self.rows = len(rows)
@@ -98,8 +85,8 @@ class RowColumns(Columns):
         return np.array([i for i, row in enumerate(self._listed) if matches(where, row)], np.int64)
 
 
-class BatchColumns(Columns):
-    """A record batch of events."""
+class BatchColumns:
+    """The same of a record batch."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.rows = batch.num_rows
@@ -130,16 +117,10 @@ class BatchColumns(Columns):
         return selected.column(selected.num_columns - 1).to_numpy()  # type: ignore[no-any-return]
 
 
+Columns = RowColumns | BatchColumns
+
+
 # -- the queries -------------------------------------------------------------------------------------------
-
-
-class Limit(NamedTuple):
-    """Of a column the largest value that matters to a query, or with ``down`` the least; nulls do not matter then.
-    Without a name it is about the rows' positions."""
-
-    name: str | None
-    down: bool
-    bound: Any
 
 
 class _Ranges(NamedTuple):
@@ -249,10 +230,7 @@ class _Shape(Generic[Q]):
     def __init__(self, texts: tuple[str, ...], numbers: tuple[str, ...]) -> None:
         self._texts, self._numbers = texts, numbers
         self.queries: dict[Q, _Ranges] = {}
-        self.limited: set[Q] = set()
-        """Those that may have a limit."""
         self._listed: list[Q] = []
-        self._limited: list[int] = []
         self._bounds: dict[str, tuple[Array, Array]] = {}
         self._words: dict[str, Words] = {}
         self._by: str | None = None
@@ -263,7 +241,6 @@ class _Shape(Generic[Q]):
     def _arrange(self, types: Mapping[str, ColumnType]) -> None:
         self.changed = False
         self._listed = list(self.queries)
-        self._limited = [i for i, query in enumerate(self._listed) if query in self.limited]
         wanted = list(self.queries.values())
         for name in self._numbers:
             dtype = np.float64 if types[name].name == "float64" else np.int64
@@ -281,20 +258,10 @@ class _Shape(Generic[Q]):
         elif self._by is not None:
             self._buckets = _buckets(*self._bounds[self._by])
 
-    def pairs(
-        self, columns: Columns, types: Mapping[str, ColumnType], limit_of: Callable[[Q], Limit | None] | None
-    ) -> Iterator[tuple[Array, Array, list[Q]]]:
+    def pairs(self, columns: Columns, types: Mapping[str, ColumnType]) -> Iterator[tuple[Array, Array, list[Q]]]:
         """(rows, queries, which queries the numbers are): the hits, in blocks."""
         if self.changed:
             self._arrange(types)
-        limits = None
-        if limit_of is not None and self._limited:
-            found = ((i, limit_of(self._listed[i])) for i in self._limited)
-            limits = _Limits.of({i: limit for i, limit in found if limit is not None}, columns, types)
-        if self._by is None and limits is not None:
-            for hits in limits.hits(len(self._listed)):
-                yield *hits, self._listed
-            return
         values = {name: columns.numbers(name, types[name]) for name in self._numbers}
         codes = {name: columns.codes(name, words) for name, words in self._words.items()}
         for rows, queries in self._candidates(columns.rows, values, codes):
@@ -307,11 +274,8 @@ class _Shape(Generic[Q]):
                     keep &= known[rows]
             for name, array in codes.items():
                 keep &= array[rows] == self._words[name].of[queries]
-            rows, queries = rows[keep], queries[keep]
-            if limits is not None:
-                rows, queries = limits.kept(rows, queries)
-            if len(rows):
-                yield rows, queries, self._listed
+            if keep.any():
+                yield rows[keep], queries[keep], self._listed
 
     def _candidates(
         self, rows: int, values: Mapping[str, tuple[Array, Array | None]], codes: Mapping[str, Array]
@@ -354,79 +318,6 @@ def _left(low: Array, high: Array) -> float:
     return float(wide.mean()) + 1 / len(np.unique(low)) if len(low) else 1.0
 
 
-class _Limits:
-    """What is beyond the rows that a query shows does not concern it: most rows, of one that shows the largest ten.
-
-    Where a query has no predicate its rows are found by bisection, too: in the order of the limited column.
-    """
-
-    def __init__(self, columns: Columns, types: Mapping[str, ColumnType]) -> None:
-        self._columns, self._types = columns, types
-        self._orders: dict[tuple[str | None, bool], tuple[list[int], list[Any]]] = {}
-        self._limited: Mapping[int, Limit] = {}
-
-    @staticmethod
-    def of(limited: Mapping[int, Limit], columns: Columns, types: Mapping[str, ColumnType]) -> _Limits | None:
-        if not limited:
-            return None
-        made = _Limits(columns, types)
-        made._limited = limited
-        for i, limit in limited.items():
-            queries, bounds = made._orders.setdefault((limit.name, limit.down), ([], []))
-            queries.append(i)
-            bounds.append(limit.bound)
-        return made
-
-    def _values(self, name: str | None) -> tuple[Array, Array | None]:
-        if name is None:
-            return np.arange(self._columns.rows), None
-        values, known = self._columns.numbers(name, self._types[name])
-        return (values.astype(np.int64) if values.dtype == np.bool_ else values), known
-
-    def _bounds(self, values: Array, bounds: list[Any]) -> Array:
-        if values.dtype == np.float64:
-            return np.array(bounds, np.float64)
-        return np.array([min(max(int(bound), INT64_MIN), INT64_MAX) for bound in bounds], np.int64)
-
-    def kept(self, rows: Array, queries: Array) -> tuple[Array, Array]:
-        """Without the pairs of rows that do not matter to the query."""
-        keep = np.ones(len(rows), np.bool_)
-        for (name, down), (limited, listed) in self._orders.items():
-            values, known = self._values(name)
-            bounds = self._bounds(values, listed)
-            at = np.full(int(max(queries.max(initial=0), max(limited))) + 1, -1)
-            at[limited] = np.arange(len(limited))
-            which = at[queries]
-            concerned = which >= 0
-            held, most = values[rows[concerned]], bounds[which[concerned]]
-            passes = held >= most if down else held <= most
-            if known is not None:
-                passes &= known[rows[concerned]]
-            keep[concerned] &= passes
-        return rows[keep], queries[keep]
-
-    def hits(self, queries: int) -> Iterator[tuple[Array, Array]]:
-        """Of so many queries without a predicate."""
-        for (name, down), (limited, listed) in self._orders.items():
-            values, known = self._values(name)
-            bounds = self._bounds(values, listed)
-            there = np.arange(len(values)) if known is None else np.flatnonzero(known)
-            there = there[values[there] == values[there]]  # without NaN
-            order = there[np.argsort(values[there], kind="stable")]
-            ranked = values[order]
-            for query, bound in zip(limited, bounds, strict=True):
-                if down:
-                    rows = order[np.searchsorted(ranked, bound, "left") :]
-                else:
-                    rows = order[: np.searchsorted(ranked, bound, "right")]
-                if len(rows):
-                    yield np.sort(rows), np.full(len(rows), query)
-        rows = np.arange(self._columns.rows)
-        for query in range(queries):
-            if query not in self._limited:
-                yield rows, np.full(len(rows), query)
-
-
 class Matcher(Generic[Q]):
     """Queries by their predicates. Not thread safe."""
 
@@ -439,8 +330,7 @@ class Matcher(Generic[Q]):
     def __len__(self) -> int:
         return len(self._shape_of) + len(self._others)
 
-    def add(self, query: Q, where: Expr | None, *, limited: bool = True) -> None:
-        """``limited``: whether there may be a limit of it at some time."""
+    def add(self, query: Q, where: Expr | None) -> None:
         ranges = _ranges(where, self._types)
         if ranges is None:
             assert where is not None
@@ -451,8 +341,6 @@ class Matcher(Generic[Q]):
         if shape is None:
             shape = self._shapes[kind] = _Shape(*kind)
         shape.queries[query] = ranges
-        if limited:
-            shape.limited.add(query)
         shape.changed = True
         self._shape_of[query] = kind
 
@@ -463,22 +351,16 @@ class Matcher(Generic[Q]):
         if kind is not None:
             shape = self._shapes[kind]
             del shape.queries[query]
-            shape.limited.discard(query)
             shape.changed = True
             if not shape.queries:
                 del self._shapes[kind]
 
-    def selected(
-        self, columns: Columns, limit_of: Callable[[Q], Limit | None] | None = None
-    ) -> Iterator[tuple[Q, list[int]]]:
-        """Each query that selects some rows, and which: in order, each once. A query may come more than once.
-
-        Rows beyond ``limit_of(query)`` are left out, as far as that costs less than to find them.
-        """
+    def selected(self, columns: Columns) -> Iterator[tuple[Q, list[int]]]:
+        """Each query that selects some rows, and which: in order, each once. A query may come more than once."""
         if not columns.rows:
             return
         for shape in self._shapes.values():
-            for rows, queries, listed in shape.pairs(columns, self._types, limit_of):
+            for rows, queries, listed in shape.pairs(columns, self._types):
                 order = np.argsort(queries, kind="stable")
                 found, by_query = rows[order].tolist(), queries[order]
                 starts = np.flatnonzero(by_query[1:] != by_query[:-1]) + 1

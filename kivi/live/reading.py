@@ -8,25 +8,26 @@ there.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import flat, stored_array, stored_rows
-from kivi.live.host import Readable
+from kivi.arrow.columns import stored_rows
+from kivi.live.matching import Array, BatchColumns, Columns
 from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS, Changes
-from kivi.model.expressions import Expr
+from kivi.model.expressions import all_of, between
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query, Row
-from kivi.model.types import ColumnType
+from kivi.model.types import INT64_MAX, ColumnType
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 from kivi.store.transaction import encoded_key
 
-__all__ = ["event_key", "floor_of", "key_of", "read_window", "types_of"]
+__all__ = ["event_key", "floor_of", "key_of", "promising", "read_window", "types_of"]
 
 _EVENT_KEY: Final = struct.Struct(">QI")
 
@@ -45,17 +46,17 @@ def types_of(schema: TableSchema) -> dict[str, ColumnType]:
     return types | dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
 
 
-def floor_of(store: Readable, schema: TableSchema, ts: int) -> int | None:
+def floor_of(store: Store, schema: TableSchema, ts: int) -> int | None:
     """The event time below which a snapshot at ``ts`` has forgotten the table's events."""
     return store.retention.seen_at(schema.id, ts)
 
 
-def read_window(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def read_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     """Raises what a scan raises, and ResourceExhausted for more rows than a window holds."""
     return _of_events(store, lease, schema, query) if schema.kind == "event" else _of_rows(store, lease, schema, query)
 
 
-def _of_rows(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
     limit = None
     if not query.order and query.shown is not None:  # key order is the order of a scan
@@ -72,12 +73,9 @@ def _of_rows(store: Readable, lease: Lease, schema: TableSchema, query: Query) -
     return window
 
 
-def _of_events(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:
+def _of_events(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     window = Window(query)
-    where = query.where
-    if (floor := floor_of(store, schema, lease.ts)) is not None:
-        kept = Expr(">=", schema.event_time or "", floor)
-        where = kept if where is None else where & kept
+    where = all_of(query.where, between(schema.event_time or "", floor_of(store, schema, lease.ts), None))
     scan = replace(query.scan, columns=query.needed, where=where, changes=Changes(0, commit_ts=True, partial=True))
     for keys, batch in numbered(store.scan(lease, schema, scan)):
         places = batch.append_column("", pa.array(np.arange(batch.num_rows)))
@@ -100,19 +98,25 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[list[bytes], p
 
 
 def _promising(batch: pa.RecordBatch, window: Window, query: Query, types: dict[str, ColumnType]) -> pa.RecordBatch:
-    """The rows that may come before the window's last, as far as the first column of the order can tell by numbers."""
+    keep = promising(BatchColumns(batch), window, query, types)
+    return batch if keep is None or keep.all() else batch.filter(pa.array(keep))
+
+
+def promising(columns: Columns, window: Window, query: Query, types: Mapping[str, ColumnType]) -> Array | None:
+    """Which rows may come before the window's last, as far as the first column of the order tells by numbers.
+
+    None: all.
+    Beyond the last row of a window nothing is known, and nothing of interest: to be put there is to be left out, and a
+    held row that is not put is taken out. The last only comes nearer while rows are put.
+    """
     last = window.last
     if last is None or not query.order:
-        return batch
-    name, down = query.order[0]
-    bound: Any = last[0]
-    if len(bound) == 1 or types[name].name in ("string", "bytes"):
-        return batch
-    column = flat(batch.column(name))
-    values = stored_array(types[name], column)
-    if values.dtype == np.bool_:
-        return batch
-    keep = (-values if down else values) <= bound[1]
-    if column.null_count:
-        keep &= column.is_valid().to_numpy(zero_copy_only=False)
-    return batch if keep.all() else batch.filter(pa.array(keep))
+        return None
+    (name, down), bound = query.order[0], last[0]
+    if len(bound) == 1 or types[name].name in ("string", "bytes", "bool"):
+        return None
+    values, known = columns.numbers(name, types[name])
+    # ``values`` end at 64 bits, which a sum may have left.
+    most = bound[1] if values.dtype == np.float64 else min(max(bound[1], -INT64_MAX), INT64_MAX)
+    keep: Array = (-values if down else values) <= most
+    return keep if known is None else keep & known

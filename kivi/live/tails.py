@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Final
 
+import pyarrow as pa
+
 from kivi.arrow.columns import stored_rows
 from kivi.errors import SnapshotTooOld
-from kivi.live.host import Followed
 from kivi.live.lives import EventsLive
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.subscriptions import Change, Row, Update
 from kivi.mvcc.leases import Lease
+from kivi.store.facade import Store
 
 __all__ = ["Tails"]
 
@@ -23,7 +25,7 @@ _PAGE_ROWS: Final = 5_000
 class Tails:
     """``lock`` is the hub's, under which ``hub_ts`` is the snapshot that it is at. One call at a time for each live."""
 
-    def __init__(self, store: Followed, lock: threading.RLock, hub_ts: Callable[[], int]) -> None:
+    def __init__(self, store: Store, lock: threading.RLock, hub_ts: Callable[[], int]) -> None:
         self._store, self._lock, self._hub_ts = store, lock, hub_ts
 
     def page(self, live: EventsLive) -> Update | None:
@@ -67,7 +69,7 @@ class Tails:
                 raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             scan = replace(live.query.scan, columns=live.columns)
 
-            def tail(partial: bool) -> Iterable[object]:
+            def tail(partial: bool) -> Iterator[pa.RecordBatch]:
                 changes = Changes(live.ts, commit_ts=True, partial=partial)
                 return self._store.scan(lease, schema, replace(scan, changes=changes))
 
@@ -101,17 +103,9 @@ class Tails:
             return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset)
 
 
-def _skipped(batches: Iterable[object], skip: int) -> object:
+def _skipped(batches: Iterator[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:
     """Without the first ``skip`` rows."""
-
-    def rest() -> object:
-        left = skip
-        for batch in batches:
-            rows: int = batch.num_rows  # type: ignore[attr-defined]
-            if left >= rows:
-                left -= rows
-                continue
-            yield batch.slice(left)  # type: ignore[attr-defined]
-            left = 0
-
-    return rest()
+    for batch in batches:
+        if skip < batch.num_rows:
+            yield batch.slice(skip)
+        skip = max(0, skip - batch.num_rows)

@@ -11,7 +11,7 @@ Without a limit a window holds all that matches; ROWS_MAX is the most.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 from kivi.errors import ResourceExhausted
@@ -26,7 +26,7 @@ _SLACK_MIN: Final = 16
 class Window:
     """Not thread safe. ``rows`` are in stored form, of the columns that are shown."""
 
-    __slots__ = ("_order", "_query", "_ranks", "_rows", "_sort_key", "changed", "dropped", "moved", "slack", "whole")
+    __slots__ = ("_order", "_query", "_ranks", "_rows", "_sort_key", "changed", "dropped", "slack", "whole")
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -36,8 +36,8 @@ class Window:
         self._order: list[tuple[Any, ...]] = []
         self.slack = max(_SLACK_MIN, (query.shown or 0) // 2)
         self.whole = True
-        self.changed = self.moved = True
-        """Since whoever looks at them made them False: perhaps anything; rows have come, gone, or changed places."""
+        self.changed = True
+        """Since whoever looks at it made it False."""
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
 
@@ -47,25 +47,13 @@ class Window:
     def held(self) -> Iterable[bytes]:
         return self._rows.keys()
 
-    def refresh(self, keys: Sequence[bytes], rows: Sequence[Row]) -> bool:
-        """``put`` if that cannot move them: all are held, and nothing of a row decides where. Else nothing, and False.
-
-        Rows are not changed: windows that show all of one share it.
-        """
-        held = self._rows
-        if self._query.order or not all(map(held.__contains__, keys)):
-            return False
-        held.update(zip(keys, rows if self._query.whole else map(self._shown, rows), strict=True))
-        self.changed = True
-        return True
-
     def _shown(self, row: Row) -> Row:
         return row if self._query.whole else {name: row[name] for name in self._query.columns}
 
     def put(self, key: bytes, row: Row) -> bool:
         """The row matches and is like this now. Returns whether it is held."""
         before = self._ranks.get(key)
-        rank = self._sort_key(row, key)
+        rank = before if before is not None and not self._query.order else self._sort_key(row, key)
         shown = self._shown(row)
         if before is not None:
             if before == rank:
@@ -78,7 +66,7 @@ class Window:
             return False
         self._rows[key], self._ranks[key] = shown, rank
         insort(self._order, rank)
-        self.changed = self.moved = True
+        self.changed = True
         if self._query.shown is None or self._query.shown > ROWS_MAX:
             if len(self._order) > ROWS_MAX:
                 raise too_many(self._query)
@@ -100,7 +88,7 @@ class Window:
     def _take_out(self, key: bytes, rank: tuple[Any, ...]) -> None:
         del self._rows[key], self._ranks[key]
         del self._order[bisect_left(self._order, rank)]
-        self.changed = self.moved = True
+        self.changed = True
 
     @property
     def last(self) -> tuple[Any, ...] | None:
@@ -111,10 +99,6 @@ class Window:
     def short(self) -> bool:
         """More is to be shown than is known."""
         return not self.whole and len(self._order) < (self._query.shown or 0)
-
-    def rows(self, keys: Iterable[bytes]) -> list[Row]:
-        """As they are shown; all of them are held."""
-        return list(map(self._rows.__getitem__, keys))
 
     def state(self) -> list[Keyed]:
         """The rows that are shown, in order."""

@@ -11,6 +11,8 @@ A ``Scan`` is a predicate with a range of keys, columns and a limit: what to rea
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,7 +22,7 @@ from kivi.model.changes import Changes
 from kivi.model.schema import Measure
 from kivi.model.types import ColumnType
 
-__all__ = ["Expr", "Scan", "bind", "col", "matches", "names"]
+__all__ = ["Expr", "Scan", "all_of", "between", "bind", "col", "matches", "names"]
 
 _COMPARE: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "==": lambda a, b: bool(a == b),
@@ -127,6 +129,19 @@ def col(name: str) -> _Column:
     return _Column(name)
 
 
+def all_of(*terms: Expr | None) -> Expr | None:
+    """The terms that there are, joined by "and"; None if there are none."""
+    there = [term for term in terms if term is not None]
+    return functools.reduce(operator.and_, there) if there else None
+
+
+def between(column: str, low: Any, beyond: Any) -> Expr | None:
+    """low <= column < beyond, in stored form, None being no bound."""
+    return all_of(
+        None if low is None else Expr(">=", column, low), None if beyond is None else Expr("<", column, beyond)
+    )
+
+
 def names(expr: Expr) -> set[str]:
     """The columns a predicate reads."""
     return {expr.column} if expr.column else set().union(*(names(arg) for arg in expr.args))
@@ -147,6 +162,11 @@ class Scan:
     measures: tuple[Measure, ...] = ()
     """Of events: one row with these, instead of the rows."""
     changes: Changes | None = None
+
+    @property
+    def times(self) -> tuple[Any, Any]:
+        """Of events: the moment from which on and the one before which they lie; None is no bound."""
+        return self.start[0] if self.start else None, self.end[0] if self.end else None
 
 
 def bind(expr: Expr, type_of: Callable[[str], ColumnType]) -> Expr:

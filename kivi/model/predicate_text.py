@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime as dt
 import decimal
+import operator
 import re
 import tokenize
 from collections.abc import Callable, Mapping
@@ -67,22 +68,14 @@ def parse_value(type_name: str, text: str, what: str = "value") -> Any:
 
 _WORDS: Final = {"&": " and ", "|": " or ", "~": " not "}
 _COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
-    ast.Eq: lambda column, value: column == value,
-    ast.NotEq: lambda column, value: column != value,
-    ast.Lt: lambda column, value: column < value,
-    ast.LtE: lambda column, value: column <= value,
-    ast.Gt: lambda column, value: column > value,
-    ast.GtE: lambda column, value: column >= value,
-    ast.Is: lambda column, value: column == value,
-    ast.IsNot: lambda column, value: column != value,
-}
-_MIRROR: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.Gt,
-    ast.LtE: ast.GtE,
-    ast.Gt: ast.Lt,
-    ast.GtE: ast.LtE,
-    ast.Eq: ast.Eq,
-    ast.NotEq: ast.NotEq,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.eq,
+    ast.IsNot: operator.ne,
 }
 
 
@@ -135,8 +128,9 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
 
     def compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Expr:
         kind = type(op)
-        if not isinstance(left, ast.Name) and isinstance(right, ast.Name) and kind in _MIRROR:
-            left, right, kind = right, left, _MIRROR[kind]
+        mirrored = not isinstance(left, ast.Name) and isinstance(right, ast.Name) and kind in _COMPARE
+        if mirrored:
+            left, right = right, left
         name = column(left)
         if isinstance(op, (ast.In, ast.NotIn)):
             if not isinstance(right, (ast.List, ast.Tuple, ast.Set)):
@@ -145,7 +139,8 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
             return ~found if isinstance(op, ast.NotIn) else found
         if kind not in _COMPARE:
             raise InvalidArgument(f"{what}: {ast.unparse(left)} cannot be compared like that")
-        result = _COMPARE[kind](col(name), literal(right, name))
+        named, value = col(name), literal(right, name)
+        result = _COMPARE[kind](value, named) if mirrored else _COMPARE[kind](named, value)
         assert isinstance(result, Expr)
         return result
 

@@ -16,6 +16,7 @@ Nothing here does I/O or knows where a table lives.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -175,12 +176,6 @@ class TableSchema:
             raise SchemaError(
                 f"a key of {self.name!r} has {len(self.key)} columns ({', '.join(self.key_names)}): {shown(key)}"
             )
-        if self.counted:
-            for value in key:
-                if type(value) is not int or not INT64_MIN <= value <= INT64_MAX:
-                    break
-            else:
-                return tuple(key)
         out = []
         for column, value in zip(self.key, key, strict=False):
             if type(value) is int and column.type.name in _COUNTED and INT64_MIN <= value <= INT64_MAX:
@@ -312,60 +307,27 @@ class TableSchema:
             out["derived"] = dict(self.derived)
         return out
 
-    # -- JSON: the form in the catalog, on the wire and in describe() ---------------------------
-
-    def to_dict(self) -> dict[str, Any]:
-        out: dict[str, Any] = {
-            "name": self.name,
-            "kind": self.kind,
-            "id": self.id,
-            "state": self.state,
-            "created_ts": self.created_ts,
-            "key": [[c.name, str(c.type)] for c in self.key],
-            "columns": [[c.name, str(c.type), c.operator] for c in self.columns],
-        }
-        if self.origin_id:
-            out["origin_id"] = self.origin_id
-        if self.history_us is not None:
-            out["history_us"] = self.history_us
-        if self.kind == "event":
-            out["event_time"] = self.event_time
-            if self.retention_us is not None:
-                out["retention_us"] = self.retention_us
-        if self.kind == "aggregate":
-            out["source"] = self.source
-            out["source_id"] = self.source_id
-            out["complete_since_us"] = self.complete_since_us
-            out["group_by"] = [[g.name, g.source, g.slot_us] for g in self.group_by]
-            out["measures"] = [[m.name, m.operator, m.source] for m in self.measures]
-            out["derived"] = [list(pair) for pair in self.derived]
-        return out
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any]) -> TableSchema:
-        return TableSchema(
-            name=data["name"],
-            kind=data["kind"],
-            id=int(data["id"]),
-            state=data["state"],
-            created_ts=int(data["created_ts"]),
-            origin_id=int(data.get("origin_id", 0)),
-            key=tuple(Column(n, ColumnType.parse(t)) for n, t in data["key"]),
-            columns=tuple(Column(n, ColumnType.parse(t), op) for n, t, op in data["columns"]),
-            history_us=data.get("history_us"),
-            event_time=data.get("event_time"),
-            retention_us=data.get("retention_us"),
-            source=data.get("source"),
-            source_id=int(data.get("source_id", 0)),
-            complete_since_us=data.get("complete_since_us"),
-            group_by=tuple(GroupKey(n, s, int(w)) for n, s, w in data.get("group_by", ())),
-            measures=tuple(Measure(n, o, s) for n, o, s in data.get("measures", ())),
-            derived=tuple((n, e) for n, e in data.get("derived", ())),
-        )
+    # -- JSON: the form in the catalog ----------------------------------------------------------
 
     def to_json(self) -> bytes:
-        return json.dumps(self.to_dict(), separators=(",", ":")).encode()
+        """Without what is as it is by default."""
+        out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
+        out["key"] = [(c.name, str(c.type)) for c in self.key]
+        out["columns"] = [(c.name, str(c.type), c.operator) for c in self.columns]
+        out |= {name: list(map(dataclasses.astuple, out[name])) for name in ("group_by", "measures") if name in out}
+        return json.dumps(out, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> TableSchema:
-        return TableSchema.from_dict(json.loads(data))
+        known = json.loads(data)
+        known["key"] = tuple(Column(name, ColumnType.parse(type_)) for name, type_ in known["key"])
+        known["columns"] = tuple(Column(name, ColumnType.parse(type_), op) for name, type_, op in known["columns"])
+        known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
+        known["measures"] = tuple(Measure(*measure) for measure in known.get("measures", ()))
+        known["derived"] = tuple(map(tuple, known.get("derived", ())))
+        return TableSchema(**known)
+
+
+_WRITTEN: Final = frozenset({"name", "kind", "id", "state", "created_ts", "key", "columns"})
+_DEFAULTS: Final = {field.name: field.default for field in dataclasses.fields(TableSchema)}

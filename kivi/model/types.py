@@ -26,7 +26,7 @@ import datetime as dt
 import decimal
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -140,21 +140,6 @@ class ColumnType:
                     raise OutOfRange(f"{what} is {value} us, outside the years 1 to 9999", column=what) from None
             case _:
                 return value
-
-    @property
-    def quick_from_stored(self) -> Callable[[Any, str], Any]:
-        """``from_stored`` of what is not None, looked up once for many."""
-        if self.name != "timestamp":
-            return self.from_stored
-        epoch, delta, slow = _EPOCH, dt.timedelta, self.from_stored
-
-        def moment(value: int, what: str) -> Any:
-            try:
-                return epoch + delta(0, 0, value)
-            except OverflowError:
-                return slow(value, what)
-
-        return moment
 
     def from_stored_all(self, values: Sequence[Any], what: str = "value") -> list[Any]:
         """``from_stored`` of each."""

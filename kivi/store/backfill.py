@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import threading
 import time
@@ -44,7 +45,6 @@ from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound, Unavailable
-from kivi.events.views import later_of
 from kivi.model.schema import TableSchema
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import StageKind
@@ -211,20 +211,17 @@ class _Events:
     def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
         """The same in the batches that they lie in, of any size."""
         of, source, upto = self._of, self._schema.source_id, self._schema.created_ts
-        lease = of.snapshots.begin(min_snapshot=upto, ttl_s=of.settings.lease_ttl_max_s)
-        try:
+        with of.snapshots.opened(min_snapshot=upto, ttl_s=of.settings.lease_ttl_max_s) as lease:
             events = of.event_tables.of(source)
             if events is None:
                 raise NotFound(f"the source of {self._schema.name!r} was dropped")
-            pending = of.pending.events(source, upto)
-            unsaved = of.retention.unsaved_at(source, lease.ts)  # in memory first, in base second, like pending
-            with events.view(upto, floor_at=lease.ts) as view:
-                floor = self.floor_us = view.floor_us = later_of(unsaved, view.floor_us)
-                recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
+            take = functools.partial(events.view, upto, floor_at=lease.ts)
+            view, waiting = of.retention.captured(of.pending, source, upto, take, floor_at=lease.ts)
+            with view:
+                floor = self.floor_us = view.floor_us
+                recent = [part.batch for part in waiting]
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 for batch in view.scan():
                     yield batch, total
                 for batch in recent:
                     yield remembered(batch, events.schema, floor), total
-        finally:
-            of.snapshots.release(lease)

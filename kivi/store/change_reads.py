@@ -19,6 +19,7 @@ of the table. An aggregate that was made complete after ``since`` has been chang
 
 from __future__ import annotations
 
+import functools
 import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
@@ -35,13 +36,12 @@ from kivi.encoding.base_rows import Version
 from kivi.encoding.projection import Projection
 from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
-from kivi.events.views import later_of
 from kivi.model.changes import COMMIT_TS, Changes, TailPoints
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.watermark import Watermark
-from kivi.store.reads import BATCH_ROWS, Reads, key_range, limited, pieces, trimmer
+from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
 
 __all__ = ["ChangeReads"]
 
@@ -118,15 +118,12 @@ class ChangeReads:
         events = self._source(schema)
         watermark = self.watermark.value
         upto = watermark if upto is None else min(upto, watermark)
-        pending = [
-            part
-            for item in self.reads.pending.events(events.schema.id, upto)
-            if (part := item.after(since)) is not None
-        ]
+        pending, table = self.reads.pending, events.schema.id
         kept_since, last, cutter = events.kept_since, since, _Cutter(rows, most)
-        if pending or events.newest_cts() > since:
-            with events.tail(since, upto, partial=True) as view:
-                recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
+        if any(item.last > since for item in pending.events(table, upto)) or events.newest_cts() > since:
+            view_of = functools.partial(events.tail, since, upto, partial=True)
+            view, recent = self.reads.retention.captured(pending, table, upto, view_of, since=since)
+            with view:
                 cutter.add(view.commits_after(since, cutter.fits))
                 for item in recent:
                     cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
@@ -171,28 +168,20 @@ class ChangeReads:
         changes: Changes,
     ) -> Iterator[pa.RecordBatch]:
         """Events of the table ``schema`` in (since, the snapshot], in commit order."""
-        if wanted.prefix:
-            raise InvalidArgument(
-                f"event table {schema.name!r} has no row keys: use where, or start and end for its time"
-            )
+        times = event_times(schema, wanted)
         since, remembered_at = changes.since, changes.remembered_at
         if remembered_at is not None and not lease.ts <= remembered_at <= self.watermark.value:
             raise InvalidArgument(
                 f"remembered_at {remembered_at} is not between the snapshot {lease.ts} and the watermark"
             )
-        time_from = wanted.start[0] if wanted.start else None
-        time_to = wanted.end[0] if wanted.end else None
         outputs = list(schema.output_columns(wanted.columns))
-        pending = [
-            part for item in self.reads.pending.events(schema.id, lease.ts) if (part := item.after(since)) is not None
-        ]
-        unsaved = None if remembered_at is None else self.reads.retention.unsaved_at(schema.id, remembered_at)
-        view = events.tail(since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
+        view_of = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
+        view, recent = self.reads.retention.captured(
+            self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
+        )
         self.reads.leases.check(lease)
-        view.floor_us = later_of(unsaved, view.floor_us)
         shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
-        trim = trimmer(schema, wanted.where, time_from, time_to, view.floor_us, shown)
-        recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]
+        trim = trimmer(schema, wanted.where, times, view.floor_us, shown)
         skip, take = changes.skip, changes.take
         in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
 
@@ -213,7 +202,7 @@ class ChangeReads:
 
         def stored() -> Iterator[pa.RecordBatch]:
             for batch in view.scan(
-                after=since, time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs,
+                after=since, time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs,
                 with_cts=changes.commit_ts, skip=skip, take=take,
             ):  # fmt: skip
                 if changes.commit_ts:

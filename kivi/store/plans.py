@@ -22,7 +22,6 @@ from kivi.store.catalog import Catalog, schema_guard
 __all__ = ["GetPlan", "WritePlan", "plans_of"]
 
 _SIGN: Final = 1 << 63
-_INTEGERS: Final = frozenset({"int64", "timestamp", "decimal"})
 _NOTHING: Final[dict[int, Any]] = {}
 _KEY_CHARACTERS_MAX: Final = 256  # longer keys are measured on the general way, and so is longer text
 _TEXT_CHARACTERS_MAX: Final = 1_024
@@ -82,12 +81,11 @@ class WritePlan:
 class GetPlan:
     """A read of rows by key from one table: ``columns``, in rows of bounded size, so that thousands fit a message."""
 
-    __slots__ = ("columns", "integers", "key", "schema")
+    __slots__ = ("columns", "key", "schema")
 
     def __init__(self, schema: TableSchema, columns: tuple[str, ...]) -> None:
         self.schema = schema
         self.columns = columns
-        self.integers = all((c := schema.by_name.get(name)) and c.type.name in _INTEGERS for name in columns)
         self.key: Callable[[Sequence[Any]], bytes | None] = _key_of([column.type for column in schema.key])
 
     @staticmethod

@@ -11,6 +11,7 @@ block view, whose ``events_upto`` says which pending events it already has.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.summing import Sums
 from kivi.events.views import EventView, later_of
 from kivi.model.declarations import summary_schema
-from kivi.model.expressions import Expr, Scan, names
+from kivi.model.expressions import Expr, Scan, all_of, between, names
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
@@ -40,7 +41,7 @@ from kivi.store.plans import GetPlan
 from kivi.store.retention import Retention
 from kivi.store.transaction import Txn, encoded_key, merged
 
-__all__ = ["Reads", "key_range", "limited", "pieces", "trimmer"]
+__all__ = ["Reads", "event_times", "key_range", "limited", "pieces", "trimmer"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
@@ -209,28 +210,19 @@ class Reads:
         events = self.event_tables.of(schema.id)
         if events is None:
             raise self.catalog.missing(schema)
-        if wanted.prefix:
-            raise InvalidArgument(
-                f"event table {schema.name!r} has no row keys: use where, or start and end for its time"
-            )
-        time_from = wanted.start[0] if wanted.start else None
-        time_to = wanted.end[0] if wanted.end else None
+        times = event_times(schema, wanted)
         sums = Sums(schema, wanted.measures) if wanted.measures else None
         outputs = list(schema.output_columns(wanted.columns))
         if sums is not None:
             outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
-        pending = self.pending.events(schema.id, lease.ts)
-        unsaved = self.retention.unsaved_at(schema.id, lease.ts)  # in memory first, in base second, like pending
-        view = events.view(lease.ts)
+        upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts
+        take = functools.partial(events.view, upto, floor_at=lease.ts)
+        view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts)
         self.leases.check(lease)
-        recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
-        if txn is not None and txn.sees_none(schema):
-            view.close()
-            view, recent = events.view(0, floor_at=lease.ts), []
+        recent = [part.batch for part in waiting]
         own = txn.events_of(schema.id) if txn is not None else []
-        floor = view.floor_us = later_of(unsaved, view.floor_us)
-        trim = trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
-        found = _Captured(lease, schema, wanted, view, (time_from, time_to), recent, own, trim)
+        trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
+        found = _Captured(lease, schema, wanted, view, times, recent, own, trim)
         return self._event_batches(found, outputs) if sums is None else self._summary(found, sums)
 
     def _event_batches(self, found: _Captured, outputs: list[str]) -> Iterator[pa.RecordBatch]:
@@ -326,31 +318,20 @@ def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(at, 65_536)
 
 
+def event_times(schema: TableSchema, wanted: Scan) -> tuple[Any, Any]:
+    """From which moment on, and before which, a scan wants events. Raises InvalidArgument for one by keys."""
+    if wanted.prefix:
+        raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
+    return wanted.times
+
+
 def trimmer(
-    schema: TableSchema,
-    where: Expr | None,
-    time_from: int | None,
-    time_to: int | None,
-    floor_us: int | None,
-    outputs: list[str],
+    schema: TableSchema, where: Expr | None, times: tuple[Any, Any], floor_us: int | None, outputs: list[str]
 ) -> Callable[[pa.RecordBatch, bool], pa.RecordBatch]:
     """Does to batches in memory what the block scan does to stored ones: time range, floor, predicate, columns."""
-    time_column = schema.event_time or ""
-
-    def bounds(low: int | None) -> Expr | None:
-        terms = [where] if where is not None else []
-        if low is not None:
-            terms.append(Expr(">=", time_column, low))
-        if time_to is not None:
-            terms.append(Expr("<", time_column, time_to))
-        combined: Expr | None = None
-        for term in terms:
-            combined = term if combined is None else combined & term
-        return combined
-
-    floor = [bound for bound in (time_from, floor_us) if bound is not None]
-    committed_filter = bounds(max(floor) if floor else None)
-    own_filter = bounds(time_from)
+    time_column, (low, beyond) = schema.event_time or "", times
+    committed_filter = all_of(where, between(time_column, later_of(low, floor_us), beyond))
+    own_filter = all_of(where, between(time_column, low, beyond))
     types = {c.name: c.type for c in schema.columns}
 
     def trim(batch: pa.RecordBatch, committed: bool) -> pa.RecordBatch:

@@ -29,7 +29,7 @@ from kivi.mvcc.groups import events_applied
 from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_stage, is_events
 from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
-from kivi.store.staging import LiveStage, sequences_of
+from kivi.store.staging import STAGE_INDEX, LiveStage, sequences_of
 
 __all__ = ["load_base", "replay"]
 
@@ -55,7 +55,7 @@ def load_base(store: Contents) -> int:
     counter = engine.get(row_key(COUNTERS.id, encode_key([COUNTERS.key[0].type], ("table",))))
     if counter is not None:
         store.catalog.given(RowLayout.of(COUNTERS).decode(counter).cells[0])
-    store.stages.load(engine.get(store.stages.index_key()))
+    store.stages.load(engine.get(STAGE_INDEX))
     return position
 
 

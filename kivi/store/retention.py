@@ -29,12 +29,14 @@ import pyarrow.compute as pc
 
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument
-from kivi.events.views import later_of
+from kivi.events.views import EventView, later_of
 from kivi.log import Kind
 from kivi.model.schema import TableSchema
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
 from kivi.mvcc.leases import Leases
+from kivi.mvcc.pending import Pending
 from kivi.store.catalog import Catalog
 from kivi.store.event_tables import EventTables
 
@@ -90,6 +92,28 @@ class Retention:
         """The floor that a snapshot at ``upto`` sees; None, too, if the table is gone."""
         unsaved, events = self.unsaved_at(table, upto), self._store.event_tables.of(table)
         return None if events is None else later_of(unsaved, events.complete_since(upto))
+
+    def captured(
+        self,
+        pending: Pending,
+        table: int,
+        upto: int,
+        take: Callable[[], EventView],
+        *,
+        floor_at: int | None = None,
+        since: int = 0,
+    ) -> tuple[EventView, list[PendingEvents]]:
+        """A view of a table's blocks, as ``take`` gives it, and what of (since, upto] is pending and not in them.
+
+        Events and floors move from memory into base, so memory is looked at first. ``floor_at``: the timestamp of
+        which the view has the floor.
+        """
+        waiting = pending.events(table, upto)
+        unsaved = None if floor_at is None else self.unsaved_at(table, floor_at)
+        view = take()
+        view.floor_us = later_of(unsaved, view.floor_us)
+        least = max(since, view.events_upto)
+        return view, [part for item in waiting if (part := item.after(least)) is not None]
 
     def newest(self, table: int) -> int | None:
         """The floor that the next commit meets."""

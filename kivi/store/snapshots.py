@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from kivi.errors import SnapshotTooOld, Unavailable
 from kivi.mvcc.commit import Committer
@@ -52,6 +54,15 @@ class Snapshots:
             else:
                 as_of_ts = min(as_of_ts, self.watermark.value)
         return self.leases.open(as_of_ts, ttl_s)
+
+    @contextlib.contextmanager
+    def opened(self, **wanted: Any) -> Iterator[Lease]:
+        """``begin``, and ``release`` at the end of the block."""
+        lease = self.begin(**wanted)
+        try:
+            yield lease
+        finally:
+            self.release(lease)
 
     def _reach(self, ts: int, timeout_s: float) -> None:
         """Waits until ``ts`` can be read. Raises Unavailable when the time is up."""

@@ -35,12 +35,12 @@ from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
 from kivi.runtime.settings import Settings
 from kivi.store.checks import check_events
 
-__all__ = ["LiveStage", "Staged", "Stages", "Staging", "sequences_of"]
+__all__ = ["STAGE_INDEX", "LiveStage", "Staged", "Stages", "Staging", "sequences_of"]
 
 Done = Callable[[BaseException | None, bytes | None], None]
 """Is called with None and the stage's id, or with what went wrong."""
 
-_INDEX: Final = meta_key("stages")
+STAGE_INDEX: Final = meta_key("stages")
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class Stages:
             for s in self._stages.values()
             if s.sequence <= upto and not 0 < s.committed_at <= upto
         ]
-        yield _INDEX, json.dumps({"store": self._store_id.hex(), "stages": index}).encode()
+        yield STAGE_INDEX, json.dumps({"store": self._store_id.hex(), "stages": index}).encode()
 
     def load(self, data: bytes | None) -> None:
         """Takes back what ``rows`` wrote.
@@ -181,10 +181,6 @@ class Stages:
             return
         for sequence, kind, table, rows, nbytes, owner, time_us in saved["stages"]:
             self.add(LiveStage(sequence, StageKind(kind), table, rows, nbytes, owner, time_us))
-
-    @staticmethod
-    def index_key() -> bytes:
-        return _INDEX
 
 
 def sequences_of(bulks: Sequence[object]) -> list[int]:

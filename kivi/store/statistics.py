@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kivi.events.views import later_of
-from kivi.model.schema import TableSchema
+from kivi.model.expressions import Scan
+from kivi.model.schema import Measure, TableSchema
 from kivi.mvcc.shortage import Shortage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.watermark import Watermark
@@ -14,7 +14,6 @@ from kivi.store.catalog import LATE
 from kivi.store.commits import Commits
 from kivi.store.host import Running
 from kivi.store.reads import Reads
-from kivi.store.retention import remembered
 from kivi.store.snapshots import Snapshots
 from kivi.store.splitting import event_points, row_points
 
@@ -34,25 +33,15 @@ class Host(Running, Protocol):
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
     """Numbers about a table's contents that are cheap to have."""
-    events = store.event_tables.of(schema.id) if schema.kind == "event" else None
-    if events is None:
+    if schema.kind != "event":
         return {}
-    upto = store.moved.value
-    waiting = store.pending.events(schema.id, upto)
-    unsaved = store.retention.unsaved_at(schema.id, upto)  # before base, like pending
-    summary = events.view(upto)
-    with summary:
-        floor = summary.floor_us = later_of(unsaved, summary.floor_us)
-        recent = [part.batch for item in waiting if (part := item.after(summary.events_upto)) is not None]
-        rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
-        rows += summary.rows if floor is None else summary.summary().rows
-        out = {"rows": rows} | ({} if floor is None else {"complete_since_us": floor})
-    lease = store.snapshots.begin()
-    try:
-        counted = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
-    finally:
-        store.snapshots.release(lease)
-    return out | ({"late_dropped": counted["dropped"]} if counted is not None else {})
+    with store.snapshots.opened() as lease:
+        count = Scan(measures=(Measure("rows", "count", None),))
+        (counted,) = store.reads.scan(lease, schema, count)
+        late = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
+        floor = store.retention.seen_at(schema.id, lease.ts)
+    out = {"rows": counted.column(0)[0].as_py()} | ({} if floor is None else {"complete_since_us": floor})
+    return out | ({"late_dropped": late["dropped"]} if late is not None else {})
 
 
 def split_points(store: Host, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:

@@ -12,6 +12,9 @@ for commits of a few events, where plain Python is faster than starting column k
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
@@ -456,19 +459,14 @@ def merged(
     rows: Iterator[tuple[bytes, Version]], own: dict[bytes, RowOp], schema: TableSchema, txn: Txn, *, reverse: bool
 ) -> Iterator[tuple[bytes, Version]]:
     """A snapshot's rows with the transaction's own operations folded over them, in key order."""
-    waiting = sorted(own, reverse=not reverse)  # popped from the end
-    for key, version in rows:
-        while waiting and waiting[-1] != key and (waiting[-1] < key) != reverse:
-            mine = waiting.pop()
-            if (created := txn.overlay(schema, None, own[mine])) is not None:
-                yield mine, created
-        if waiting and waiting[-1] == key:
-            waiting.pop()
-            if (changed := txn.overlay(schema, version, own[key])) is not None:
-                yield key, changed
-        else:
+    mine = ((key, None) for key in sorted(own, reverse=reverse))
+    both: Iterator[tuple[bytes, Version | None]] = heapq.merge(rows, mine, key=_key, reverse=reverse)
+    for key, found in itertools.groupby(both, _key):
+        version = next((version for _, version in found if version is not None), None)
+        if key in own:
+            version = txn.overlay(schema, version, own[key])
+        if version is not None:
             yield key, version
-    while waiting:
-        mine = waiting.pop()
-        if (created := txn.overlay(schema, None, own[mine])) is not None:
-            yield mine, created
+
+
+_key: Final = operator.itemgetter(0)

@@ -112,7 +112,7 @@ def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[
 
 
 def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    converted = [(name, type_.quick_from_stored) for name, type_ in _converters(schema, names) if type_ is not None]
+    converted = [(name, type_.from_stored) for name, type_ in _converters(schema, names) if type_ is not None]
 
     def read(values: Sequence[Any]) -> dict[str, Any]:
         row: dict[str, Any] = dict(zip(names, values, strict=True))

@@ -12,7 +12,7 @@ from hypothesis import given
 
 from kivi.arrow.columns import stored_column
 from kivi.arrow.dictionaries import coded
-from kivi.live.matching import BatchColumns, Limit, Matcher, RowColumns
+from kivi.live.matching import BatchColumns, Matcher, RowColumns
 from kivi.model.expressions import Expr, matches
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
@@ -85,51 +85,13 @@ def test_hits_are_what_each_predicate_selects(rows: list[dict[str, Any]], predic
     assert sorted(hits(matcher, BatchColumns(batch))) == wanted
 
 
-@given(rows=ROWS, predicates=st.lists(PREDICATES, max_size=12), data=st.data())
-def test_rows_beyond_a_limit_are_left_out_and_no_others(
-    rows: list[dict[str, Any]], predicates: list[Expr | None], data: st.DataObject
-) -> None:
-    limits: list[Limit | None] = []
-    for _ in predicates:
-        name = data.draw(st.sampled_from(["i", "f", "t", None]))
-        bound = data.draw(VALUES[name] if name else st.integers(-1, 12))
-        limits.append(data.draw(st.sampled_from([None, Limit(name, data.draw(st.booleans()) and bool(name), bound)])))
-    matcher: Matcher[int] = Matcher(TYPES)
-    for i, where in enumerate(predicates):
-        matcher.add(i, where, limited=limits[i] is not None or data.draw(st.booleans()))
-
-    def within(at: int, limit: Limit | None) -> bool:
-        if limit is None:
-            return True
-        value = at if limit.name is None else rows[at][limit.name]
-        return value is not None and (value >= limit.bound if limit.down else value <= limit.bound)
-
-    everything = sorted(hits(matcher, RowColumns(rows)))
-    wanted = [(at, i) for at, i in everything if within(at, limits[i])]
-    batch = pa.RecordBatch.from_arrays(
-        [stored_column(type_, [row[name] for row in rows]) for name, type_ in TYPES.items()], names=list(TYPES)
-    )
-    for columns in (RowColumns(rows), BatchColumns(batch)):
-        found = sorted(hits(matcher, columns, limits.__getitem__))
-        assert [hit for hit in found if within(hit[0], limits[hit[1]])] == wanted
-        general = {i for i, where in enumerate(predicates) if not _is_ranges(where)}
-        assert [hit for hit in found if hit[1] not in general] == [hit for hit in wanted if hit[1] not in general]
-
-
-def hits(matcher: Matcher[Any], columns: Any, limit_of: Any = None) -> list[tuple[int, Any]]:
+def hits(matcher: Matcher[Any], columns: Any) -> list[tuple[int, Any]]:
     """(row, query) for each; a query's rows come in order, and each once."""
     found: dict[Any, list[int]] = {}
-    for query, rows in matcher.selected(columns, limit_of):
+    for query, rows in matcher.selected(columns):
         found.setdefault(query, []).extend(rows)
     assert all(a < b for rows in found.values() for a, b in itertools.pairwise(rows))
     return [(row, query) for query, rows in found.items() for row in rows]
-
-
-def _is_ranges(where: Expr | None) -> bool:
-    """Whether it is looked up; others are evaluated for every row, limit or not."""
-    matcher: Matcher[int] = Matcher(TYPES)
-    matcher.add(0, where)
-    return not matcher._others
 
 
 @given(

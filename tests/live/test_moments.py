@@ -313,7 +313,6 @@ def test_one_that_fails_as_it_joins_leaves_nothing(db: Any, monkeypatch: pytest.
             db.subscribe("rows")
         group = db.hub._groups["rows"]
         assert not group._holders
-        assert not group._ranges
 
 
 def test_a_floor_that_moves_as_it_joins(db: Any, monkeypatch: pytest.MonkeyPatch) -> None:
