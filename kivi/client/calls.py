@@ -82,12 +82,12 @@ class Calls:
     def start(self, effect: Unary | Stream | Upload) -> Any:
         call = self._made.get(effect.method)
         if call is None:
-            make, known = {
-                Unary: (self.channel.unary_unary, methods.UNARY),
-                Stream: (self.channel.unary_stream, methods.STREAMED),
-                Upload: (self.channel.stream_unary, methods.UPLOADED),
+            make = {
+                Unary: self.channel.unary_unary,
+                Stream: self.channel.unary_stream,
+                Upload: self.channel.stream_unary,
             }[type(effect)]
-            sent, returned = known[effect.method]
+            sent, returned = methods.messages(effect.method)
             call = self._made[effect.method] = make(
                 methods.path(effect.method),
                 request_serializer=sent.SerializeToString,
