@@ -22,6 +22,7 @@ with every Begin, and the server waits for its watermark to reach them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -50,6 +51,7 @@ __all__ = [
     "Transport",
     "Unary",
     "Upload",
+    "named",
     "timeout_ms",
 ]
 
@@ -165,6 +167,16 @@ class Sleep:
 
 Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep
 Steps = Generator[Effect, Any, T]
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def named(method: M, steps: Callable[..., Any]) -> M:
+    """``method``, which carries out ``steps``, as editors and ``inspect`` are to see it: their arguments and result."""
+    signature = inspect.signature(steps)
+    result = str(signature.return_annotation).removeprefix("Steps[").removesuffix("]")
+    method.__name__, method.__qualname__ = steps.__name__, steps.__qualname__
+    method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+    return method
 
 
 class Transport(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -252,7 +252,7 @@ class TransactionCore:
             else:
                 self.core.transport.release(self.number, self._epoch)
 
-    def renew(self, ttl_s: float | None) -> Steps[None]:
+    def renew(self, ttl_s: float | None = None) -> Steps[None]:
         if self.broken is not None:
             raise self.broken
         if self.ended:
@@ -340,21 +340,30 @@ class TransactionCore:
         self._write(session_pb2.Writes(operations=[operation]).SerializeToString(), [] if body is None else [body])
         self._is_plain = False
 
-    def delta(self, schema: TableSchema, key: Sequence[Any], values: Mapping[str, Any]) -> bool:
-        """``write`` of a delta, checked here. Whatever it raises, nothing was done."""
-        data = encoded_delta(schema, key, values)
-        if data is None:
-            return self.write(schema, Write("delta", schema.stored_key(key), schema.stored_delta(values)))
-        return self._write(data)
+    def write(self, table: str, write: Write) -> Steps[None] | None:
+        """Buffers a write. None: that was all; else what is left to be carried out."""
+        schema = self.core.cached(table)
+        if schema is not None:
+            try:
+                return self.flush() if self._buffer(schema, write) else None
+            except InvalidArgument:  # which the table as it is now may not find
+                pass
+        return self._write_by_newest(table, write)
 
-    def write(self, schema: TableSchema, write: Write) -> bool:
-        """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
-        columns, bodies = write.values if write.column is None else (write.column,), list[Any]()
-        data = encoded_write(schema, write.kind, write.key, write.values, columns, bodies)
-        flush = self._write(data, bodies)
+    def _write_by_newest(self, table: str, write: Write) -> Steps[None]:
+        if (yield from self.core.use(table, lambda schema: self._buffer(schema, write))):
+            yield from self.flush()
+
+    def _buffer(self, schema: TableSchema, write: Write) -> bool:
+        """True: flush now, as it is full, or an insert wants its answer. If it raises, nothing was done."""
+        bodies = list[Any]()
+        data = encoded_delta(schema, write.key, write.values) if write.kind == "delta" else None
+        if data is None:
+            data = encoded_write(schema, write.kind, *write.bound(schema), write.column, bodies)
+        full = self._write(data, bodies)
         if bodies or write.kind not in _PLAIN:
             self._is_plain = False
-        return flush or write.kind == "insert"
+        return full or write.kind == "insert"
 
     def _write(self, data: bytes, bodies: Sequence[Any] = ()) -> bool:
         """Buffers an operation; True: flush now."""
@@ -384,8 +393,9 @@ class TransactionCore:
             request.apply.SetInParent()
             yield from self._ask(request, bodies)
 
-    def append(self, schema: TableSchema, records: Any, late: str) -> Steps[None]:
-        drop_late, parts = drops_late(late), append_parts(schema, records)
+    def append(self, table: str, records: Any, late: str = "fail") -> Steps[None]:
+        drop_late, schema = drops_late(late), (yield from self.core.schema(table))
+        parts = append_parts(schema, records)
         for part in parts:
             self.append_part(schema, part, drop_late)
             if len(parts) > 1 or self._is_full:
@@ -395,13 +405,17 @@ class TransactionCore:
         """Events, encoded."""
         self._operation(Kind.KIND_APPEND, schema, part, arrow_bytes=len(part), drop_late=drop_late)
 
-    def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> Steps[None]:
         named, drop_late = stage_ids(stages), drops_late(late)
+        schema = yield from self.core.schema(table)
         self._operation(Kind.KIND_APPEND_STAGES, schema, stages=named, drop_late=drop_late)
 
-    def overwrite(self, schema: TableSchema) -> None:
-        schema.check_overwritable()
-        self._operation(Kind.KIND_OVERWRITE, schema)
+    def overwrite(self, table: str) -> Steps[None]:
+        def check(schema: TableSchema) -> TableSchema:
+            schema.check_overwritable()
+            return schema
+
+        self._operation(Kind.KIND_OVERWRITE, (yield from self.core.use(table, check)))
 
     # -- reads ----------------------------------------------------------------------------------
 
@@ -409,18 +423,13 @@ class TransactionCore:
         self, table: str, request: Callable[[TableSchema], session_pb2.Request]
     ) -> Steps[tuple[TableSchema, Any]]:
         """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
-        for attempt in (0, 1):
-            schema, asked = self.core.used(table, request) or (
-                yield from self.core.use(table, lambda schema: (schema, request(schema)))
-            )
+
+        def ask(bound: tuple[TableSchema, session_pb2.Request]) -> Steps[tuple[TableSchema, Any]]:
             sent, bodies = self._take()
-            sent.MergeFrom(asked)
-            try:
-                return schema, (yield from self._ask(sent, bodies))
-            except errors.NotFound as error:
-                if not self.core.stale(error, table) or attempt or not self.read_only:
-                    raise
-        raise AssertionError("unreachable")
+            sent.MergeFrom(bound[1])
+            return bound[0], (yield from self._ask(sent, bodies))
+
+        return self.core.asked(table, lambda schema: (schema, request(schema)), ask, again=self.read_only)
 
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
         schema, reply = yield from self._read(wanted.table, lambda schema: get(schema, wanted))
