@@ -171,7 +171,7 @@ class Rows:
 
 
 class Progress:
-    """A line that changes on a terminal; elsewhere one now and then; and one at the end."""
+    """A bar on a terminal; elsewhere a plain line now and then, and one at the end."""
 
     def __init__(
         self, what: str, total: int | None, unit: str = "events", clock: Callable[[], float] = time.monotonic
@@ -181,28 +181,31 @@ class Progress:
         self._unit = unit
         self._total = total
         self._began = self._said = clock()
-        self._count = 0
-        self._drawn = sys.stderr.isatty()
+        self._done = self._count = 0
+        self._draws = sys.stderr.isatty()
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._say("\n")
-        elif self._drawn:
+            self._say()
+        if self._draws:
             print(file=sys.stderr)
 
     def update(self, done: int, count: int, total: int | None = None) -> None:
         """``done`` of the total, which may become known (or grow) on the way; ``count`` events so far."""
-        self._count = count
+        self._done, self._count = done, count
         self._total = self._total if total is None else total
-        if self._clock() - self._said > (0.1 if self._drawn else 2.0):
+        if self._clock() - self._said > (0.1 if self._draws else 2.0):
             self._said = self._clock()
-            self._say("" if self._drawn else "\n", f" ({100 * done // self._total}%)" if self._total else "")
+            self._say(f" ({100 * done // self._total}%)" if self._total else "")
 
-    def _say(self, end: str, extra: str = "") -> None:
+    def _say(self, share: str = "") -> None:
         rate = self._count / max(1e-6, self._clock() - self._began)
-        begin = "\r\x1b[K" if self._drawn else ""
-        line = f"{begin}{self._what}: {self._count:,} {self._unit}, {rate:,.0f}/s{extra}"
-        print(line, end=end, file=sys.stderr, flush=True)
+        line = f"{self._what}: {self._count:,} {self._unit}, {rate:,.0f}/s{share}"
+        if self._draws:
+            bar = "\u2501" * (30 * self._done // self._total) if self._total else ""
+            print(f"\r\x1b[K{line} {bar}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)

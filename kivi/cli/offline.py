@@ -421,6 +421,8 @@ def restore(args: argparse.Namespace) -> int:
 
 
 def _copy(args: argparse.Namespace, what: str) -> int:
+    from kivi.store.opening import sync_directory  # which a file is to the system, too
+
     target = Path(args.to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
@@ -430,11 +432,13 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
     try:
         shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
-        _sync(part)
+        for folder, _, names in os.walk(part):
+            for name in (*names, ""):
+                sync_directory(os.path.join(folder, name))
         if target.exists():
             target.rmdir()
         made = part.rename(target)
-        _sync_one(target.parent)
+        sync_directory(str(target.parent))
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError):
@@ -446,18 +450,3 @@ def _copy(args: argparse.Namespace, what: str) -> int:
         print(f"{what} of {args.dir} in {args.to}, verified, at watermark {report['watermark']}")
     sys.stdout.flush()
     return 0
-
-
-def _sync(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            _sync_one(Path(folder, name))
-        _sync_one(Path(folder))
-
-
-def _sync_one(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
