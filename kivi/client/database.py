@@ -215,4 +215,4 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
-        return Live(self._core, self._transport, wanted, self._schema(wanted.table))
+        return Live(self._core, self._transport, wanted)

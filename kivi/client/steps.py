@@ -42,6 +42,7 @@ __all__ = [
     "Maker",
     "Message",
     "Page",
+    "Receive",
     "RequestMaker",
     "Rows",
     "Sleep",
@@ -99,7 +100,12 @@ class CommitPlain:
     timeout_s: float | None
     epoch: int | None
 
-    def alone(self) -> session_pb2.Request:
+    @property
+    def bodies(self) -> Sequence[Any]:
+        return ()
+
+    @property
+    def request(self) -> session_pb2.Request:
         """As a request of its own."""
         request = session_pb2.Request.FromString(self.writes)
         request.commit.token = self.token
@@ -121,12 +127,11 @@ class Rows(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some rows of a scan: an Arrow IPC stream, or so many ``rows`` in ``columns``. ``scan`` 0: it is the last one."""
+    """Some rows of a scan: an Arrow IPC stream, or rows in ``columns``. ``scan`` 0: it is the last one."""
 
     start_ts: int
     scan: int
     arrow: bytes | memoryview
-    rows: int
     columns: Sequence[types_pb2.ColumnValues]
 
 
@@ -165,7 +170,15 @@ class Sleep:
     seconds: float
 
 
-Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep
+@dataclass(slots=True)
+class Receive:
+    """The next that comes into a queue of the driver's kind. Raises Timeout."""
+
+    inbox: Any
+    timeout_s: float | None
+
+
+Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep | Receive
 Steps = Generator[Effect, Any, T]
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -175,6 +188,7 @@ def named(method: M, steps: Callable[..., Any]) -> M:
     signature = inspect.signature(steps)
     result = str(signature.return_annotation).removeprefix("Steps[").removesuffix("]")
     method.__name__, method.__qualname__ = steps.__name__, steps.__qualname__
+    method.__annotations__ = {**steps.__annotations__, "return": result}
     method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
     return method
 
@@ -183,6 +197,8 @@ class Transport(Protocol):
     """What a driver offers besides performing effects."""
 
     session: bytes
+    lines: Any
+    """``line()`` gives the current ``kivi.client.subscriptions.Line``, or another; it raises Closed."""
 
     def epoch(self) -> int:
         """That of the current session, or of a new one. Raises Closed once the client is."""

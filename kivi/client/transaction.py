@@ -18,7 +18,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
-from kivi.client.messages import append_parts, fill_scan, get, got, read_batches, request_token, scan_spec
+from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec
 from kivi.client.messages import commit as commit_message
 from kivi.client.steps import (
     Ask,
@@ -34,7 +34,7 @@ from kivi.client.steps import (
 )
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
-from kivi.wire.columns import column_reader
+from kivi.wire.columns import row_reader, rows_of
 from kivi.wire.v1 import service_pb2, session_pb2
 
 if TYPE_CHECKING:
@@ -162,12 +162,15 @@ class TransactionCore:
         self.begin()
         return True
 
-    def _take(self) -> tuple[session_pb2.Request, Sequence[Any]]:
-        """A request with what is buffered, which is that no more, and its bodies."""
+    def _check_open(self) -> None:
         if self.broken is not None:
             raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
+
+    def _take(self) -> tuple[session_pb2.Request, Sequence[Any]]:
+        """A request with what is buffered, which is that no more, and its bodies."""
+        self._check_open()
         request, bodies = session_pb2.Request.FromString(b"".join(self._writes)), self._bodies
         request.txn = self.number
         self._writes = self._bodies = ()
@@ -253,18 +256,13 @@ class TransactionCore:
                 self.core.transport.release(self.number, self._epoch)
 
     def renew(self, ttl_s: float | None = None) -> Steps[None]:
-        if self.broken is not None:
-            raise self.broken
-        if self.ended:
-            raise InvalidArgument("this transaction has ended")
+        self._check_open()
         yield from self._ask(session_pb2.Request(txn=self.number, renew=session_pb2.Renew(ttl_ms=timeout_ms(ttl_s))))
 
     def commit(self) -> Steps[int]:
         if self.broken is not None:
             self.release()
-            raise self.broken
-        if self.ended:
-            raise InvalidArgument("this transaction has ended")
+        self._check_open()
         if not self.wrote and self.batch is None and self.token is None:
             try:
                 self.commit_ts = yield from self.started()
@@ -285,7 +283,7 @@ class TransactionCore:
             except (ConnectionLost, Timeout) as lost:
                 if isinstance(lost, ConnectionLost) and not lost.sent:
                     if not restarted and self._again():
-                        asked = asked if isinstance(asked, Ask) else Ask(asked.alone(), self.core.timeout_s)
+                        asked = asked if isinstance(asked, Ask) else Ask(asked.request, self.core.timeout_s)
                         restarted, asked.request.txn, asked.epoch = True, self.number, self._epoch
                         continue
                     raise errors.Disconnected(
@@ -324,10 +322,7 @@ class TransactionCore:
 
     def _commit_alone(self, token: str) -> Ask:
         request, bodies = self._take()
-        if self.batch is None:
-            request.commit.token = token
-        else:
-            request.commit.CopyFrom(commit_message(token, self.batch))
+        request.commit.CopyFrom(commit_message(token, self.batch))
         if self._begins_late():
             request.txn = 0
         return Ask(request, self.core.timeout_s, self._epoch, bodies)
@@ -441,11 +436,8 @@ class TransactionCore:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
         def request(schema: TableSchema) -> session_pb2.Request:
-            asked = session_pb2.Request()
-            scan_open = asked.scan_open
-            fill_scan(scan_open.spec, schema, wanted.bound(schema))
-            scan_open.page_rows, scan_open.rows = page_rows or 0, rows
-            return asked
+            spec = scan_spec(schema, wanted.bound(schema))
+            return session_pb2.Request(scan_open=session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows))
 
         return (yield from self._read(wanted.table, request))
 
@@ -454,7 +446,8 @@ class TransactionCore:
         schema, page = yield from self.scan_open(wanted, rows=True)
         if page.arrow or page.scan:
             return None, page
-        return column_reader(schema, schema.output_columns(wanted.columns))(page.columns, page.rows), page
+        read = row_reader(schema, schema.output_columns(wanted.columns))
+        return [read(row) for row in rows_of(page.columns)], page
 
     def scan_next(self, scan: int) -> Steps[tuple[bytes | memoryview, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.

@@ -213,6 +213,7 @@ class Unconnected:
     """A transport of one session, from whose queue nothing leaves."""
 
     session = b""
+    lines: Any = None
 
     def __init__(self) -> None:
         self.queued: list[Any] = []
@@ -316,10 +317,10 @@ def test_what_is_large_has_begun_or_comes_in_numbered_batches_commits_by_itself(
 
 
 def test_very_many_at_once_leave_in_messages_of_some_thousand() -> None:
-    gathered = Commits()
+    gathered = Commits(lambda _: None)
     for number in range(1, _GATHERED_MAX + 1):
         assert not gathered.is_full
-        gathered.add(number, b"x", "t")
+        gathered.add((number, b"x", "t"))
     assert gathered.is_full
-    request = CommitPlain(encoded_delta(COUNTERS, (1, 2), {"hits": 3}) or b"", "t", None, 1).alone()
+    request = CommitPlain(encoded_delta(COUNTERS, (1, 2), {"hits": 3}) or b"", "t", None, 1).request
     assert request.commit.token == "t" and request.operations[0].table == "counters"
