@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 
 from kivi_server.calls import Calls
+from kivi_server.options import host_and_port
 from prometheus_client import PROCESS_COLLECTOR, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
@@ -227,14 +228,12 @@ def _build() -> dict[str, str]:
 
 def serve(endpoint: str, stats: Stats, histograms: Histograms, calls: Calls) -> tuple[str, Callable[[], None]]:
     """Serves /metrics on "host:port"; its real address (port 0 picks a free one), and what stops it."""
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidArgument(f"{endpoint!r} is not host:port")
+    host, port = host_and_port(endpoint, "--metrics")
     registry = CollectorRegistry()
     registry.register(_Collector(stats, histograms, calls))
     registry.register(PROCESS_COLLECTOR)
     try:
-        server, thread = start_http_server(int(port), host.strip("[]"), registry=registry)
+        server, thread = start_http_server(port, host.strip("[]"), registry=registry)
     except OSError as error:
         raise InvalidArgument(f"cannot serve metrics on {endpoint}: {error}") from None
 

@@ -35,7 +35,7 @@ from kivi_server.logs import FORMATS
 from kivi.errors import InvalidArgument
 from kivi.runtime.settings import Settings
 
-__all__ = ["Options", "add_arguments", "options_of", "printed", "size_of"]
+__all__ = ["Options", "add_arguments", "host_and_port", "options_of", "printed", "size_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +248,14 @@ def _number(name: str, text: str) -> int | float | None:
         return float(text) if any(c in text for c in ".eE") else int(text.replace("_", ""))
     except ValueError:
         return None
+
+
+def host_and_port(endpoint: str, flag: str) -> tuple[str, int]:
+    """The host as it was written, and the port. Raises InvalidArgument, which names the flag."""
+    host, _, port = endpoint.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise InvalidArgument(f"{flag} {endpoint!r} is not host:port")
+    return host, int(port)
 
 
 def size_of(text: str) -> float:

@@ -21,7 +21,7 @@ from kivi_server.translate import Translator
 
 from kivi.errors import KiviError
 from kivi.store.facade import GetPlan, Store
-from kivi.wire.codec import from_values, integers_of
+from kivi.wire.codec import from_values
 from kivi.wire.columns import column_writer
 from kivi.wire.v1 import session_pb2
 
@@ -84,7 +84,7 @@ class ReadGroups:
             return None
         keys = []
         for key in get.keys:
-            encoded = plan.key(integers_of(key.values) or from_values(key.values))
+            encoded = plan.key(from_values(key.values))
             if encoded is None:
                 return None
             keys.append(encoded)

@@ -369,17 +369,15 @@ def handlers(service: Service) -> grpc.GenericRpcHandler:
             calls.counted("Subscribe", service.Subscribe), request_deserializer=pb.SubscribeRequest.FromString
         ),
     }
-    for name, (received, returned) in methods.STREAMED.items():
-        work = getattr(service, name)
+    for name, method in methods.METHODS.items():
+        if method.client_streaming:  # they are above
+            continue
+        work = getattr(service, name, None) or _unary(service, name)
         counted = calls.counted_stream if inspect.isasyncgenfunction(work) else calls.counted
-        table[name] = grpc.unary_stream_rpc_method_handler(
+        kind = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+        received, returned = methods.messages(name)
+        table[name] = kind(
             counted(name, work),
-            request_deserializer=received.FromString,
-            response_serializer=returned.SerializeToString,
-        )
-    for name, (received, returned) in methods.UNARY.items():
-        table[name] = grpc.unary_unary_rpc_method_handler(
-            calls.counted(name, getattr(service, name, None) or _unary(service, name)),
             request_deserializer=received.FromString,
             response_serializer=returned.SerializeToString,
         )

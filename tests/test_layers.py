@@ -146,7 +146,7 @@ ROOMS: dict[str, Room] = {
     "cli": Room(
         "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
         below="errors model",
-        packages="pyarrow rich",
+        packages="pyarrow",
         lazy="runtime engine log arrow encoding delta mvcc store client server server.process",
     ),
     "server": Room(
@@ -410,7 +410,7 @@ def test_a_planted_violation_is_found(tmp_path: Path, path: str, source: str, na
             "kivi/mvcc/oracle.py",
             "import threading\nfrom kivi import errors\nfrom kivi.encoding import rows\nfrom ..delta import fold",
         ),
-        ("kivi/cli/commands.py", "import rich\ndef serve():\n    import kivi_server.service, kivi.store.facade"),
+        ("kivi/cli/commands.py", "import pyarrow\ndef serve():\n    import kivi_server.service, kivi.store.facade"),
         (
             "kivi/__init__.py",
             "if TYPE_CHECKING:\n    import kivi.embedded.database\ndef __getattr__(n):\n    import kivi.aio",

@@ -6,15 +6,15 @@ Names and arguments are those of ``kivi.api.interface``, and so is the documenta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from kivi.aio.appender import Appender
 from kivi.aio.live import Subscription
 from kivi.aio.transport import Transport
-from kivi.api import interface, writes
+from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -33,9 +33,11 @@ from kivi.api.arguments import (
 )
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
+from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
+from kivi.client.steps import Steps, named
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.errors import InvalidArgument, NotFound, Retryable, SnapshotTooOld
 from kivi.model.declarations import event_table_schema, row_table_schema
@@ -46,12 +48,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.client.steps import Page
-    from kivi.model.changes import TailPoints
-    from kivi.model.outcomes import Outcome
-    from kivi.model.schema import TableSchema
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
 
+C = TypeVar("C")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -71,6 +72,16 @@ async def connect(
     return db
 
 
+def asks(steps: Callable[Concatenate[C, P], Steps[T]]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
+    """A method that carries out these steps of its ``_core``."""
+
+    async def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(steps(self._core, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return named(method, steps)
+
+
+@documented_by(interface.Reads)
 class _Reads:
     def __init__(self, db: Database, core: TransactionCore) -> None:
         self._db = db
@@ -81,10 +92,7 @@ class _Reads:
         """The row as a dict of key, columns and derived columns, or None. Own writes included."""
         return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
 
-    @takes(GetArguments)
-    async def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        """One row or None per key, in the order of the keys."""
-        return await self._run(self._core.get_many(wanted))
+    get_many = takes(GetArguments)(asks(TransactionCore.get_many))
 
     @takes(ScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
@@ -154,15 +162,15 @@ class Transaction(_Reads):
         elif not self._core.ended:
             await self._run(self._core.commit())
 
-    async def commit(self) -> int:
-        return await self._run(self._core.commit())
+    commit = asks(TransactionCore.commit)
+    started = asks(TransactionCore.started)
+    renew = asks(TransactionCore.renew)
+    append = asks(TransactionCore.append)
+    append_stages = asks(TransactionCore.append_stages)
+    overwrite = asks(TransactionCore.overwrite)
 
     async def rollback(self) -> None:
         self._core.release()
-
-    async def started(self) -> int:
-        """The snapshot: the commit timestamp up to which everything is seen."""
-        return await self._run(self._core.started())
 
     @property
     def start_ts(self) -> int:
@@ -174,42 +182,24 @@ class Transaction(_Reads):
         return self._core.commit_ts
 
     async def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        await self._write(table, writes.put(key, values))
+        await self._write(table, Write("put", key, values))
 
     async def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        flush = self._db._core.delta(table, self._core, key, values)
-        if flush is None:
-            await self._write(table, writes.delta(key, values))
-        elif flush:
-            await self._run(self._core.flush())
+        await self._write(table, Write("delta", key, values))
 
     async def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        await self._write(table, writes.insert(key, values))
+        await self._write(table, Write("insert", key, values))
 
     async def delete(self, table: str, key: Sequence[Any]) -> None:
-        await self._write(table, writes.delete(key))
+        await self._write(table, Write("delete", key))
 
     async def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
-        await self._write(table, writes.guard(key, column))
+        await self._write(table, Write("guard", key, column=column))
 
-    async def _write(self, table: str, bind: writes.Bind) -> None:
-        flush = self._db._core.write(table, self._core, bind)
-        if flush is None:
-            flush = await self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema))))
-        if flush:
-            await self._run(self._core.flush())
-
-    async def renew(self, ttl_s: float | None = None) -> None:
-        await self._run(self._core.renew(ttl_s))
-
-    async def append(self, table: str, records: Any, late: str = "fail") -> None:
-        await self._run(self._core.append(await self._db._schema(table), records, late))
-
-    async def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
-        self._core.append_stages(await self._db._schema(table), stages, late)
-
-    async def overwrite(self, table: str) -> None:
-        await self._run(self._db._core.use(table, self._core.overwrite))
+    async def _write(self, table: str, write: Write) -> None:
+        left = self._core.write(table, write)
+        if left is not None:
+            await self._run(left)
 
 
 @documented_by(interface.Snapshot)
@@ -234,9 +224,9 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    async def started(self) -> int:
-        """The commit timestamp up to which everything is seen."""
-        return await self._run(self._core.started())
+    started = asks(TransactionCore.started)
+    renew = asks(TransactionCore.renew)
+    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
 
     @property
     def ts(self) -> int:
@@ -246,13 +236,6 @@ class Snapshot(_Reads):
     def lease(self) -> bytes:
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
-
-    async def renew(self, ttl_s: float | None = None) -> None:
-        await self._run(self._core.renew(ttl_s))
-
-    @takes(ScanArguments)
-    async def to_arrow(self, wanted: ScanArguments) -> pa.Table:
-        return await self._run(self._core.to_arrow(wanted))
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> AsyncIterator[dict[str, Any]]:
@@ -294,43 +277,33 @@ class Database:
     def endpoint(self) -> str:
         return self._core.endpoint
 
-    async def _schema(self, table: str) -> TableSchema:
-        known = self._core.schemas.get(table)
-        return known if known is not None else await self._run(self._core.fetch(table))
-
     @property
     def _value_bytes_max(self) -> int:
         return self._core.value_bytes_max
 
-    # -- schema ---------------------------------------------------------------------------------
-
-    @takes(row_table_schema)
-    async def create_table(self, schema: TableSchema) -> None:
-        await self._run(self._core.create(schema))
-
-    @takes(event_table_schema)
-    async def create_event_table(self, schema: TableSchema) -> None:
-        await self._run(self._core.create(schema))
-
-    @takes(AggregateArguments)
-    async def create_aggregate(self, wanted: AggregateArguments) -> None:
-        await self._run(self._core.create_aggregate(wanted))
-
-    async def tables(self) -> list[str]:
-        return await self._run(self._core.tables())
-
-    async def describe(self, name: str) -> dict[str, Any]:
-        return await self._run(self._core.describe(name))
-
-    async def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
-        return await self._run(self._core.split_points(table, rows))
-
-    @takes(TailArguments)
-    async def tail_points(self, wanted: TailArguments) -> TailPoints:
-        return await self._run(self._core.tail_points(wanted))
-
-    async def drop(self, name: str) -> None:
-        await self._run(self._core.drop(name))
+    _schema = asks(Core.schema)
+    create_table = takes(row_table_schema)(asks(Core.create))
+    create_event_table = takes(event_table_schema)(asks(Core.create))
+    create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    tables = asks(Core.tables)
+    describe = asks(Core.describe)
+    split_points = asks(Core.split_points)
+    tail_points = takes(TailArguments)(asks(Core.tail_points))
+    drop = asks(Core.drop)
+    append = asks(Core.append)
+    _append = asks(Core.append_batch)
+    outcome = asks(Core.outcome)
+    stage = asks(Core.stage)
+    discard_stages = asks(Core.discard_stages)
+    batch_scopes = asks(Core.batch_scopes)
+    subscriptions = asks(Core.subscriptions)
+    unsubscribe = asks(Core.unsubscribe)
+    watermark = asks(Core.watermark)
+    consolidate = asks(Core.consolidate)
+    stats = asks(Core.stats)
+    checkpoint = asks(Core.checkpoint)
+    backup = asks(Core.backup)
+    get_many = takes(GetArguments)(asks(Core.get_many))
 
     # -- transactions ---------------------------------------------------------------------------
 
@@ -347,10 +320,6 @@ class Database:
     async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
 
-    @takes(GetArguments)
-    async def get_many(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        return await self._run(self._core.get_many(wanted))
-
     async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
         check_work(fn)
         retries = Retries(patience_s(timeout) if timeout is not None else self._core.timeout_s)
@@ -364,24 +333,6 @@ class Database:
                     raise
             await asyncio.sleep(pause)
 
-    # -- bulk -----------------------------------------------------------------------------------
-
-    async def append(
-        self,
-        table: str,
-        records: Any,
-        token: str | None = None,
-        batch: tuple[str, int] | None = None,
-        late: str = "fail",
-    ) -> int:
-        return await self._run(self._core.append(table, records, token, batch, late))
-
-    async def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
-        return await self._run(self._core.append(table, events, token, None, late, each=each))
-
-    async def outcome(self, token: str, place: int | None = None) -> Outcome:
-        return await self._run(self._core.outcome(token, place))
-
     def appender(
         self,
         table: str,
@@ -393,40 +344,6 @@ class Database:
         """Events one at a time, sent together: see ``Appender``."""
         return Appender(self, table, linger_ms, max_events, late, each)
 
-    async def stage(self, table: str, records: Any, owner: str = "") -> bytes:
-        return await self._run(self._core.stage(table, records, owner))
-
-    async def discard_stages(self, ids: Iterable[bytes]) -> None:
-        await self._run(self._core.discard_stages(ids))
-
-    async def batch_scopes(self, prefix: str = "") -> list[str]:
-        return await self._run(self._core.batch_scopes(prefix))
-
-    # -- subscriptions --------------------------------------------------------------------------
-
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
         return Subscription(self._core, self._transport, wanted)
-
-    async def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
-        return await self._run(self._core.subscriptions(user))
-
-    async def unsubscribe(self, name: str, user: str = "") -> None:
-        await self._run(self._core.unsubscribe(name, user))
-
-    # -- operation ------------------------------------------------------------------------------
-
-    async def watermark(self) -> int:
-        return await self._run(self._core.watermark())
-
-    async def consolidate(self) -> None:
-        await self._run(self._core.consolidate())
-
-    async def stats(self) -> dict[str, int | float]:
-        return await self._run(self._core.stats())
-
-    async def checkpoint(self, path: str) -> None:
-        await self._run(self._core.checkpoint(path))
-
-    async def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
-        return await self._run(self._core.backup(repository, keep))

@@ -36,6 +36,7 @@ from kivi.client.steps import (
     Closed,
     CommitPlain,
     Message,
+    Receive,
     Sleep,
     Steps,
     Stream,
@@ -46,7 +47,6 @@ from kivi.errors import KiviError, Unavailable
 from kivi.wire.frames import joined
 from kivi.wire.methods import Tls
 from kivi.wire.status import from_rpc_error
-from kivi.wire.v1 import session_pb2
 
 __all__ = ["Transport"]
 
@@ -71,8 +71,8 @@ class _Session:
         self._ids = itertools.count(1)
         self._deadlines: deque[tuple[float, int, float]] = deque()
         self._watched = False
-        self._releases = Releases()
-        self._commits = Commits()
+        self.releases = Releases(self.put)
+        self._commits = Commits(self.put)
         self._call = transport.calls.session(wait_for_ready=wait_for_ready)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
@@ -81,29 +81,17 @@ class _Session:
         self._out.append(request if isinstance(request, list) else encoded(request, bodies))
         self._wake.set()
 
-    def release(self, number: int) -> None:
-        if (message := self._releases.add(number)) is not None:
-            self.put(message)
-
-    def ask(
-        self, request: session_pb2.Request, timeout_s: float | None, bodies: Sequence[Any] = ()
-    ) -> asyncio.Future[Answer]:
-        """The reply to come."""
-        if self.broken is not None:
-            raise self._lost(sent=False)
-        number = request.id = next(self._ids)
-        self.put(request, bodies)
-        return self._awaited(number, timeout_s)
-
-    def commit(self, asked: CommitPlain) -> asyncio.Future[Answer]:
-        """The outcome to come of a plain commit, which leaves together with others."""
-        if self._commits.is_full:
-            return self.ask(asked.alone(), asked.timeout_s)
+    def ask(self, asked: Ask | CommitPlain) -> asyncio.Future[Answer]:
+        """The reply to come. A plain commit leaves together with others."""
         if self.broken is not None:
             raise self._lost(sent=False)
         number = next(self._ids)
-        if (message := self._commits.add(number, asked.writes, asked.token)) is not None:
-            self.put(message)
+        if isinstance(asked, CommitPlain) and not self._commits.is_full:
+            self._commits.add((number, asked.writes, asked.token))
+        else:
+            request = asked.request
+            request.id = number
+            self.put(request, asked.bodies)
         return self._awaited(number, asked.timeout_s)
 
     def _awaited(self, number: int, timeout_s: float | None) -> asyncio.Future[Any]:
@@ -232,9 +220,15 @@ class Transport(Link[_Session]):
         self.open()
         return self.calls.subscriptions()
 
-    async def perform(self, effect: Unary | Stream | Upload | Sleep) -> Any:
+    async def perform(self, effect: Unary | Stream | Upload | Sleep | Receive) -> Any:
         if isinstance(effect, Sleep):
             return await asyncio.sleep(effect.seconds)
+        if isinstance(effect, Receive):
+            try:
+                async with asyncio.timeout(effect.timeout_s):
+                    return await effect.inbox.get()
+            except TimeoutError:
+                raise silent(self.core.endpoint, effect.timeout_s) from None
         self.open()  # raises once closed
         try:
             call = self.calls.start(effect)
@@ -258,11 +252,8 @@ class Transport(Link[_Session]):
             effect = next(steps)
             while True:
                 try:
-                    if isinstance(effect, CommitPlain):
-                        result = answer(await self.of(effect.epoch).commit(effect))
-                    elif isinstance(effect, Ask):
-                        asked = self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.bodies)
-                        result = answer(await asked)
+                    if isinstance(effect, (Ask, CommitPlain)):
+                        result = answer(await self.of(effect.epoch).ask(effect))
                     else:
                         result = await self.perform(effect)
                 except KiviError as error:

@@ -128,8 +128,8 @@ class GetArguments:
 
 
 @dataclass(slots=True)
-class ScanArguments:
-    """Of ``scan``, ``scan_batches`` and ``to_arrow``. ``end`` is exclusive."""
+class Selection:
+    """Which rows of a table, and what of them: of ``scan`` and of ``subscribe``. ``end`` is exclusive."""
 
     table: str
     prefix: Sequence[Any] = ()
@@ -137,6 +137,22 @@ class ScanArguments:
     end: Sequence[Any] | None = None
     where: Expr | None = None
     columns: Sequence[str] | None = None
+
+    def scan(self, schema: TableSchema) -> Scan:
+        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        return Scan(
+            prefix=schema.stored_bound(self.prefix) if self.prefix else (),
+            start=None if self.start is None else schema.stored_bound(self.start),
+            end=None if self.end is None else schema.stored_bound(self.end),
+            where=None if self.where is None else bind(self.where, lambda name: type_of(schema, name)),
+            columns=None if self.columns is None else schema.output_columns(self.columns),
+        )
+
+
+@dataclass(slots=True)
+class ScanArguments(Selection):
+    """Of ``scan``, ``scan_batches`` and ``to_arrow``."""
+
     limit: int | None = None
     reverse: bool = False
 
@@ -146,15 +162,7 @@ class ScanArguments:
 
     def bound(self, schema: TableSchema) -> Scan:
         """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
-        return Scan(
-            prefix=schema.stored_bound(self.prefix) if self.prefix else (),
-            start=None if self.start is None else schema.stored_bound(self.start),
-            end=None if self.end is None else schema.stored_bound(self.end),
-            where=None if self.where is None else bind(self.where, lambda name: type_of(schema, name)),
-            columns=None if self.columns is None else schema.output_columns(self.columns),
-            limit=self.limit,
-            reverse=bool(self.reverse),
-        )
+        return replace(self.scan(schema), limit=self.limit, reverse=bool(self.reverse))
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the batches that the scan gives."""
@@ -223,15 +231,9 @@ class ChangesArguments(ScanArguments):
 
 
 @dataclass(slots=True)
-class SubscribeArguments:
-    """Of ``subscribe``: a scan's, an order, and when to be told. ``end`` and ``until_time`` are exclusive."""
+class SubscribeArguments(Selection):
+    """Of ``subscribe``: an order besides, and when to be told. ``until_time`` is exclusive."""
 
-    table: str
-    prefix: Sequence[Any] = ()
-    start: Sequence[Any] | None = None
-    end: Sequence[Any] | None = None
-    where: Expr | None = None
-    columns: Sequence[str] | None = None
     order_by: Sequence[str] = ()
     limit: int | None = None
     offset: int = 0
@@ -257,10 +259,8 @@ class SubscribeArguments:
             raise InvalidArgument("user and unseen are of durable subscriptions, which have a name")
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
-        order: object = self.order_by
-        if not isinstance(order, (str, Sequence)):
-            raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {order!r}')
-        self.order_by = (order,) if isinstance(order, str) else tuple(order)
+        order: Any = self.order_by
+        self.order_by = tuple(order) if isinstance(order, Sequence) and not isinstance(order, str) else (order,)
         for term in self.order_by:
             if not isinstance(term, str) or not term.strip("-"):
                 raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
@@ -307,13 +307,11 @@ class SubscribeArguments:
         """Raises SchemaError, InvalidArgument."""
         if schema.kind != "event" and not (self.from_time is None and self.until_time is None):
             raise InvalidArgument(f"{schema.name!r} is no event table: from_time and until_time bound event times")
-        start, end = self.start, self.end
-        if schema.kind == "event":
-            start = (self.from_time,) if self.from_time is not None else start
-            end = (self.until_time,) if self.until_time is not None else end
-            if self.prefix:
-                raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
-        scan = ScanArguments(self.table, self.prefix, start, end, self.where, self.columns).bound(schema)
+        if schema.kind == "event" and self.prefix:
+            raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
+        start = self.start if self.from_time is None else (self.from_time,)
+        end = self.end if self.until_time is None else (self.until_time,)
+        scan = Selection(self.table, self.prefix, start, end, self.where, self.columns).scan(schema)
         return Query.of(schema, scan, self.order_by, self.limit, self.offset)
 
 

@@ -14,7 +14,6 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 
-from kivi.api import writes
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
@@ -32,6 +31,7 @@ from kivi.api.arguments import (
     takes,
 )
 from kivi.api.retry import Retries
+from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import NotFound, Retryable, SnapshotTooOld
 from kivi.model.declarations import event_table_schema, row_table_schema
@@ -90,6 +90,7 @@ class Database(ABC, Generic[Tx, Snap]):
         """An append-only event table. Raises AlreadyExists, SchemaError."""
         self._create(schema)
 
+    @abstractmethod
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
         """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``.
@@ -97,13 +98,9 @@ class Database(ABC, Generic[Tx, Snap]):
         Until then ``describe`` says that its ``state`` is ``building``. If the store is stopped meanwhile, it begins
         again in the background when it is opened, and tells the logger ``kivi.store`` how far it is.
         """
-        self._create_aggregate(wanted)
 
     @abstractmethod
     def _create(self, schema: TableSchema) -> None: ...
-
-    @abstractmethod
-    def _create_aggregate(self, wanted: AggregateArguments) -> None: ...
 
     @abstractmethod
     def tables(self) -> list[str]:
@@ -139,13 +136,10 @@ class Database(ABC, Generic[Tx, Snap]):
 
     # -- transactions ---------------------------------------------------------------------------
 
+    @abstractmethod
     @takes(TransactionArguments, NO_ARGUMENTS)
     def transaction(self, wanted: TransactionArguments) -> Tx:
         """``with db.transaction() as tx``: commits on success, rolls back on an exception."""
-        return self._transaction(wanted)
-
-    @abstractmethod
-    def _transaction(self, wanted: TransactionArguments) -> Tx: ...
 
     @abstractmethod
     @takes(SnapshotArguments)
@@ -180,7 +174,7 @@ class Database(ABC, Generic[Tx, Snap]):
         retries = Retries(patience_s(timeout) if timeout is not None else self._timeout_s)
         while True:
             try:
-                with self._transaction(TransactionArguments()) as tx:
+                with self.transaction() as tx:
                     result = fn(tx)
                 return result
             except (Retryable, SnapshotTooOld, NotFound) as error:
@@ -420,26 +414,26 @@ class Transaction(Reads):
 
     def put(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """Upsert of the named columns."""
-        self._write(table, writes.put(key, values))
+        self._write(table, Write("put", key, values))
 
     def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """Updates delta columns by their operators; never conflicts with other deltas."""
-        self._write(table, writes.delta(key, values))
+        self._write(table, Write("delta", key, values))
 
     def insert(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
         """A new row. Raises RowExists here if it is there, and the transaction may go on."""
-        self._write(table, writes.insert(key, values))
+        self._write(table, Write("insert", key, values))
 
     def delete(self, table: str, key: Sequence[Any]) -> None:
         """The row is gone; harmless if it is not there."""
-        self._write(table, writes.delete(key))
+        self._write(table, Write("delete", key))
 
     def guard(self, table: str, key: Sequence[Any], column: str | None = None) -> None:
         """Makes a read of this cell (or of the row's existence) conflict like a write."""
-        self._write(table, writes.guard(key, column))
+        self._write(table, Write("guard", key, column=column))
 
     @abstractmethod
-    def _write(self, table: str, bind: writes.Bind) -> None: ...
+    def _write(self, table: str, write: Write) -> None: ...
 
     @abstractmethod
     def renew(self, ttl_s: float | None = None) -> None:
@@ -493,13 +487,10 @@ class Snapshot(Reads):
     def renew(self, ttl_s: float | None = None) -> None:
         """Keeps the snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
 
+    @abstractmethod
     @takes(ScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         """A scan as one Arrow table."""
-        return self._to_arrow(wanted)
-
-    @abstractmethod
-    def _to_arrow(self, wanted: ScanArguments) -> pa.Table: ...
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:

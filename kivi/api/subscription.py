@@ -35,7 +35,7 @@ from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Stored, Update, applied
 from kivi.model.types import ColumnType
 
-__all__ = ["Follower", "Subscription", "listed", "told"]
+__all__ = ["Follower", "State", "Subscription", "listed", "told"]
 
 _TELL_S: Final = 1.0
 _MOMENT: Final = ColumnType("timestamp")
@@ -106,6 +106,13 @@ class Follower:
         moved = self._delivered > self._told and (now or silent_s >= _TELL_S)
         return self._delivered if moved or silent_s >= self._renew_s else None
 
+    def acknowledged(self) -> tuple[int, int] | None:
+        """The position to tell the store now, if it has moved. Raises InvalidArgument for one without a name."""
+        if not self.durable:
+            raise InvalidArgument("only durable subscriptions, which have a name, remember what was delivered")
+        self.asks()
+        return self.to_tell(now=True)
+
     def tell(self, position: tuple[int, int]) -> None:
         """The store knows it."""
         self._told, self._told_at = position, time.monotonic()
@@ -127,10 +134,44 @@ def told(schema: TableSchema, update: Update) -> Update:
     return replace(update, changes=changes)
 
 
-class Subscription(ABC):
-    """Iterate over it for updates; one thread at a time. It ends with its ``with`` block, or ``close``."""
+class State(ABC):
+    """What a subscription has told so far, for threads and for asyncio."""
 
     _follower: Follower
+
+    def _known(self) -> Follower:
+        return self._follower
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The state at ``ts``, in order. Raises InvalidArgument for a subscription to events."""
+        if self._known().of_events:
+            raise InvalidArgument("a subscription to events keeps none of them: they are in its updates")
+        return self._known().rows
+
+    @property
+    def ts(self) -> int:
+        """The snapshot that its state is of; of events, up to which all were delivered."""
+        return self._known().ts
+
+    @property
+    def skip(self) -> int:
+        """How many events after ``ts`` were delivered, too."""
+        return self._known().skip
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last update was delivered."""
+        return self._known().ended
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing was heard. The server says something every ``heartbeat_ms``, or a little later."""
+        return time.monotonic() - self._known().heard_at
+
+
+class Subscription(State):
+    """Iterate over it for updates; one thread at a time. It ends with its ``with`` block, or ``close``."""
 
     def __enter__(self) -> Self:
         return self
@@ -164,10 +205,7 @@ class Subscription(ABC):
 
     def acknowledge(self) -> None:
         """Marks what was given so far as delivered, durably. Raises InvalidArgument for one without a name."""
-        if not self._follower.durable:
-            raise InvalidArgument("only durable subscriptions, which have a name, remember what was delivered")
-        self._follower.asks()
-        self._tell(self._follower.to_tell(now=True))
+        self._tell(self._follower.acknowledged())
 
     def _tell(self, position: tuple[int, int] | None) -> None:
         if position is not None:
@@ -185,30 +223,3 @@ class Subscription(ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends it. Harmless twice."""
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        """The state at ``ts``, in order. Raises InvalidArgument for a subscription to events."""
-        if self._follower.of_events:
-            raise InvalidArgument("a subscription to events keeps none of them: they are in its updates")
-        return self._follower.rows
-
-    @property
-    def ts(self) -> int:
-        """The snapshot that its state is of; of events, up to which all were delivered."""
-        return self._follower.ts
-
-    @property
-    def skip(self) -> int:
-        """How many events after ``ts`` were delivered, too."""
-        return self._follower.skip
-
-    @property
-    def ended(self) -> bool:
-        """Whether the last update was delivered."""
-        return self._follower.ended
-
-    @property
-    def silent_s(self) -> float:
-        """For how long nothing was heard. The server says something every ``heartbeat_ms``, or a little later."""
-        return time.monotonic() - self._follower.heard_at

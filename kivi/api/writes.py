@@ -1,17 +1,13 @@
-"""Writes of rows: what a caller wrote, checked against the table's schema, in stored form.
-
-Each function takes what the method of its name takes and returns a ``Bind``, which a transaction applies to the schema:
-a client may do that twice, when the schema that it remembers turns out to be old.
-"""
+"""Writes of rows: what a caller wrote, and the same checked against the table's schema, in stored form."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from kivi.model.schema import TableSchema
 
-__all__ = ["Bind", "Write", "delete", "delta", "guard", "insert", "put"]
+__all__ = ["Write"]
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -20,37 +16,23 @@ class Write(NamedTuple):
     """One write. ``column`` is that of a guard; None guards the row's existence."""
 
     kind: Literal["put", "delta", "insert", "delete", "guard"]
-    key: tuple[Any, ...]
+    key: Sequence[Any]
     values: Mapping[str, Any] = _NOTHING
     column: str | None = None
 
+    def bound(self, schema: TableSchema) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """The key and the values in stored form. Raises SchemaError, InvalidArgument.
 
-Bind = Callable[[TableSchema], Write]
-
-
-def put(key: Sequence[Any], values: Mapping[str, Any]) -> Bind:
-    return lambda schema: Write("put", schema.stored_key(key), schema.stored_put(values))
-
-
-def delta(key: Sequence[Any], values: Mapping[str, Any]) -> Bind:
-    return lambda schema: Write("delta", schema.stored_key(key), schema.stored_delta(values))
-
-
-def insert(key: Sequence[Any], values: Mapping[str, Any]) -> Bind:
-    return lambda schema: Write("insert", schema.stored_key(key), schema.stored_put(values))
-
-
-def delete(key: Sequence[Any]) -> Bind:
-    def bind(schema: TableSchema) -> Write:
-        schema.stored_put({})  # refuses event and aggregate tables
-        return Write("delete", schema.stored_key(key))
-
-    return bind
-
-
-def guard(key: Sequence[Any], column: str | None) -> Bind:
-    def bind(schema: TableSchema) -> Write:
-        schema.check_guardable(column)
-        return Write("guard", schema.stored_key(key), column=column)
-
-    return bind
+        A client may ask twice, when the schema that it remembers turns out to be old.
+        """
+        match self.kind:
+            case "guard":
+                schema.check_guardable(self.column)
+            case "delete":
+                schema.stored_put(_NOTHING)  # refuses event and aggregate tables
+        key, values = schema.stored_key(self.key), self.values
+        if self.kind in ("put", "insert"):
+            values = schema.stored_put(values)
+        elif self.kind == "delta":
+            values = schema.stored_delta(values)
+        return key, values

@@ -181,46 +181,31 @@ class Progress:
         self._unit = unit
         self._total = total
         self._began = self._said = clock()
-        self._count = 0
-        self._bar: Any = None
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[count]}"),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-            )
-            self._task = self._bar.add_task(what, total=total, count="")
+        self._done = self._count = 0
+        self._draws = sys.stderr.isatty()
 
     def __enter__(self) -> Progress:
-        if self._bar is not None:
-            self._bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
         if kind is None:
             self._say()
+        if self._draws:
+            print(file=sys.stderr)
 
     def update(self, done: int, count: int, total: int | None = None) -> None:
         """``done`` of the total, which may become known (or grow) on the way; ``count`` events so far."""
-        self._count = count
+        self._done, self._count = done, count
         self._total = self._total if total is None else total
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done, count=self._rate(), total=self._total)
-        elif self._clock() - self._said > 2.0:
+        if self._clock() - self._said > (0.1 if self._draws else 2.0):
             self._said = self._clock()
             self._say(f" ({100 * done // self._total}%)" if self._total else "")
 
-    def _rate(self) -> str:
-        took = max(1e-6, self._clock() - self._began)
-        return f"{self._count:,} {self._unit}, {self._count / took:,.0f}/s"
-
-    def _say(self, extra: str = "") -> None:
-        print(f"{self._what}: {self._rate()}{extra}", file=sys.stderr, flush=True)
+    def _say(self, share: str = "") -> None:
+        rate = self._count / max(1e-6, self._clock() - self._began)
+        line = f"{self._what}: {self._count:,} {self._unit}, {rate:,.0f}/s{share}"
+        if self._draws:
+            bar = "\u2501" * (30 * self._done // self._total) if self._total else ""
+            print(f"\r\x1b[K{line} {bar}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)

@@ -235,15 +235,10 @@ def write(args: argparse.Namespace) -> int:
         keys = len(found["key"])
         key = key_of(found, args.words[:keys])
         values = assignments(found, args.words[keys:])
+        if args.command == "delete" and values:
+            raise InvalidArgument("delete takes a key and nothing else")
         with db.transaction() as tx:
-            if args.command == "delete":
-                if values:
-                    raise InvalidArgument("delete takes a key and nothing else")
-                tx.delete(args.table, key)
-            elif args.command == "put":
-                tx.put(args.table, key, **values)
-            else:
-                tx.delta(args.table, key, **values)
+            getattr(tx, args.command)(args.table, key, **values)
         print_value({"commit_ts": tx.commit_ts}, args.output)
     return 0
 

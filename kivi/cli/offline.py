@@ -35,6 +35,7 @@ __all__ = ["backup", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
 _LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
+_PARTS_MAX: Final = 100  # sums of batches that are kept before they are added up
 _BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
 
@@ -348,9 +349,20 @@ def recount(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    total: dict[tuple[Any, ...], list[Any]] = {}
-    bounds: dict[tuple[Any, ...], list[float]] = {}
-    rows = 0
+    keys, calls = [f"key {group.name}" for group in schema.group_by], []
+    for measure in schema.measures:
+        operator = "sum" if measure.operator == "count" else measure.operator
+        options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
+        calls.append((f"measure {measure.name}", operator, options))
+    for measure in schema.measures:
+        calls.append((f"size {measure.name}", "sum", pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)))
+    names = [*keys, *(name for name, _, _ in calls)]
+
+    def summed(parts: list[pa.Table]) -> pa.Table:
+        grouped = pa.concat_tables(parts).group_by(keys).aggregate(calls)
+        return grouped.select([*keys, *(f"{name}_{operator}" for name, operator, _ in calls)]).rename_columns(names)
+
+    rows, parts = 0, list[pa.Table]()
     for batch in map(_in_micros, events):
         rows += batch.num_rows
         columns: dict[str, Any] = {}
@@ -359,50 +371,32 @@ def recount(
             if group.slot_us:
                 column = pa.array(column.to_numpy() // group.slot_us * group.slot_us, pa.int64())
             columns[f"key {group.name}"] = column
-        calls = []
         for measure in schema.measures:
-            name = f"measure {measure.name}"
             if measure.operator == "count":
                 ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
-                columns[name] = batch[measure.source].is_valid().cast(pa.int64()) if measure.source else ones
+                column = batch[measure.source].is_valid().cast(pa.int64()) if measure.source else ones
             else:
-                columns[name] = batch[measure.source]
-                if measure.operator == "sum" and pa.types.is_integer(columns[name].type):
-                    columns[name] = columns[name].cast(pa.decimal128(19, 0)).cast(pa.decimal128(38, 0))
-            operator = "sum" if measure.operator == "count" else measure.operator
-            options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
-            calls.append((name, operator, options))
-        keys = [name for name in columns if name.startswith("key ")]
-        measured = [f"{name}_{operator}" for name, operator, _ in calls]
-        for name, _, _ in tuple(calls):
-            is_float = pa.types.is_floating(columns[name].type)
-            columns[f"size {name}"] = pc.abs(columns[name]) if is_float else pa.repeat(pa.scalar(0.0), batch.num_rows)
-            calls.append((f"size {name}", "sum", pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)))
-        outputs = [*keys, *(f"{name}_{operator}" for name, operator, _ in calls)]
-        grouped = pa.table(columns).group_by(keys).aggregate(calls)
-        for row in zip(*(grouped[name].to_pylist() for name in outputs), strict=True):
-            key, values = row[: len(keys)], row[len(keys) : len(keys) + len(measured)]
-            sizes = [float(size or 0) for size in row[len(keys) + len(measured) :]]
-            bounds[key] = [a + b for a, b in zip(bounds.get(key, [0.0] * len(sizes)), sizes, strict=True)]
-            held = total.get(key)
-            total[key] = (
-                list(values)
-                if held is None
-                else [
-                    _fold(measure.operator, a, b) for measure, a, b in zip(schema.measures, held, values, strict=True)
-                ]
-            )
-    for held in total.values():
-        for i, column in enumerate(schema.columns):
-            if column.type.name == "int64" and held[i] is not None:
-                held[i] = int(held[i])
-    return total, {key: [2 * rows * 2.0**-53 * size for size in sizes] for key, sizes in bounds.items()}
-
-
-def _fold(operator: str, a: Any, b: Any) -> Any:
-    if a is None or b is None:
-        return b if a is None else a
-    return min(a, b) if operator == "min" else max(a, b) if operator == "max" else a + b
+                column = batch[measure.source]
+                if measure.operator == "sum" and pa.types.is_integer(column.type):
+                    column = column.cast(pa.decimal128(19, 0)).cast(pa.decimal128(38, 0))
+            columns[f"measure {measure.name}"] = column
+            is_float = pa.types.is_floating(column.type)
+            columns[f"size {measure.name}"] = pc.abs(column) if is_float else pa.repeat(0.0, batch.num_rows)
+        parts.append(summed([pa.table(columns)]))
+        if len(parts) >= _PARTS_MAX:
+            parts = [summed(parts)]
+    if not parts:
+        return {}, {}
+    grouped = summed(parts)
+    total, bounds = {}, {}
+    for row in zip(*(column.to_pylist() for column in grouped.columns), strict=True):
+        values = row[len(keys) :]
+        total[row[: len(keys)]] = [
+            int(value) if column.type.name == "int64" and value is not None else value
+            for column, value in zip(schema.columns, values, strict=False)
+        ]
+        bounds[row[: len(keys)]] = [2 * rows * 2.0**-53 * (size or 0.0) for size in values[len(schema.measures) :]]
+    return total, bounds
 
 
 # -- backup and restore -----------------------------------------------------------------------------
@@ -427,6 +421,8 @@ def restore(args: argparse.Namespace) -> int:
 
 
 def _copy(args: argparse.Namespace, what: str) -> int:
+    from kivi.store.opening import sync_directory  # which a file is to the system, too
+
     target = Path(args.to)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise InvalidArgument(f"{args.to} is there already: name a directory that does not exist yet")
@@ -436,11 +432,13 @@ def _copy(args: argparse.Namespace, what: str) -> int:
     made = part = target.with_name(f"{target.name}.part-{secrets.token_hex(4)}")
     try:
         shutil.copytree(args.dir, part, ignore=shutil.ignore_patterns("LOCK", "BACKUP"))
-        _sync(part)
+        for folder, _, names in os.walk(part):
+            for name in (*names, ""):
+                sync_directory(os.path.join(folder, name))
         if target.exists():
             target.rmdir()
         made = part.rename(target)
-        _sync_one(target.parent)
+        sync_directory(str(target.parent))
     except BaseException as error:
         shutil.rmtree(made, ignore_errors=True)
         if isinstance(error, OSError):
@@ -452,18 +450,3 @@ def _copy(args: argparse.Namespace, what: str) -> int:
         print(f"{what} of {args.dir} in {args.to}, verified, at watermark {report['watermark']}")
     sys.stdout.flush()
     return 0
-
-
-def _sync(root: Path) -> None:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            _sync_one(Path(folder, name))
-        _sync_one(Path(folder))
-
-
-def _sync_one(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

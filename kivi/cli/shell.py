@@ -53,7 +53,7 @@ class Shell:
             "put": self.put,
             "delta": self.put,
             "insert": self.put,
-            "delete": self.delete,
+            "delete": self.put,
             "guard": self.guard,
             "get": self.get,
             "scan": self.scan,
@@ -178,16 +178,11 @@ class Shell:
 
     def put(self, words: list[str]) -> None:
         found, key, rest = self.target(words)
+        if words[0] == "delete" and rest:
+            raise InvalidArgument("delete takes a key and nothing else")
         values = assignments(found, rest)
         with self.writing() as tx:
             getattr(tx, words[0])(words[1], key, **values)
-
-    def delete(self, words: list[str]) -> None:
-        _, key, rest = self.target(words)
-        if rest:
-            raise InvalidArgument("delete takes a key and nothing else")
-        with self.writing() as tx:
-            tx.delete(words[1], key)
 
     def guard(self, words: list[str]) -> None:
         _, key, rest = self.target(words)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime as dt
 import decimal
+import itertools
 import json
 import re
 import sys
@@ -25,6 +26,7 @@ __all__ = [
     "where",
 ]
 
+_NUMBER_OR_NOTHING: Final = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows, so that rows appear as they come
 
 
@@ -93,58 +95,34 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def print_rows(rows: Iterable[Mapping[str, Any]], names: Sequence[str], style: str, out: TextIO | None = None) -> int:
-    """Prints rows as they come, and returns their number. JSON is one object a line."""
+def print_rows(rows: Iterable[Mapping[str, Any]], names: Sequence[str], style: str, out: TextIO | None = None) -> None:
+    """Prints rows as they come. JSON is one object a line."""
     out = out or sys.stdout
-    count = 0
     if style == "json":
         for row in rows:
             print(json.dumps(plain(row), ensure_ascii=False), file=out)
-            count += 1
-        return count
+        return
+    cells = ([shown(row.get(name)) for name in names] for row in rows)
     if style == "csv":
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(names)
-        for row in rows:
-            writer.writerow([shown(row.get(name)) for name in names])
-            count += 1
-        return count
-    waiting: list[list[str]] = []
-    widths: list[int] = []
-    numeric: list[bool] = []
-
-    def line(cells: Sequence[str]) -> str:
+        writer.writerows(cells)
+        return
+    first = list(itertools.islice(cells, _WIDTHS_FROM))
+    columns = list(zip(names, *first, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    numeric = [any(found) and all(map(_NUMBER_OR_NOTHING.fullmatch, found)) for _, *found in columns]
+    for line in itertools.chain([names, ["-" * width for width in widths]], first, cells):
         padded = [
             cell.rjust(width) if right else cell.ljust(width)
-            for cell, width, right in zip(cells, widths, numeric, strict=True)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
         ]
-        return "  ".join(padded).rstrip()
-
-    def flush() -> None:
-        if not widths:
-            for i, name in enumerate(names):
-                widths.append(max([len(name), *(len(cells[i]) for cells in waiting)]))
-                cells = [cells[i] for cells in waiting if cells[i]]
-                numeric.append(bool(cells) and all(re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", cell) for cell in cells))
-            print(line(list(names)), file=out)
-            print("  ".join("-" * width for width in widths), file=out)
-        for cells in waiting:
-            print(line(cells), file=out)
-        waiting.clear()
-
-    for row in rows:
-        waiting.append([shown(row.get(name)) for name in names])
-        count += 1
-        if len(waiting) >= _WIDTHS_FROM:
-            flush()
-    flush()
-    return count
+        print("  ".join(padded).rstrip(), file=out)
 
 
-def print_value(value: Mapping[str, Any], style: str, out: TextIO | None = None) -> None:
+def print_value(value: Mapping[str, Any], style: str) -> None:
     """One thing with named parts: a row of two columns per part, or a JSON document."""
-    out = out or sys.stdout
     if style == "json":
-        print(json.dumps(plain(value), indent=2, ensure_ascii=False), file=out)
+        print(json.dumps(plain(value), indent=2, ensure_ascii=False))
         return
-    print_rows([{"name": name, "value": inner} for name, inner in value.items()], ["name", "value"], style, out)
+    print_rows([{"name": name, "value": inner} for name, inner in value.items()], ["name", "value"], style)

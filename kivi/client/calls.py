@@ -82,12 +82,12 @@ class Calls:
     def start(self, effect: Unary | Stream | Upload) -> Any:
         call = self._made.get(effect.method)
         if call is None:
-            make, known = {
-                Unary: (self.channel.unary_unary, methods.UNARY),
-                Stream: (self.channel.unary_stream, methods.STREAMED),
-                Upload: (self.channel.stream_unary, methods.UPLOADED),
+            make = {
+                Unary: self.channel.unary_unary,
+                Stream: self.channel.unary_stream,
+                Upload: self.channel.stream_unary,
             }[type(effect)]
-            sent, returned = known[effect.method]
+            sent, returned = methods.messages(effect.method)
             call = self._made[effect.method] = make(
                 methods.path(effect.method),
                 request_serializer=sent.SerializeToString,
@@ -103,12 +103,14 @@ class Session(Protocol):
     epoch: int
     broken: KiviError | None
 
-    def put(self, request: Message) -> None: ...
+    @property
+    def releases(self) -> Releases: ...
 
-    def release(self, number: int) -> None: ...
+    def put(self, request: Message) -> None: ...
 
 
 S = TypeVar("S", bound=Session)
+G = TypeVar("G")
 
 
 class Link(ABC, Generic[S]):
@@ -158,34 +160,11 @@ class Link(ABC, Generic[S]):
     def release(self, number: int, epoch: int) -> None:
         session = self._alive(epoch)
         if session is not None:
-            session.release(number)
+            session.releases.add(number)
 
     def _alive(self, epoch: int) -> S | None:
         session = self._current
         return session if session is not None and session.epoch == epoch and session.broken is None else None
-
-
-class Releases:
-    """Transactions to let go of: gathered until the message leaves that names them all."""
-
-    def __init__(self) -> None:
-        self._numbers: deque[int] = deque()
-        self._queued = False
-
-    def add(self, number: int) -> Message | None:
-        """A message to queue, unless one is. Threads may call it at the same time."""
-        self._numbers.append(number)
-        if self._queued:  # what makes the message sets this first and then looks, and finds the number
-            return None
-        self._queued = True
-        return [self._message]
-
-    def _message(self) -> session_pb2.Request:
-        self._queued = False
-        release, numbers = session_pb2.Release(), self._numbers
-        for _ in range(len(numbers)):
-            release.txns.append(numbers.popleft())
-        return session_pb2.Request(release=release)
 
 
 _GATHERED_MAX: Final = 2_048
@@ -195,34 +174,54 @@ class Ready(list[Maker]):
     """What makes a message that waits for no company."""
 
 
-class Commits:
-    """Commits of deltas and puts: gathered until the message leaves that has them all, in columns. Of one session."""
+class Gathered(ABC, Generic[G]):
+    """What is gathered until the message leaves that has all of it. ``put`` queues that message, where none is."""
 
-    def __init__(self) -> None:
-        self._waiting: deque[tuple[int, bytes, str]] = deque()
+    kind: type[list[Maker]] = list
+
+    def __init__(self, put: Callable[[Message], None]) -> None:
+        self._put = put
+        self._waiting: deque[G] = deque()
         self._queued = False
-        self.most = 1  # of one CommitEach, as far as is known
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def add(self, one: G) -> None:
+        """Threads may call it at the same time."""
+        self._waiting.append(one)
+        if not self._queued:  # what makes the message sets this first and then looks, and finds this one
+            self._queued = True
+            self._put(self.kind((self._made,)))
+
+    def _made(self) -> Any:
+        self._queued = False
+        return self._message([self._waiting.popleft() for _ in range(len(self._waiting))])
+
+    @abstractmethod
+    def _message(self, taken: list[G]) -> Any:
+        """A request, or some, encoded."""
+
+
+class Releases(Gathered[int]):
+    """Transactions to let go of."""
+
+    def _message(self, taken: list[int]) -> session_pb2.Request:
+        return session_pb2.Request(release=session_pb2.Release(txns=taken))
+
+
+class Commits(Gathered[tuple[int, bytes, str]]):
+    """Commits of deltas and puts, in columns: their numbers, writes and tokens. Of one session."""
+
+    kind = Ready
+    most = 1  # of one CommitEach, as far as is known
+
     @property
     def is_full(self) -> bool:
         """There are enough for some messages: more go by themselves, so that no message is too large."""
-        return len(self._waiting) >= _GATHERED_MAX
+        return len(self) >= _GATHERED_MAX
 
-    def add(self, number: int, writes: bytes, token: str) -> Message | None:
-        """A message to queue, unless one is. Threads may call it at the same time."""
-        self._waiting.append((number, writes, token))
-        if self._queued:  # as with ``Releases``
-            return None
-        self._queued = True
-        return Ready((self._message,))
-
-    def _message(self) -> Packet:
-        self._queued = False
-        waiting = self._waiting
-        taken = [waiting.popleft() for _ in range(len(waiting))]
+    def _message(self, taken: list[tuple[int, bytes, str]]) -> Packet:
         frame = session_pb2.ClientFrame()
         for i in range(0, len(taken), self.most):
             numbers, writes, tokens = zip(*taken[i : i + self.most], strict=True)
@@ -302,7 +301,7 @@ def received(data: bytes) -> tuple[session_pb2.ServerFrame, list[tuple[int, Answ
             case "page":
                 page = reply.page
                 arrow = bodies.take(reply.body_bytes) if reply.body_bytes else b""
-                found.append((reply.id, Page(reply.start_ts, page.scan, arrow, page.rows_in_columns, page.columns)))
+                found.append((reply.id, Page(reply.start_ts, page.scan, arrow, page.columns)))
             case _:
                 found.append((reply.id, reply))
     return frame, found

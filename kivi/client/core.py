@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -28,7 +28,6 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
-from kivi.api.writes import Bind
 from kivi.client.messages import append_parts, get, got, new_aggregate, number, request_token
 from kivi.client.messages import commit as commit_message
 from kivi.client.steps import (
@@ -57,6 +56,7 @@ from kivi.wire.v1 import service_pb2, session_pb2
 __all__ = ["Core"]
 
 T = TypeVar("T")
+B = TypeVar("B")
 Kind = session_pb2.Operation
 _REPEATABLE: Final = frozenset(
     {
@@ -72,6 +72,10 @@ _REPEATABLE: Final = frozenset(
         "Watermark",
     }
 )
+
+
+def _itself(schema: TableSchema) -> TableSchema:
+    return schema
 
 
 @dataclass
@@ -120,37 +124,10 @@ class Core:
             self.schemas.pop(table, None)
         return False
 
-    def write(self, table: str, into: TransactionCore, bind: Bind) -> bool | None:
-        """``TransactionCore.write`` by the cached schema, without a step; None: it has to be looked at (``use``)."""
-        schema = self._cached(table)
-        if schema is None:
-            return None
-        try:
-            return into.write(schema, bind(schema))
-        except InvalidArgument:
-            return None
-
-    def delta(self, table: str, into: TransactionCore, key: Sequence[Any], values: Mapping[str, Any]) -> bool | None:
-        """``write`` of a delta: the way that is taken most."""
-        try:
-            return into.delta(self.schemas[table], key, values)
-        except (KeyError, TypeError, InvalidArgument):
-            return None
-
-    def _cached(self, table: str) -> TableSchema | None:
+    def cached(self, table: str) -> TableSchema | None:
         try:
             return self.schemas.get(table)
         except TypeError:  # no name at all, as ``fetch`` will say
-            return None
-
-    def used(self, table: str, fn: Callable[[TableSchema], T]) -> tuple[TableSchema, T] | None:
-        """The cached schema and what ``fn`` makes of it, without a step; None: it has to be looked at (``use``)."""
-        schema = self._cached(table)
-        if schema is None:
-            return None
-        try:
-            return schema, fn(schema)
-        except InvalidArgument:
             return None
 
     def use(self, table: str, fn: Callable[[TableSchema], T]) -> Steps[T]:
@@ -159,13 +136,28 @@ class Core:
         If it refuses what was written against the cached schema, the table may have been made anew since: the
         schema is fetched, and ``fn`` has the last word on that one.
         """
-        schema = self._cached(table)
+        schema = self.cached(table)
         if schema is not None:
             try:
                 return fn(schema)
             except InvalidArgument:
                 pass
         return fn((yield from self.fetch(table)))
+
+    def schema(self, table: str) -> Steps[TableSchema]:
+        """The cached one, or else the server's."""
+        return self.cached(table) or (yield from self.fetch(table))
+
+    def asked(
+        self, table: str, bind: Callable[[TableSchema], B], ask: Callable[[B], Steps[T]], *, again: bool = True
+    ) -> Steps[T]:
+        """``ask(bind(schema))``, and with ``again`` once more if the table turns out to be another."""
+        try:
+            return (yield from ask((yield from self.use(table, bind))))
+        except errors.NotFound as error:
+            if not self.stale(error, table) or not again:
+                raise
+        return (yield from ask((yield from self.use(table, bind))))
 
     def call(self, method: str, message: Any) -> Steps[Any]:
         """A unary call; one that may be made twice is made again while the server is away."""
@@ -205,26 +197,18 @@ class Core:
 
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
         """Rows at a snapshot of this read's own: one message there, one back, and again after a lost connection."""
-        for attempt in (0, 1):
 
-            def made(schema: TableSchema) -> tuple[TableSchema, session_pb2.Request]:
-                return schema, get(schema, wanted)
-
-            used = self.used(wanted.table, made)
-            schema, request = used[1] if used is not None else (yield from self.use(wanted.table, made))
+        def ask(bound: tuple[TableSchema, session_pb2.Request]) -> Steps[list[dict[str, Any] | None]]:
+            schema, request = bound
             request.first.min_snapshot = self.seen_ts
             request.timeout_ms = timeout_ms(self.timeout_s)
-            try:
-                reply = yield from self.repeat(
-                    request, lambda: Timeout(f"no answer from {self.endpoint} within {self.timeout_s or 0:g} s")
-                )
-            except errors.NotFound as error:
-                if not self.stale(error, wanted.table) or attempt:
-                    raise
-                continue
+            reply = yield from self.repeat(
+                request, lambda: Timeout(f"no answer from {self.endpoint} within {self.timeout_s or 0:g} s")
+            )
             self.saw(reply.start_ts)
             return got(schema, wanted, reply)
-        raise AssertionError("unreachable")
+
+        return self.asked(wanted.table, lambda schema: (schema, get(schema, wanted)), ask)
 
     def outcome(self, token: str, place: int | None = None) -> Steps[Outcome]:
         asked = session_pb2.Outcome(token=check_token(token), place=check_place(place))
@@ -263,24 +247,32 @@ class Core:
         self,
         table: str,
         records: Any,
+        token: str | None = None,
+        batch: tuple[str, int] | None = None,
+        late: str = "fail",
+    ) -> Steps[int]:
+        """One transaction."""
+        return self.append_batch(table, records, token, late, batch)
+
+    def append_batch(
+        self,
+        table: str,
+        events: Any,
         token: str | None,
-        batch: tuple[str, int] | None,
         late: str,
+        batch: tuple[str, int] | None = None,
         *,
         each: bool = False,
     ) -> Steps[int]:
-        """One transaction; the schema is fetched again, once, if the table turns out to be another."""
+        """One transaction, or with ``each`` one for each event."""
         drop_late = drops_late(late)
         if token is not None:
             check_token(token)
-        for attempt in (0, 1):
-            schema = self.schemas.get(table) or (yield from self.fetch(table))
-            try:
-                return (yield from self._append(schema, records, token, batch, drop_late, each))
-            except errors.NotFound as error:
-                if not self.stale(error, table) or attempt:
-                    raise
-        raise AssertionError("unreachable")
+
+        def ask(schema: TableSchema) -> Steps[int]:
+            return self._append(schema, events, token, batch, drop_late, each)
+
+        return self.asked(table, _itself, ask)
 
     def _append(
         self,
@@ -314,30 +306,27 @@ class Core:
         self.saw(reply.commit.commit_ts + (records.batch.num_rows - 1 if each else 0))
         return int(reply.commit.commit_ts)
 
-    def stage(self, table: str, records: Any, owner: str) -> Steps[bytes]:
+    def stage(self, table: str, records: Any, owner: str = "") -> Steps[bytes]:
         plain_text(owner, "owner")
-        for attempt in (0, 1):
-            schema = self.schemas.get(table) or (yield from self.fetch(table))
+
+        def ask(schema: TableSchema) -> Steps[bytes]:
             parts = append_parts(schema, records, rows=True)
 
-            def messages(schema: TableSchema = schema, parts: Sequence[Any] = parts) -> Iterator[Any]:
+            def messages() -> Iterator[Any]:
                 for part in parts:
                     yield service_pb2.StageRequest(
                         table=schema.name, table_id=schema.id, owner=owner, arrow=bytes(part)
                     )
 
-            try:
-                reply = yield Upload("Stage", messages, self.timeout_s)
-                return bytes(reply.stage)
-            except errors.NotFound as error:
-                if not self.stale(error, table) or attempt:
-                    raise
-        raise AssertionError("unreachable")
+            reply = yield Upload("Stage", messages, self.timeout_s)
+            return bytes(reply.stage)
+
+        return self.asked(table, _itself, ask)
 
     def discard_stages(self, ids: Iterable[bytes]) -> Steps[None]:
         yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=stage_ids(ids)))
 
-    def batch_scopes(self, prefix: str) -> Steps[list[str]]:
+    def batch_scopes(self, prefix: str = "") -> Steps[list[str]]:
         reply = yield from self.call(
             "ListBatchScopes", service_pb2.ListBatchScopesRequest(prefix=plain_text(prefix, "prefix"))
         )
@@ -370,9 +359,9 @@ class Core:
         statistics = {key: number(value) for key, value in reply.statistics.items()}
         return {**schema.description(), "statistics": statistics}
 
-    def split_points(self, table: str, rows: int) -> Steps[list[tuple[Any, ...]]]:
+    def split_points(self, table: str, rows: int = 500_000) -> Steps[list[tuple[Any, ...]]]:
         check_rows(rows)
-        schema = self.schemas.get(table_name(table)) or (yield from self.fetch(table))
+        schema = yield from self.schema(table_name(table))
         reply = yield from self.call("SplitTable", service_pb2.SplitTableRequest(name=table, rows=rows))
         return schema.caller_bounds(tuple(from_values(point.values)) for point in reply.points)
 
@@ -397,7 +386,7 @@ class Core:
         )
         yield from self.call("AcknowledgeSubscription", request)
 
-    def subscriptions(self, user: str) -> Steps[list[dict[str, Any]]]:
+    def subscriptions(self, user: str = "") -> Steps[list[dict[str, Any]]]:
         check_names(user, "-")
         reply = yield from self.call("ListSubscriptions", service_pb2.ListSubscriptionsRequest(user=user))
         return [
@@ -405,7 +394,7 @@ class Core:
             for one in reply.subscriptions
         ]
 
-    def unsubscribe(self, name: str, user: str) -> Steps[None]:
+    def unsubscribe(self, name: str, user: str = "") -> Steps[None]:
         check_names(user, name)
         yield from self.call("DropSubscription", service_pb2.DropSubscriptionRequest(user=user, name=name))
 
@@ -424,10 +413,10 @@ class Core:
         reply = yield from self.call("Stats", service_pb2.StatsRequest())
         return {name: number(value) for name, value in reply.values.items()}
 
-    def checkpoint(self, path: str) -> Steps[None]:
+    def checkpoint(self, path: Any) -> Steps[None]:
         yield Unary("Checkpoint", service_pb2.CheckpointRequest(path=directory(path)), None)
 
-    def backup(self, repository: Any, keep: int | None) -> Steps[dict[str, Any]]:
+    def backup(self, repository: Any, *, keep: int | None = None) -> Steps[dict[str, Any]]:
         request = service_pb2.BackupRequest(repository=directory(repository), keep=check_keep(keep) or 0)
         reply = yield Unary("Backup", request, None)
         return {field.name: getattr(reply, field.name) for field in reply.DESCRIPTOR.fields}

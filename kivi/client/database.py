@@ -5,14 +5,14 @@ One gRPC channel, one session stream (``transport``). What the calls *do* is in 
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Generator, Iterator
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from kivi.api import interface
 from kivi.api.appender import Appender
 from kivi.api.arguments import (
+    NO_ARGUMENTS,
     AggregateArguments,
-    GetArguments,
     ScanArguments,
     SubscribeArguments,
     TailArguments,
@@ -21,9 +21,11 @@ from kivi.api.arguments import (
     patience_s,
     takes,
 )
+from kivi.api.interface import documented_by
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.messages import read_batches
+from kivi.client.steps import Steps, named
 from kivi.client.transaction import SharedSnapshotArguments, TransactionCore
 from kivi.client.transport import Transport
 from kivi.wire import methods
@@ -32,13 +34,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.api.subscription import Subscription
-    from kivi.api.writes import Bind
-    from kivi.model.changes import TailPoints
-    from kivi.model.outcomes import Outcome
-    from kivi.model.schema import TableSchema
+    from kivi.api.writes import Write
 
 __all__ = ["Appender", "Database", "Snapshot", "Tls", "Transaction", "connect"]
 
+C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
 Tls = methods.Tls
 
 
@@ -56,14 +58,22 @@ def connect(
     return Database(endpoint_name(endpoint), access_token, tls, patience_s(timeout))
 
 
+def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[Any, P], R]:
+    """A method that carries out these steps of its ``_core``."""
+
+    def method(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(steps(self._core, *args, **kwargs))  # type: ignore[no-any-return]
+
+    return named(method, steps)
+
+
 class _Reads(interface.Reads):
     def __init__(self, db: Database, core: TransactionCore) -> None:
         self._db = db
         self._core = core
         self._run = db._run
 
-    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        return self._run(self._core.get_many(wanted))
+    _get = asks(TransactionCore.get_many)
 
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         _, page = self._run(self._core.scan_open(wanted, rows))
@@ -85,6 +95,7 @@ class _Reads(interface.Reads):
                 self._core.scan_close(scan)
 
 
+@documented_by(interface.Transaction)
 class Transaction(_Reads, interface.Transaction):
     def _begin(self) -> None:
         self._core.begin()
@@ -93,8 +104,11 @@ class Transaction(_Reads, interface.Transaction):
     def _ended(self) -> bool:
         return self._core.ended
 
-    def commit(self) -> int:
-        return self._run(self._core.commit())
+    commit = asks(TransactionCore.commit)
+    renew = asks(TransactionCore.renew)
+    append = asks(TransactionCore.append)
+    append_stages = asks(TransactionCore.append_stages)
+    overwrite = asks(TransactionCore.overwrite)
 
     def rollback(self) -> None:
         self._core.release()
@@ -107,33 +121,13 @@ class Transaction(_Reads, interface.Transaction):
     def commit_ts(self) -> int | None:
         return self._core.commit_ts
 
-    def delta(self, table: str, key: Sequence[Any], /, **values: Any) -> None:
-        flush = self._db._core.delta(table, self._core, key, values)
-        if flush is None:
-            super().delta(table, key, **values)
-        elif flush:
-            self._run(self._core.flush())
-
-    def _write(self, table: str, bind: Bind) -> None:
-        flush = self._db._core.write(table, self._core, bind)
-        if flush is None:
-            flush = self._run(self._db._core.use(table, lambda schema: self._core.write(schema, bind(schema))))
-        if flush:
-            self._run(self._core.flush())
-
-    def renew(self, ttl_s: float | None = None) -> None:
-        self._run(self._core.renew(ttl_s))
-
-    def append(self, table: str, records: Any, late: str = "fail") -> None:
-        self._run(self._core.append(self._db._schema(table), records, late))
-
-    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
-        self._core.append_stages(self._db._schema(table), stages, late)
-
-    def overwrite(self, table: str) -> None:
-        self._run(self._db._core.use(table, self._core.overwrite))
+    def _write(self, table: str, write: Write) -> None:
+        left = self._core.write(table, write)
+        if left is not None:
+            self._run(left)
 
 
+@documented_by(interface.Snapshot)
 class Snapshot(_Reads, interface.Snapshot):
     def __enter__(self) -> Snapshot:
         if self._core.shared:
@@ -154,13 +148,11 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    def renew(self, ttl_s: float | None = None) -> None:
-        self._run(self._core.renew(ttl_s))
-
-    def _to_arrow(self, wanted: ScanArguments) -> pa.Table:
-        return self._run(self._core.to_arrow(wanted))
+    renew = asks(TransactionCore.renew)
+    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
 
 
+@documented_by(interface.Database)
 class Database(interface.Database[Transaction, Snapshot]):
     """A store behind a server."""
 
@@ -181,36 +173,35 @@ class Database(interface.Database[Transaction, Snapshot]):
     def endpoint(self) -> str:
         return self._core.endpoint
 
-    def _schema(self, table: str) -> TableSchema:
-        return self._core.schemas.get(table) or self._run(self._core.fetch(table))
-
     @property
     def _value_bytes_max(self) -> int:
         return self._core.value_bytes_max
 
-    def _create(self, schema: TableSchema) -> None:
-        self._run(self._core.create(schema))
+    _schema = asks(Core.schema)
+    _create = asks(Core.create)
+    create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    tables = asks(Core.tables)
+    describe = asks(Core.describe)
+    split_points = asks(Core.split_points)
+    tail_points = takes(TailArguments)(asks(Core.tail_points))
+    drop = asks(Core.drop)
+    append = asks(Core.append)
+    _append = asks(Core.append_batch)
+    outcome = asks(Core.outcome)
+    stage = asks(Core.stage)
+    discard_stages = asks(Core.discard_stages)
+    batch_scopes = asks(Core.batch_scopes)
+    subscriptions = asks(Core.subscriptions)
+    unsubscribe = asks(Core.unsubscribe)
+    watermark = asks(Core.watermark)
+    consolidate = asks(Core.consolidate)
+    stats = asks(Core.stats)
+    checkpoint = asks(Core.checkpoint)
+    backup = asks(Core.backup)
+    _get = asks(Core.get_many)
 
-    def _create_aggregate(self, wanted: AggregateArguments) -> None:
-        self._run(self._core.create_aggregate(wanted))
-
-    def tables(self) -> list[str]:
-        return self._run(self._core.tables())
-
-    def describe(self, name: str) -> dict[str, Any]:
-        return self._run(self._core.describe(name))
-
-    def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
-        return self._run(self._core.split_points(table, rows))
-
-    @takes(TailArguments)
-    def tail_points(self, wanted: TailArguments) -> TailPoints:
-        return self._run(self._core.tail_points(wanted))
-
-    def drop(self, name: str) -> None:
-        self._run(self._core.drop(name))
-
-    def _transaction(self, wanted: TransactionArguments) -> Transaction:
+    @takes(TransactionArguments, NO_ARGUMENTS)
+    def transaction(self, wanted: TransactionArguments) -> Transaction:
         return Transaction(self, TransactionCore(self._core, wanted))
 
     @takes(SharedSnapshotArguments)
@@ -222,55 +213,6 @@ class Database(interface.Database[Transaction, Snapshot]):
         """
         return Snapshot(self, TransactionCore(self._core, wanted))
 
-    def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]:
-        return self._run(self._core.get_many(wanted))
-
-    def append(
-        self,
-        table: str,
-        records: Any,
-        token: str | None = None,
-        batch: tuple[str, int] | None = None,
-        late: str = "fail",
-    ) -> int:
-        return self._run(self._core.append(table, records, token, batch, late))
-
-    def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int:
-        return self._run(self._core.append(table, events, token, None, late, each=each))
-
-    def outcome(self, token: str, place: int | None = None) -> Outcome:
-        return self._run(self._core.outcome(token, place))
-
-    def stage(self, table: str, records: Any, owner: str = "") -> bytes:
-        return self._run(self._core.stage(table, records, owner))
-
-    def discard_stages(self, ids: Iterable[bytes]) -> None:
-        self._run(self._core.discard_stages(ids))
-
-    def batch_scopes(self, prefix: str = "") -> list[str]:
-        return self._run(self._core.batch_scopes(prefix))
-
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
-        return Live(self._core, self._transport, wanted, self._schema(wanted.table))
-
-    def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
-        return self._run(self._core.subscriptions(user))
-
-    def unsubscribe(self, name: str, user: str = "") -> None:
-        self._run(self._core.unsubscribe(name, user))
-
-    def watermark(self) -> int:
-        return self._run(self._core.watermark())
-
-    def consolidate(self) -> None:
-        self._run(self._core.consolidate())
-
-    def stats(self) -> dict[str, int | float]:
-        return self._run(self._core.stats())
-
-    def checkpoint(self, path: str) -> None:
-        self._run(self._core.checkpoint(path))
-
-    def backup(self, repository: Any, *, keep: int | None = None) -> dict[str, Any]:
-        return self._run(self._core.backup(repository, keep))
+        return Live(self._core, self._transport, wanted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.api.arguments import check_batch
@@ -18,14 +19,12 @@ if TYPE_CHECKING:
 
     from kivi.api.arguments import AggregateArguments, GetArguments
     from kivi.client.steps import Rows
-    from kivi.model.changes import Changes
     from kivi.model.expressions import Scan
     from kivi.model.schema import TableSchema
 
 __all__ = [
     "append_parts",
     "commit",
-    "fill_scan",
     "get",
     "got",
     "new_aggregate",
@@ -99,14 +98,7 @@ def read_batches(data: bytes | memoryview) -> list[pa.RecordBatch]:
 
 def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
     """A scan that is bound to the schema."""
-    spec = types_pb2.ScanSpec()
-    fill_scan(spec, schema, wanted)
-    return spec
-
-
-def fill_scan(spec: types_pb2.ScanSpec, schema: TableSchema, wanted: Scan) -> None:
-    """``scan_spec``, in place."""
-    spec.table, spec.table_id, spec.reverse = schema.name, schema.id, wanted.reverse
+    spec = types_pb2.ScanSpec(table=schema.name, table_id=schema.id, reverse=wanted.reverse, limit=wanted.limit)
     fill_values(spec.prefix.values, wanted.prefix)
     for name, bound in (("start", wanted.start), ("end", wanted.end)):
         if bound is not None:
@@ -119,21 +111,9 @@ def fill_scan(spec: types_pb2.ScanSpec, schema: TableSchema, wanted: Scan) -> No
         spec.columns.extend(wanted.columns)
     if wanted.measures:
         spec.measures.extend(to_measures(wanted.measures))
-    if wanted.limit is not None:
-        spec.limit = wanted.limit
     if wanted.changes is not None:
-        spec.changes.CopyFrom(to_changes(wanted.changes))
-
-
-def to_changes(changes: Changes) -> types_pb2.Changes:
-    return types_pb2.Changes(
-        since=changes.since,
-        commit_ts=changes.commit_ts,
-        skip=changes.skip,
-        take=changes.take,
-        remembered_at=changes.remembered_at,
-        partial=changes.partial,
-    )
+        spec.changes.CopyFrom(types_pb2.Changes(**asdict(wanted.changes)))
+    return spec
 
 
 def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequest:

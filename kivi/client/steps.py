@@ -22,6 +22,7 @@ with every Begin, and the server waits for its watermark to reach them.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -41,6 +42,7 @@ __all__ = [
     "Maker",
     "Message",
     "Page",
+    "Receive",
     "RequestMaker",
     "Rows",
     "Sleep",
@@ -50,6 +52,7 @@ __all__ = [
     "Transport",
     "Unary",
     "Upload",
+    "named",
     "timeout_ms",
 ]
 
@@ -97,7 +100,12 @@ class CommitPlain:
     timeout_s: float | None
     epoch: int | None
 
-    def alone(self) -> session_pb2.Request:
+    @property
+    def bodies(self) -> Sequence[Any]:
+        return ()
+
+    @property
+    def request(self) -> session_pb2.Request:
         """As a request of its own."""
         request = session_pb2.Request.FromString(self.writes)
         request.commit.token = self.token
@@ -119,12 +127,11 @@ class Rows(NamedTuple):
 
 
 class Page(NamedTuple):
-    """Some rows of a scan: an Arrow IPC stream, or so many ``rows`` in ``columns``. ``scan`` 0: it is the last one."""
+    """Some rows of a scan: an Arrow IPC stream, or rows in ``columns``. ``scan`` 0: it is the last one."""
 
     start_ts: int
     scan: int
     arrow: bytes | memoryview
-    rows: int
     columns: Sequence[types_pb2.ColumnValues]
 
 
@@ -163,12 +170,34 @@ class Sleep:
     seconds: float
 
 
-Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep
+@dataclass(slots=True)
+class Receive:
+    """The next that comes into a queue of the driver's kind. Raises Timeout."""
+
+    inbox: Any
+    timeout_s: float | None
+
+
+Effect = Ask | CommitPlain | Unary | Stream | Upload | Sleep | Receive
 Steps = Generator[Effect, Any, T]
+M = TypeVar("M", bound=Callable[..., Any])
+
+
+def named(method: M, steps: Callable[..., Any]) -> M:
+    """``method``, which carries out ``steps``, as editors and ``inspect`` are to see it: their arguments and result."""
+    signature = inspect.signature(steps)
+    result = str(signature.return_annotation).removeprefix("Steps[").removesuffix("]")
+    method.__name__, method.__qualname__ = steps.__name__, steps.__qualname__
+    method.__annotations__ = {**steps.__annotations__, "return": result}
+    method.__signature__ = signature.replace(return_annotation=result)  # type: ignore[attr-defined]
+    return method
 
 
 class Transport(Protocol):
     """What a driver offers besides performing effects."""
+
+    lines: Any
+    """``line()`` gives the current ``kivi.client.subscriptions.Line``, or another; it raises Closed."""
 
     def epoch(self) -> int:
         """That of the current session, or of a new one. Raises Closed once the client is."""

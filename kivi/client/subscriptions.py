@@ -8,24 +8,27 @@ So nobody who is slow holds up the others.
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kivi import errors
 from kivi.api.arguments import SubscribeArguments
+from kivi.api.retry import backoff_s
 from kivi.api.subscription import Follower
 from kivi.client.calls import check_size
+from kivi.client.core import Core
 from kivi.client.messages import scan_spec
-from kivi.client.steps import Closed
+from kivi.client.steps import Closed, Receive, Sleep, Steps
 from kivi.errors import KiviError
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Kind, Update
-from kivi.wire.columns import column_reader
+from kivi.wire.columns import row_reader, rows_of
 from kivi.wire.methods import MESSAGE_BYTES_MAX
 from kivi.wire.status import from_error
 from kivi.wire.v1 import service_pb2 as pb
 
-__all__ = ["Inbox", "Line", "Place", "Reader", "Said", "may_return", "request"]
+__all__ = ["Inbox", "Line", "Live", "Place", "Reader", "Said", "may_return", "request"]
 
 AHEAD: Final = 2
 
@@ -146,14 +149,14 @@ class Reader:
 
     def __init__(self, schema: TableSchema, wanted: SubscribeArguments, follower: Follower) -> None:
         self._of_events = follower.of_events
-        self._read = column_reader(schema, wanted.bound(schema).columns)
+        self._read = row_reader(schema, wanted.bound(schema).columns)
         self._changes: list[Change] = []
         self._reset = False
 
     def read(self, message: pb.SubscriptionUpdate) -> Update | None:
         """None if the update goes on."""
         kinds = [_KINDS[kind] for kind in message.kinds]
-        rows = iter(self._read(message.columns, len(kinds) - kinds.count("remove")))
+        rows = map(self._read, rows_of(message.columns))
         if self._of_events:
             self._changes += [Change(kind, None, None, next(rows)) for kind in kinds]
         else:
@@ -168,3 +171,90 @@ class Reader:
         changes, self._changes = self._changes, []
         reset, self._reset = self._reset, False
         return Update(message.ts, changes, reset=reset, skip=message.skip, ended=message.ended)
+
+
+class Live:
+    """One subscription, without its input and output: a place on the client's line; another where that line breaks.
+
+    ``inbox`` is a queue of the driver's kind; None in it says that the subscription was closed.
+    """
+
+    def __init__(self, core: Core, wanted: SubscribeArguments, new_inbox: Callable[[], Any]) -> None:
+        self._core = core
+        self._wanted = wanted
+        self._new_inbox = new_inbox
+        self._reader: Reader
+        self.inbox = new_inbox()
+        self.place: Place | None = None
+        self.follower: Follower | None = None  # until the table is known
+        self.closed = False
+
+    def begin(self, deadline: float | None = None) -> Steps[bool]:
+        """Takes it up, again once the server is there; False at the deadline. Raises after the client's timeout."""
+        attempt, until = 0, self._core.deadline()
+        while not self.closed:
+            try:
+                yield from self._open()
+                return not self.closed
+            except KiviError as error:
+                if not may_return(error) or time.monotonic() >= until:
+                    raise
+            attempt += 1
+            pause = backoff_s(attempt + 4)
+            if deadline is not None and time.monotonic() + pause > deadline:
+                break
+            yield Sleep(pause)
+        return False
+
+    def _open(self) -> Steps[None]:
+        """From where it is. Waits until the server says that it accepts it, or it is closed."""
+        for attempt in (0, 1):
+            schema = yield from self._core.schema(self._wanted.table)
+            if self.follower is None:
+                self.follower = Follower(self._wanted, schema)
+            message = request(schema, self._wanted, self.follower)
+            self._reader = Reader(schema, self._wanted, self.follower)
+            self.inbox = self._new_inbox()
+            place = self._core.transport.lines.line().begin(message, self.inbox.put_nowait)
+            try:
+                first = yield Receive(self.inbox, self._core.timeout_s)
+            except BaseException:
+                place.end()
+                raise
+            if first is None:
+                place.end()
+                return
+            if not isinstance(first, KiviError):
+                self.place = place
+                if self.closed:  # meanwhile: nobody else ends this one
+                    place.end()
+                return
+            if attempt or not self._core.stale(first, self._wanted.table):
+                raise first
+
+    def read(self, said: Said | None) -> Update | None:
+        """An update; None: it goes on, or the place is lost, or it is closed. Raises what ends the subscription."""
+        try:
+            if isinstance(said, KiviError):
+                raise said
+            update = None if said is None else self._reader.read(said)
+        except KiviError as error:  # or a value that callers cannot be shown
+            if not self.closed and not may_return(error):
+                self.close()
+                raise
+            self.place = None
+            return None
+        if update is not None and self.place is not None:
+            self.place.took(update)
+        return update
+
+    def _end(self) -> None:
+        if self.place is not None:
+            self.place.end()
+
+    def close(self) -> None:
+        self.closed = True
+        if self.follower is not None:
+            self.follower.ended = True
+        self._end()
+        self.inbox.put_nowait(None)  # for whoever waits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
-from kivi.client.messages import append_parts, fill_scan, get, got, read_batches, request_token
+from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec
 from kivi.client.messages import commit as commit_message
 from kivi.client.steps import (
     Ask,
@@ -33,7 +33,7 @@ from kivi.client.steps import (
 )
 from kivi.client.writes import encoded_delta, encoded_write
 from kivi.errors import InvalidArgument
-from kivi.wire.columns import column_reader
+from kivi.wire.columns import row_reader, rows_of
 from kivi.wire.v1 import session_pb2
 
 if TYPE_CHECKING:
@@ -162,12 +162,15 @@ class TransactionCore:
         self.begin()
         return True
 
-    def _take(self) -> tuple[session_pb2.Request, Sequence[Any]]:
-        """A request with what is buffered, which is that no more, and its bodies."""
+    def _check_open(self) -> None:
         if self.broken is not None:
             raise self.broken
         if self.ended:
             raise InvalidArgument("this transaction has ended")
+
+    def _take(self) -> tuple[session_pb2.Request, Sequence[Any]]:
+        """A request with what is buffered, which is that no more, and its bodies."""
+        self._check_open()
         request, bodies = session_pb2.Request.FromString(b"".join(self._writes)), self._bodies
         request.txn = self.number
         self._writes = self._bodies = ()
@@ -252,19 +255,14 @@ class TransactionCore:
             else:
                 self.core.transport.release(self.number, self._epoch)
 
-    def renew(self, ttl_s: float | None) -> Steps[None]:
-        if self.broken is not None:
-            raise self.broken
-        if self.ended:
-            raise InvalidArgument("this transaction has ended")
+    def renew(self, ttl_s: float | None = None) -> Steps[None]:
+        self._check_open()
         yield from self._ask(session_pb2.Request(txn=self.number, renew=session_pb2.Renew(ttl_ms=timeout_ms(ttl_s))))
 
     def commit(self) -> Steps[int]:
         if self.broken is not None:
             self.release()
-            raise self.broken
-        if self.ended:
-            raise InvalidArgument("this transaction has ended")
+        self._check_open()
         if not self.wrote and self.batch is None and self.token is None:
             try:
                 self.commit_ts = yield from self.started()
@@ -285,7 +283,7 @@ class TransactionCore:
             except (ConnectionLost, Timeout) as lost:
                 if isinstance(lost, ConnectionLost) and not lost.sent:
                     if not restarted and self._again():
-                        asked = asked if isinstance(asked, Ask) else Ask(asked.alone(), self.core.timeout_s)
+                        asked = asked if isinstance(asked, Ask) else Ask(asked.request, self.core.timeout_s)
                         restarted, asked.request.txn, asked.epoch = True, self.number, self._epoch
                         continue
                     raise errors.Disconnected(
@@ -324,10 +322,7 @@ class TransactionCore:
 
     def _commit_alone(self, token: str) -> Ask:
         request, bodies = self._take()
-        if self.batch is None:
-            request.commit.token = token
-        else:
-            request.commit.CopyFrom(commit_message(token, self.batch))
+        request.commit.CopyFrom(commit_message(token, self.batch))
         if self._begins_late():
             request.txn = 0
         return Ask(request, self.core.timeout_s, self._epoch, bodies)
@@ -340,21 +335,30 @@ class TransactionCore:
         self._write(session_pb2.Writes(operations=[operation]).SerializeToString(), [] if body is None else [body])
         self._is_plain = False
 
-    def delta(self, schema: TableSchema, key: Sequence[Any], values: Mapping[str, Any]) -> bool:
-        """``write`` of a delta, checked here. Whatever it raises, nothing was done."""
-        data = encoded_delta(schema, key, values)
-        if data is None:
-            return self.write(schema, Write("delta", schema.stored_key(key), schema.stored_delta(values)))
-        return self._write(data)
+    def write(self, table: str, write: Write) -> Steps[None] | None:
+        """Buffers a write. None: that was all; else what is left to be carried out."""
+        schema = self.core.cached(table)
+        if schema is not None:
+            try:
+                return self.flush() if self._buffer(schema, write) else None
+            except InvalidArgument:  # which the table as it is now may not find
+                pass
+        return self._write_by_newest(table, write)
 
-    def write(self, schema: TableSchema, write: Write) -> bool:
-        """Buffers a write; True: flush now, as the buffer is full, or an insert wants its answer."""
-        columns, bodies = write.values if write.column is None else (write.column,), list[Any]()
-        data = encoded_write(schema, write.kind, write.key, write.values, columns, bodies)
-        flush = self._write(data, bodies)
+    def _write_by_newest(self, table: str, write: Write) -> Steps[None]:
+        if (yield from self.core.use(table, lambda schema: self._buffer(schema, write))):
+            yield from self.flush()
+
+    def _buffer(self, schema: TableSchema, write: Write) -> bool:
+        """True: flush now, as it is full, or an insert wants its answer. If it raises, nothing was done."""
+        bodies = list[Any]()
+        data = encoded_delta(schema, write.key, write.values) if write.kind == "delta" else None
+        if data is None:
+            data = encoded_write(schema, write.kind, *write.bound(schema), write.column, bodies)
+        full = self._write(data, bodies)
         if bodies or write.kind not in _PLAIN:
             self._is_plain = False
-        return flush or write.kind == "insert"
+        return full or write.kind == "insert"
 
     def _write(self, data: bytes, bodies: Sequence[Any] = ()) -> bool:
         """Buffers an operation; True: flush now."""
@@ -384,8 +388,9 @@ class TransactionCore:
             request.apply.SetInParent()
             yield from self._ask(request, bodies)
 
-    def append(self, schema: TableSchema, records: Any, late: str) -> Steps[None]:
-        drop_late, parts = drops_late(late), append_parts(schema, records)
+    def append(self, table: str, records: Any, late: str = "fail") -> Steps[None]:
+        drop_late, schema = drops_late(late), (yield from self.core.schema(table))
+        parts = append_parts(schema, records)
         for part in parts:
             self.append_part(schema, part, drop_late)
             if len(parts) > 1 or self._is_full:
@@ -395,13 +400,17 @@ class TransactionCore:
         """Events, encoded."""
         self._operation(Kind.KIND_APPEND, schema, part, arrow_bytes=len(part), drop_late=drop_late)
 
-    def append_stages(self, schema: TableSchema, stages: Iterable[bytes], late: str) -> None:
+    def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> Steps[None]:
         named, drop_late = stage_ids(stages), drops_late(late)
+        schema = yield from self.core.schema(table)
         self._operation(Kind.KIND_APPEND_STAGES, schema, stages=named, drop_late=drop_late)
 
-    def overwrite(self, schema: TableSchema) -> None:
-        schema.check_overwritable()
-        self._operation(Kind.KIND_OVERWRITE, schema)
+    def overwrite(self, table: str) -> Steps[None]:
+        def check(schema: TableSchema) -> TableSchema:
+            schema.check_overwritable()
+            return schema
+
+        self._operation(Kind.KIND_OVERWRITE, (yield from self.core.use(table, check)))
 
     # -- reads ----------------------------------------------------------------------------------
 
@@ -409,18 +418,13 @@ class TransactionCore:
         self, table: str, request: Callable[[TableSchema], session_pb2.Request]
     ) -> Steps[tuple[TableSchema, Any]]:
         """The schema, and the answer; a snapshot may ask again if the table turns out to be another."""
-        for attempt in (0, 1):
-            schema, asked = self.core.used(table, request) or (
-                yield from self.core.use(table, lambda schema: (schema, request(schema)))
-            )
+
+        def ask(bound: tuple[TableSchema, session_pb2.Request]) -> Steps[tuple[TableSchema, Any]]:
             sent, bodies = self._take()
-            sent.MergeFrom(asked)
-            try:
-                return schema, (yield from self._ask(sent, bodies))
-            except errors.NotFound as error:
-                if not self.core.stale(error, table) or attempt or not self.read_only:
-                    raise
-        raise AssertionError("unreachable")
+            sent.MergeFrom(bound[1])
+            return bound[0], (yield from self._ask(sent, bodies))
+
+        return self.core.asked(table, lambda schema: (schema, request(schema)), ask, again=self.read_only)
 
     def get_many(self, wanted: GetArguments) -> Steps[list[dict[str, Any] | None]]:
         schema, reply = yield from self._read(wanted.table, lambda schema: get(schema, wanted))
@@ -432,11 +436,8 @@ class TransactionCore:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
         def request(schema: TableSchema) -> session_pb2.Request:
-            asked = session_pb2.Request()
-            scan_open = asked.scan_open
-            fill_scan(scan_open.spec, schema, wanted.bound(schema))
-            scan_open.page_rows, scan_open.rows = page_rows or 0, rows
-            return asked
+            spec = scan_spec(schema, wanted.bound(schema))
+            return session_pb2.Request(scan_open=session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows))
 
         return (yield from self._read(wanted.table, request))
 
@@ -445,7 +446,8 @@ class TransactionCore:
         schema, page = yield from self.scan_open(wanted, rows=True)
         if page.arrow or page.scan:
             return None, page
-        return column_reader(schema, schema.output_columns(wanted.columns))(page.columns, page.rows), page
+        read = row_reader(schema, schema.output_columns(wanted.columns))
+        return [read(row) for row in rows_of(page.columns)], page
 
     def scan_next(self, scan: int) -> Steps[tuple[bytes | memoryview, int]]:
         # A scan belongs to one session: were it lost, the pages that follow could not be told from those before.

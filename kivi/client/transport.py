@@ -53,14 +53,13 @@ from kivi.client.calls import (
 )
 from kivi.client.core import Core
 from kivi.client.lines import Lines
-from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Sleep, Steps, Stream
+from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Receive, Sleep, Steps, Stream
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.threads import Threads, close_at_exit
 from kivi.wire.frames import Packet, joined
 from kivi.wire.methods import Tls
 from kivi.wire.status import from_rpc_error
-from kivi.wire.v1 import session_pb2
 
 __all__ = ["Transport"]
 
@@ -72,8 +71,6 @@ _MANY: Final = 8
 _GATHER_S: Final = 0.0004
 _AWAKE: Final = 2  # how many of the threads whose answers came together are being woken at a time
 _QUEUED_MAX: Final = 20_000
-_LARGE_BYTES: Final = 256 << 10
-_QUEUED_BYTES_MAX: Final = 128 << 20
 
 
 class _Waiter:
@@ -110,11 +107,9 @@ class _Session:
         self.broken: KiviError | None = None
         self.hello = threading.Event()
         self._transport = transport
-        self._lock = threading.Lock()
         self._out: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
-        self._large = 0
-        self._releases = Releases()
-        self._commits = Commits()
+        self.releases = Releases(self.put)
+        self._commits = Commits(self.put)
         self._waiters: dict[int, _Waiter] = {}
         self._ids = itertools.count(1)
         call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready, received=self._received)
@@ -146,9 +141,6 @@ class _Session:
                     break
                 parts.append(part)
                 size += len(part)
-            if size >= _LARGE_BYTES:
-                with self._lock:
-                    self._large -= sum(len(part) for part in parts if len(part) >= _LARGE_BYTES)
             if size:
                 yield joined(parts)
 
@@ -172,47 +164,29 @@ class _Session:
         return [*found, queued]
 
     def put(self, request: Message, bodies: Sequence[Any] = ()) -> None:
+        """Whoever queues bytes waits for their answer, and holds them meanwhile: they need no bound of their own."""
         data: Queued = request if isinstance(request, list) else encoded(request, bodies)
-        if len(data) >= _LARGE_BYTES:
-            while self._large > _QUEUED_BYTES_MAX and self.broken is None:
-                time.sleep(0.001)
-            with self._lock:
-                self._large += len(data)
-        elif self._out.qsize() > _QUEUED_MAX:
-            while self._out.qsize() > _QUEUED_MAX and self.broken is None:
-                time.sleep(0.001)
+        while self._out.qsize() > _QUEUED_MAX and self.broken is None:
+            time.sleep(0.001)
         self._out.put(data)
 
-    def release(self, number: int) -> None:
-        if (message := self._releases.add(number)) is not None:
-            self.put(message)
-
-    def ask(self, request: session_pb2.Request, timeout_s: float | None, bodies: Sequence[Any] = ()) -> Answer:
-        number = request.id = next(self._ids)
-        waiter = self._registered(number)
+    def ask(self, asked: Ask | CommitPlain) -> Answer:
+        """A plain commit leaves together with others."""
+        number = next(self._ids)
+        waiter = self._waiters[number] = _Waiter()
         try:
-            self.put(request, bodies)
+            if self.broken is not None:  # looked at after registering: whoever breaks the session sees the waiter
+                raise self._lost(sent=False)
+            if isinstance(asked, CommitPlain) and not self._commits.is_full:
+                self._commits.add((number, asked.writes, asked.token))
+            else:
+                request = asked.request
+                request.id = number
+                self.put(request, asked.bodies)
         except KiviError:
             self._waiters.pop(number, None)
             raise
-        return answer(self._awaited(number, waiter, timeout_s))
-
-    def commit(self, asked: CommitPlain) -> Answer:
-        """The outcome of a plain commit, which leaves together with others."""
-        if self._commits.is_full:
-            return self.ask(asked.alone(), asked.timeout_s)
-        number = next(self._ids)
-        waiter = self._registered(number)
-        if (message := self._commits.add(number, asked.writes, asked.token)) is not None:
-            self.put(message)
         return answer(self._awaited(number, waiter, asked.timeout_s))
-
-    def _registered(self, number: int) -> _Waiter:
-        waiter = self._waiters[number] = _Waiter()
-        if self.broken is not None:  # checked after registering: whoever breaks the session sees the waiter
-            self._waiters.pop(number, None)
-            raise self._lost(sent=False)
-        return waiter
 
     def _awaited(self, number: int, waiter: _Waiter, timeout_s: float | None) -> Any:
         try:
@@ -340,12 +314,15 @@ class Transport(Link[_Session]):
             return self.threads.watch(self.calls.subscriptions(requests))
 
     def perform(self, effect: Effect) -> Any:
-        if isinstance(effect, CommitPlain):
-            return self.of(effect.epoch).commit(effect)
-        if isinstance(effect, Ask):
-            return self.of(effect.epoch).ask(effect.request, effect.timeout_s, effect.bodies)
+        if isinstance(effect, (Ask, CommitPlain)):
+            return self.of(effect.epoch).ask(effect)
         if isinstance(effect, Sleep):
             return time.sleep(effect.seconds)
+        if isinstance(effect, Receive):
+            try:
+                return effect.inbox.get(timeout=effect.timeout_s)
+            except queue.Empty:
+                raise silent(self.core.endpoint, effect.timeout_s) from None
         self.open()  # raises once closed
         try:
             call = self.calls.start(effect)

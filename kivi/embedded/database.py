@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kivi.api import interface
 from kivi.api.arguments import (
+    NO_ARGUMENTS,
     AggregateArguments,
     GetArguments,
     ScanArguments,
@@ -47,7 +48,7 @@ from kivi.store.facade import Lease, Store, Txn
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.api.writes import Bind
+    from kivi.api.writes import Write
     from kivi.model.changes import TailPoints
 
 __all__ = ["Database", "Snapshot", "Transaction", "open_database"]
@@ -102,11 +103,11 @@ class Transaction(interface.Transaction):
     def commit_ts(self) -> int | None:
         return self._txn.commit_ts if self._txn is not None else None
 
-    def _write(self, table: str, bind: Bind) -> None:
+    def _write(self, table: str, write: Write) -> None:
         txn = self._open()
         schema = self._db._schema(table, txn.lease)
-        kind, key, values, column = bind(schema)
-        match kind:
+        key, values = write.bound(schema)
+        match write.kind:
             case "put":
                 txn.put(schema, key, values)
             case "delta":
@@ -116,7 +117,7 @@ class Transaction(interface.Transaction):
             case "delete":
                 txn.delete(schema, key)
             case "guard":
-                txn.guard(schema, key, column)
+                txn.guard(schema, key, write.column)
 
     def renew(self, ttl_s: float | None = None) -> None:
         self._db.store.renew(self._open().lease.id, ttl_s)
@@ -170,7 +171,8 @@ class Snapshot(interface.Snapshot):
         schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
 
-    def _to_arrow(self, wanted: ScanArguments) -> pa.Table:
+    @takes(ScanArguments)
+    def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         import pyarrow as pa
 
         batches = list(self._batches(wanted, None))
@@ -256,7 +258,8 @@ class Database(interface.Database[Transaction, Snapshot]):
     def _create(self, schema: TableSchema) -> None:
         self.store.create(schema)
 
-    def _create_aggregate(self, wanted: AggregateArguments) -> None:
+    @takes(AggregateArguments)
+    def create_aggregate(self, wanted: AggregateArguments) -> None:
         source = self.store.table(wanted.source)
         schema = aggregate_schema(wanted.name, source, wanted.group_by, wanted.measures, wanted.derived, wanted.history)
         self.store.create(schema, progress=wanted.progress)
@@ -280,7 +283,8 @@ class Database(interface.Database[Transaction, Snapshot]):
     def drop(self, name: str) -> None:
         self.store.drop(table_name(name))
 
-    def _transaction(self, wanted: TransactionArguments) -> Transaction:
+    @takes(TransactionArguments, NO_ARGUMENTS)
+    def transaction(self, wanted: TransactionArguments) -> Transaction:
         return Transaction(self, wanted)
 
     @takes(SnapshotArguments)

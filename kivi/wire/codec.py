@@ -22,7 +22,6 @@ __all__ = [
     "from_expr",
     "from_table",
     "from_values",
-    "integers_of",
     "to_expr",
     "to_table",
 ]
@@ -79,12 +78,6 @@ def _long_value(kind: str, body: memoryview) -> str | bytes:
         return str(body, "utf-8")
     except UnicodeDecodeError:
         raise InvalidArgument("a string's body is not UTF-8") from None
-
-
-def integers_of(values: Iterable[pb.Value]) -> list[int] | None:
-    """``from_values`` of values that are all integers and none of them 0, in a third of the time; None: ask that."""
-    found = [value.int_value for value in values]
-    return None if 0 in found else found
 
 
 # -- predicates -------------------------------------------------------------------------------------

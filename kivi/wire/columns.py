@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
-from kivi.arrow.row_dicts import records
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 from kivi.wire.v1 import types_pb2 as pb
 
-__all__ = ["column_reader", "column_writer", "row_reader", "rows_of"]
+__all__ = ["column_writer", "row_reader", "rows_of"]
 
 _FLOAT: Final = ColumnType("float64")  # a derived column's
 _MEMBER: Final[dict[str, str]] = {
@@ -86,33 +85,14 @@ def rows_of(columns: Iterable[pb.ColumnValues]) -> list[tuple[Any, ...]]:
     return [*zip(*map(_values, columns), strict=True)]
 
 
-def column_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Any, int], list[dict[str, Any]]]:
-    """Reads a repeated ColumnValues field of so many rows as callers see them; made once for each choice of columns."""
-    return schema.remembered((column_reader, names), lambda: _column_reader(schema, names))
-
-
-def _column_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Any, int], list[dict[str, Any]]]:
-    converters = _converters(schema, names)
-
-    def read(columns: Any, count: int) -> list[dict[str, Any]]:
-        if not count:
-            return []
-        found = []
-        for (name, type_), column in zip(converters, columns, strict=True):
-            values = _values(column)
-            found.append(values if type_ is None else type_.from_stored_all(values, name))
-        return records(names, found)
-
-    return read
-
-
 def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
     """Makes one of ``rows_of`` what callers see; made once for each choice of columns."""
     return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
 
 
 def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    converted = [(name, type_.from_stored) for name, type_ in _converters(schema, names) if type_ is not None]
+    types = [(name, schema.by_name[name].type) for name in names if name in schema.by_name]
+    converted = [(name, type_.from_stored) for name, type_ in types if type_.name in ("decimal", "timestamp")]
 
     def read(values: Sequence[Any]) -> dict[str, Any]:
         row: dict[str, Any] = dict(zip(names, values, strict=True))
@@ -122,9 +102,3 @@ def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence
         return row
 
     return read
-
-
-def _converters(schema: TableSchema, names: Sequence[str]) -> list[tuple[str, ColumnType | None]]:
-    """Each column, and its type if its values in stored form are not what callers see."""
-    types = [(name, schema.by_name[name].type if name in schema.by_name else _FLOAT) for name in names]
-    return [(name, type_ if type_.name in ("decimal", "timestamp") else None) for name, type_ in types]

@@ -7,11 +7,22 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from kivi.errors import InvalidArgument
 from kivi.wire.v1 import service_pb2 as pb
 
-__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "UNARY", "Tls", "channel_options", "credentials", "metadata", "path"]
+__all__ = [
+    "MESSAGE_BYTES_MAX",
+    "METHODS",
+    "SERVICE",
+    "Tls",
+    "channel_options",
+    "credentials",
+    "messages",
+    "metadata",
+    "path",
+]
 
 SERVICE: Final = "kivi.v1.Kivi"
 MESSAGE_BYTES_MAX: Final = 64 << 20  # what both ends tell gRPC; the server publishes it as a limit
@@ -19,31 +30,13 @@ HEADER_BYTES_MAX: Final = 4 << 20
 """Of a frame from a client, likewise. Two bytes can be a message, and take the parser some hundred: 200 MB at most."""
 DEFAULT_ENDPOINT: Final = "localhost:7420"
 
-# Unary calls: the message sent, the message returned.
-UNARY: Final[dict[str, tuple[Any, Any]]] = {
-    "DiscardStages": (pb.DiscardStagesRequest, pb.DiscardStagesResponse),
-    "ListBatchScopes": (pb.ListBatchScopesRequest, pb.ListBatchScopesResponse),
-    "CreateTable": (pb.CreateTableRequest, pb.CreateTableResponse),
-    "DropTable": (pb.DropTableRequest, pb.DropTableResponse),
-    "ListTables": (pb.ListTablesRequest, pb.ListTablesResponse),
-    "SplitTable": (pb.SplitTableRequest, pb.SplitTableResponse),
-    "TailPoints": (pb.TailPointsRequest, pb.TailPointsResponse),
-    "Describe": (pb.DescribeRequest, pb.DescribeResponse),
-    "Watermark": (pb.WatermarkRequest, pb.WatermarkResponse),
-    "Consolidate": (pb.ConsolidateRequest, pb.ConsolidateResponse),
-    "Stats": (pb.StatsRequest, pb.StatsResponse),
-    "Checkpoint": (pb.CheckpointRequest, pb.CheckpointResponse),
-    "Backup": (pb.BackupRequest, pb.BackupResponse),
-    "AcknowledgeSubscription": (pb.AcknowledgeSubscriptionRequest, pb.AcknowledgeSubscriptionResponse),
-    "ListSubscriptions": (pb.ListSubscriptionsRequest, pb.ListSubscriptionsResponse),
-    "DropSubscription": (pb.DropSubscriptionRequest, pb.DropSubscriptionResponse),
-}
-# One request, a stream of answers.
-STREAMED: Final[dict[str, tuple[Any, Any]]] = {
-    "CreateAggregate": (pb.CreateAggregateRequest, pb.CreateAggregateResponse),
-}
-# A stream of requests, one answer.
-UPLOADED: Final[dict[str, tuple[Any, Any]]] = {"Stage": (pb.StageRequest, pb.StageResponse)}
+METHODS: Final = pb.DESCRIPTOR.services_by_name["Kivi"].methods_by_name
+
+
+def messages(method: str) -> tuple[Any, Any]:
+    """The classes of the message that is sent, and of the one that is returned."""
+    found = METHODS[method]
+    return GetMessageClass(found.input_type), GetMessageClass(found.output_type)
 
 
 def path(method: str) -> str:

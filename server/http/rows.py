@@ -43,6 +43,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import grpc
 from kivi_server.auth import Access, Tokens
+from kivi_server.options import host_and_port
 from kivi_server.sessions import Sessions
 
 from kivi.api.arguments import type_of
@@ -82,11 +83,9 @@ def serve(
     endpoint: str, sessions: Sessions, tokens: Tokens, secure: ssl.SSLContext | None
 ) -> tuple[str, Callable[[], None]]:
     """Serves /rows on "host:port"; its address (port 0 picks a free one), and what stops it."""
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit():
-        raise InvalidArgument(f"--http {endpoint!r} is not host:port")
+    host, port = host_and_port(endpoint, "--http")
     try:
-        server = make_server(host.strip("[]"), int(port), _Application(sessions, tokens), _Server, _Handler)
+        server = make_server(host.strip("[]"), port, _Application(sessions, tokens), _Server, _Handler)
     except OSError as error:
         raise InvalidArgument(f"cannot serve rows on {endpoint}: {error}") from None
     if secure is not None:

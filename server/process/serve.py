@@ -30,7 +30,7 @@ from kivi_server import metrics as metrics_http
 from kivi_server.auth import Allowance, Tokens
 from kivi_server.http import rows as rows_http
 from kivi_server.metrics import NO_SPANS
-from kivi_server.options import Options
+from kivi_server.options import Options, host_and_port
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
 
@@ -53,13 +53,6 @@ def is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     return False
-
-
-def _split(endpoint: str, flag: str = "--listen") -> tuple[str, int]:
-    host, _, port = endpoint.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
-        raise InvalidArgument(f"{flag} {endpoint!r} is not host:port")
-    return host, int(port)
 
 
 def _read(path: str) -> bytes:
@@ -87,7 +80,7 @@ def credentials(options: Options) -> grpc.ServerCredentials | None:
 
 
 def _check_plaintext(flag: str, endpoint: str, options: Options) -> None:
-    host, _ = _split(endpoint, flag)
+    host, _ = host_and_port(endpoint, flag)
     if not is_loopback(host) and not options.insecure:
         raise InvalidArgument(
             f"{flag} {endpoint} would serve plaintext beyond this machine: "
@@ -136,7 +129,7 @@ def _disk(path: str) -> dict[str, int]:
 
 
 def _bind(server: grpc.aio.Server, endpoint: str, flag: str, secure: grpc.ServerCredentials | None) -> str:
-    host, _ = _split(endpoint, flag)
+    host, _ = host_and_port(endpoint, flag)
     try:
         if secure is None:
             port = server.add_insecure_port(endpoint)
@@ -197,7 +190,7 @@ def _check_otlp(options: Options) -> None:
     """Before anything is opened. Raises InvalidArgument."""
     if options.otlp is None:
         return
-    _split(options.otlp, "--otlp")
+    host_and_port(options.otlp, "--otlp")
     try:
         importlib.import_module("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     except ImportError:
@@ -323,7 +316,7 @@ def run(options: Options) -> int:
     # wait for busy bytecode to let go.
     sys.setswitchinterval(0.0005)
     secure, https, tokens = credentials(options), _https(options), Tokens.load(options.token_file)
-    _split(options.listen)
+    host_and_port(options.listen, "--listen")
     _check_metrics(options)
     _check_otlp(options)
     store = Store.open(options.data, settings=options.settings)

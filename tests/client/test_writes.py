@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from kivi_server.asked import parsed
 
 import kivi
-from kivi.api import writes
 from kivi.api.arguments import TransactionArguments
 from kivi.api.writes import Write
 from kivi.client.calls import _GATHERED_MAX, Commits, encoded
@@ -63,7 +62,7 @@ def test_a_write_is_encoded_as_protobuf_does_it(kind: Any, key: tuple[Any, ...],
     write = Write(kind, key, values)
     wanted = filled(COUNTERS, write)
     for _ in range(2):  # the second time much of it is remembered
-        data = encoded_write(COUNTERS, kind, key, values, (*values,), None)
+        data = encoded_write(COUNTERS, kind, key, values, None, None)
         assert session_pb2.Request.FromString(data) == wanted
         assert data == wanted.SerializeToString()
 
@@ -72,7 +71,7 @@ def test_long_values_are_bodies() -> None:
     """And come back as they were; keys, and values of a few hundred bytes, stay in the message."""
     names, bodies = ("a", "b", "c", "d"), list[Any]()
     values = ["\xe9" * 300, b"\x00" * 5_000, "x" * 256, None]
-    data = encoded_write(COUNTERS, "put", (1, "k" * 9_000), dict(zip(names, values, strict=True)), names, bodies)
+    data = encoded_write(COUNTERS, "put", (1, "k" * 9_000), dict(zip(names, values, strict=True)), None, bodies)
     assert [len(body) for body in bodies] == [600, 5_000]
     request = session_pb2.Request.FromString(data)
     packet = encoded(request, bodies)
@@ -87,13 +86,13 @@ def test_long_values_are_bodies() -> None:
 def test_guards_and_deletes_have_a_column_or_none(column: str | None) -> None:
     for kind in ("guard", "delete"):
         write = Write(kind, (1, 2), column=column)
-        data = encoded_write(COUNTERS, kind, write.key, write.values, (column,) if column else (), None)
+        data = encoded_write(COUNTERS, kind, write.key, write.values, column, None)
         assert data == filled(COUNTERS, write).SerializeToString()
 
 
 @given(key=st.tuples(INT64, INT64), values=st.dictionaries(st.sampled_from(["hits", "slowest"]), INT64, min_size=1))
 def test_a_delta_of_integers_is_encoded_as_any(key: tuple[int, int], values: dict[str, int]) -> None:
-    stored = writes.delta(key, values)(COUNTERS)
+    stored = Write("delta", *Write("delta", key, values).bound(COUNTERS))
     assert encoded_delta(COUNTERS, key, values) == filled(COUNTERS, stored).SerializeToString()
 
 
@@ -124,28 +123,28 @@ OTHERS: list[tuple[Any, dict[str, Any]]] = [
 def test_any_other_delta_is_held_to_the_schema(key: Any, values: dict[str, Any]) -> None:
     """It is taken as ever, or refused with the same words; also right behind one that is equal to it."""
     encoded_delta(COUNTERS, (1, 2), {"hits": 1})
-    assert encoded_delta(COUNTERS, key, values) is None
     core = Core("nowhere", 1.0)
     core.schemas["counters"] = COUNTERS
     transaction = TransactionCore(core, TransactionArguments())
     try:
-        wanted: Any = filled(COUNTERS, writes.delta(key, values)(COUNTERS)).SerializeToString()
+        stored = Write("delta", *Write("delta", key, values).bound(COUNTERS))
+        wanted: Any = filled(COUNTERS, stored).SerializeToString()
     except kivi.KiviError as error:
         wanted = error
-    flush = core.delta("counters", transaction, key, values)
+    left = transaction.write("counters", Write("delta", key, values))
     if isinstance(wanted, kivi.KiviError):
-        assert flush is None and not transaction.wrote and not transaction._writes
+        assert left is not None and not transaction.wrote and not transaction._writes
         with pytest.raises(type(wanted)) as caught:
-            transaction.delta(COUNTERS, key, values)
+            transaction._buffer(COUNTERS, Write("delta", key, values))
         assert caught.value.message == wanted.message
     else:
-        assert flush is False and [*transaction._writes] == [wanted]
+        assert left is None and [*transaction._writes] == [wanted]
 
 
 def test_a_column_that_is_no_text_is_refused_as_any_that_is_not_there() -> None:
     transaction = TransactionCore(Core("nowhere", 1.0), TransactionArguments())
     with pytest.raises(kivi.SchemaError, match="has no column"):
-        transaction.delta(COUNTERS, (1, 2), {"\ud800": 1})
+        transaction._buffer(COUNTERS, Write("delta", (1, 2), {"\ud800": 1}))
 
 
 def test_what_is_remembered_of_a_table_is_bounded_however_many_choices_of_columns_there_are() -> None:
@@ -163,16 +162,16 @@ def test_a_commit_under_a_long_token_goes_by_itself(length: int, plainly: bool) 
     core = Core("nowhere", 1.0)
     transaction = TransactionCore(core, TransactionArguments())
     transaction._unsent = [transaction._request_to_begin]
-    transaction.delta(COUNTERS, (1, 2), {"hits": 1})
+    transaction._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 1}))
     assert transaction._commits_plainly("t" * length) is plainly
 
 
 def test_writes_that_something_else_joins_are_still_counted() -> None:
     transaction = TransactionCore(Core("nowhere", 1.0), TransactionArguments())
     for i in range(5):
-        transaction.write(COUNTERS, Write("put", (i, 0), {"v": i}))
+        transaction._buffer(COUNTERS, Write("put", (i, 0), {"v": i}))
     size = transaction._buffered_bytes
-    transaction.overwrite(COUNTERS)
+    transaction._operation(session_pb2.Operation.KIND_OVERWRITE, COUNTERS)
     assert len(transaction._writes) == 6 and transaction._buffered_bytes > size
 
 
@@ -180,7 +179,7 @@ def test_writes_that_something_else_joins_are_still_counted() -> None:
 def test_a_delta_of_a_table_that_is_not_known_is_looked_at(table: Any) -> None:
     core = Core("nowhere", 1.0)
     transaction = TransactionCore(core, TransactionArguments())
-    assert core.delta(table, transaction, (1, 2), {"hits": 1}) is None
+    assert transaction.write(table, Write("delta", (1, 2), {"hits": 1})) is not None
     assert not transaction.wrote
 
 
@@ -188,9 +187,9 @@ def test_a_value_that_cannot_be_hashed_is_refused_as_ever() -> None:
     core = Core("nowhere", 1.0)
     core.schemas["counters"] = COUNTERS
     transaction = TransactionCore(core, TransactionArguments())
-    assert core.delta("counters", transaction, (1, 2), {"hits": [1]}) is None
+    assert transaction.write("counters", Write("delta", (1, 2), {"hits": [1]})) is not None
     with pytest.raises(kivi.SchemaError):
-        writes.delta((1, 2), {"hits": [1]})(COUNTERS)
+        transaction._buffer(COUNTERS, Write("delta", (1, 2), {"hits": [1]}))
 
 
 def test_writes_and_what_is_no_write_keep_their_order() -> None:
@@ -199,10 +198,10 @@ def test_writes_and_what_is_no_write_keep_their_order() -> None:
     transaction = TransactionCore(core, TransactionArguments())
     made = [Write("put", (i, 0), {"v": i}) for i in range(6)]
     for write in made[:3]:
-        transaction.write(COUNTERS, write)
-    transaction.overwrite(COUNTERS)
+        transaction._buffer(COUNTERS, write)
+    transaction._operation(session_pb2.Operation.KIND_OVERWRITE, COUNTERS)
     for write in made[3:]:
-        transaction.write(COUNTERS, write)
+        transaction._buffer(COUNTERS, write)
     request, _ = transaction._take()
     assert [operation.kind for operation in request.operations] == [1, 1, 1, 8, 1, 1, 1]
     wanted = [filled(COUNTERS, write).operations[0] for write in made]
@@ -214,6 +213,7 @@ class Unconnected:
     """A transport of one session, from whose queue nothing leaves."""
 
     session = b""
+    lines: Any = None
 
     def __init__(self) -> None:
         self.queued: list[Any] = []
@@ -241,7 +241,7 @@ def begun(**arguments: Any) -> tuple[Unconnected, TransactionCore]:
 
 def test_a_plain_commit_takes_its_begin_back() -> None:
     transport, transaction = begun()
-    transaction.delta(COUNTERS, (1, 2), {"hits": 3})
+    transaction._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 3}))
     asked = next(transaction.commit())
     assert isinstance(asked, CommitPlain) and transport.queued == [[]]
     assert session_pb2.Writes.FromString(asked.writes).operations[0].table == "counters"
@@ -250,8 +250,8 @@ def test_a_plain_commit_takes_its_begin_back() -> None:
 def test_one_whose_session_broke_before_it_left_begins_and_commits_on_the_next() -> None:
     """Its writes are not lost on the way, nor is its token, by which it would be recognised if it had left."""
     transport, transaction = begun(token="mine")
-    transaction.delta(COUNTERS, (1, 2), {"hits": 3})
-    transaction.write(COUNTERS, Write("put", (1, 2), {"v": 4}))
+    transaction._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 3}))
+    transaction._buffer(COUNTERS, Write("put", (1, 2), {"v": 4}))
     steps = transaction.commit()
     first = next(steps)
     assert isinstance(first, CommitPlain)
@@ -269,7 +269,7 @@ def test_one_whose_session_broke_before_it_left_begins_and_commits_on_the_next()
 
 def test_one_that_may_have_left_asks_what_became_of_it() -> None:
     _, transaction = begun(token="mine")
-    transaction.delta(COUNTERS, (1, 2), {"hits": 3})
+    transaction._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 3}))
     steps = transaction.commit()
     next(steps)
     asked: Any = steps.throw(ConnectionLost(sent=True))
@@ -288,8 +288,8 @@ def test_one_that_may_have_left_asks_what_became_of_it() -> None:
 )
 def test_only_deltas_and_puts_are_plain(write: Write) -> None:
     _, transaction = begun()
-    transaction.delta(COUNTERS, (5, 2), {"hits": 3})
-    transaction.write(COUNTERS, write)
+    transaction._buffer(COUNTERS, Write("delta", (5, 2), {"hits": 3}))
+    transaction._buffer(COUNTERS, write)
     asked = next(transaction.commit())
     assert isinstance(asked, CommitPlain) is (write.kind == "put")
     if isinstance(asked, Ask):
@@ -299,17 +299,17 @@ def test_only_deltas_and_puts_are_plain(write: Write) -> None:
 def test_what_is_large_has_begun_or_comes_in_numbered_batches_commits_by_itself() -> None:
     cases: list[Any] = []
     _, large = begun()
-    large.write(COUNTERS, Write("put", (1, 2), {"v": 1, "x" * 2_000: 1}))
+    large._write(encoded_write(COUNTERS, "put", (1, 2), {"v": 1, "x" * 2_000: 1}, None, None))
     _, many = begun()
     for i in range(17):
-        many.delta(COUNTERS, (i, 2), {"hits": 3})
+        many._buffer(COUNTERS, Write("delta", (i, 2), {"hits": 3}))
     _, batch = begun(batch=("scope", 1))
-    batch.delta(COUNTERS, (1, 2), {"hits": 3})
+    batch._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 3}))
     transport, left = begun()
-    left.delta(COUNTERS, (1, 2), {"hits": 3})
+    left._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 3}))
     transport.queued[0].pop()
     _, later = begun(min_snapshot=99)
-    later.delta(COUNTERS, (1, 2), {"hits": 3})
+    later._buffer(COUNTERS, Write("delta", (1, 2), {"hits": 3}))
     cases += [large, many, batch, left, later]
     asked: list[Any] = [next(case.commit()) for case in cases]
     assert all(isinstance(each, Ask) for each in asked)
@@ -317,10 +317,10 @@ def test_what_is_large_has_begun_or_comes_in_numbered_batches_commits_by_itself(
 
 
 def test_very_many_at_once_leave_in_messages_of_some_thousand() -> None:
-    gathered = Commits()
+    gathered = Commits(lambda _: None)
     for number in range(1, _GATHERED_MAX + 1):
         assert not gathered.is_full
-        gathered.add(number, b"x", "t")
+        gathered.add((number, b"x", "t"))
     assert gathered.is_full
-    request = CommitPlain(encoded_delta(COUNTERS, (1, 2), {"hits": 3}) or b"", "t", None, 1).alone()
+    request = CommitPlain(encoded_delta(COUNTERS, (1, 2), {"hits": 3}) or b"", "t", None, 1).request
     assert request.commit.token == "t" and request.operations[0].table == "counters"

@@ -23,7 +23,7 @@ import kivi.aio
 from kivi.errors import OutOfRange
 from kivi.model.declarations import row_table_schema
 from kivi.wire import methods
-from kivi.wire.columns import column_reader, column_writer
+from kivi.wire.columns import column_writer, row_reader, rows_of
 from kivi.wire.v1 import service_pb2 as pb
 from kivi.wire.v1 import types_pb2
 from tests.live.test_states import Judge, change, create, until_quiet
@@ -289,9 +289,8 @@ def test_rows_by_columns_are_the_rows(rows: list[dict[str, Any]]) -> None:
     update = pb.SubscriptionUpdate()
     if rows:
         column_writer(SCHEMA, names)(update.columns, [[row[name] for row in rows] for name in names])
-    found = column_reader(SCHEMA, names)(
-        pb.SubscriptionUpdate.FromString(update.SerializeToString()).columns, len(rows)
-    )
+    read = row_reader(SCHEMA, names)
+    found = [read(row) for row in rows_of(pb.SubscriptionUpdate.FromString(update.SerializeToString()).columns)]
     assert found == [SCHEMA.row_from_stored(row) for row in rows]
 
 

@@ -324,14 +324,13 @@ WRITES = [b"first", b"second", b"a third"]
 @given(st.lists(st.sampled_from(WRITES), min_size=1, max_size=20), st.integers(1, 8))
 @settings(deadline=None)
 def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[bytes], most: int) -> None:
-    gathered, expected = Commits(), []
-    gathered.most = most
     queued: list[Any] = []
+    gathered, expected = Commits(queued.append), []
+    gathered.most = most
     for number, writes in enumerate(given_, 1):
         token = new_token()
         expected.append((number, token, writes))
-        if (message := gathered.add(number, writes, token)) is not None:
-            queued.append(message)
+        gathered.add((number, writes, token))
     (message,) = queued
     frame = session_pb2.ClientFrame.FromString(leaving(message).header)
     found: list[tuple[int, str, bytes]] = []
@@ -342,26 +341,30 @@ def test_what_a_client_gathers_is_what_was_committed_in_its_order(given_: list[b
         found += zip(each.ids, each.tokens, [each.writes[place] for place in places], strict=True)
     assert found == expected
     assert not leaving(message) and len(gathered) == 0
-    assert gathered.add(1, b"x", "t") is not None
+    gathered.add((1, b"x", "t"))
+    assert len(queued) == 2
 
 
 def test_a_session_that_has_not_said_yet_what_it_takes_is_told_one_by_one() -> None:
     """The client may have learnt of it from the session before, whose Hello came late."""
-    gathered = Commits()
-    message: Any = gathered.add(1, b"x", "t")
-    assert gathered.add(2, b"x", "u") is None
+    queued: list[Any] = []
+    gathered = Commits(queued.append)
+    gathered.add((1, b"x", "t"))
+    gathered.add((2, b"x", "u"))
+    (message,) = queued
     frame = session_pb2.ClientFrame.FromString(leaving(message).header)
     assert [[*request.commit_each.ids] for request in frame.requests] == [[1], [2]]
 
 
 def test_a_message_that_was_overtaken_is_none() -> None:
     """Threads that add while it is made: the next message finds nothing left."""
-    gathered = Commits()
+    queued: list[Any] = []
+    gathered = Commits(queued.append)
     gathered.most = 10
-    first: Any = gathered.add(1, b"x", "t")
-    assert first is not None and leaving(first)
-    second: Any = gathered.add(2, b"x", "t")
-    assert second is not None
+    gathered.add((1, b"x", "t"))
+    assert leaving(queued.pop())
+    gathered.add((2, b"x", "t"))
+    (second,) = queued
     gathered._waiting.clear()
     assert not leaving(second)
 

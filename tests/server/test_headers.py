@@ -15,9 +15,9 @@ from kivi_server.asked import parsed
 from kivi_server.sessions import Sessions
 
 import kivi
-from kivi.api import writes
 from kivi.api.arguments import TransactionArguments
 from kivi.api.tokens import new_token
+from kivi.api.writes import Write
 from kivi.arrow.ipc import encode_ipc
 from kivi.client.calls import encoded
 from kivi.client.core import Core
@@ -102,9 +102,9 @@ def test_rows_of_very_many_columns_are_sent_before_they_are_too_much():
     columns: dict[str, Any] = {f"c{i}": "int64" for i in range(32_000)}
     schema = row_table_schema("wide", key={"id": "int64"}, columns=columns)
     transaction = TransactionCore(Core("nowhere", None), TransactionArguments())
-    write = writes.put((1,), dict.fromkeys(columns, 1))(schema)
+    write = Write("put", (1,), dict.fromkeys(columns, 1))
     count = 1
-    while not transaction.write(schema, write):
+    while not transaction._buffer(schema, write):
         count += 1
     request, _ = transaction._take()
     assert len(request.operations) == count > 1

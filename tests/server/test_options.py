@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kivi_server.__main__ import main as server_main
-from kivi_server.options import Options, add_arguments, options_of, printed
+from kivi_server.options import Options, add_arguments, host_and_port, options_of, printed
 
 import kivi
 from kivi.cli.commands import main as cli_main
@@ -151,3 +151,22 @@ def test_a_server_runs_as_its_environment_says(tmp_path: Path) -> None:
         db.create_event_table("e", event_time="ts", columns={"ts": "timestamp"})
         with pytest.raises(kivi.ResourceExhausted, match="10"):
             db.append("e", [{"ts": i} for i in range(11)])
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["7420", ":7420", "localhost:", "localhost:65536", "localhost:-1", "localhost:\u0661"]
+)
+@pytest.mark.parametrize("flag", ["--listen", "--otlp", "--metrics", "--http"])
+def test_an_address_is_a_host_and_a_port_that_there_can_be(flag: str, endpoint: str) -> None:
+    """Refused in one line that names the flag, as everything that ``kivi serve`` was told and cannot do."""
+    with pytest.raises(kivi.InvalidArgument, match=f"{flag} .* is not host:port"):
+        host_and_port(endpoint, flag)
+
+
+@pytest.mark.parametrize("flag", ["--listen", "--otlp", "--metrics", "--http"])
+def test_a_server_that_is_told_of_no_such_port_says_so(
+    tmp_path: Path, flag: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told_it = ["--data", str(tmp_path / "data"), "--listen", "localhost:0", flag, "localhost:70000"]
+    assert server_main(told_it) == 1
+    assert f"{flag} 'localhost:70000' is not host:port" in capfd.readouterr().err
