@@ -329,7 +329,7 @@ class Session(Requests):
             self._woken = True
             if threading.get_ident() == self._loop_thread:
                 self._wake.set()
-            elif not self.store.log.afterwards(self._wake_loop):  # the answers of one sync share a message
+            else:
                 self._wake_loop()
 
     def _wake_loop(self) -> None:
@@ -368,8 +368,7 @@ class Session(Requests):
         while time.monotonic() < until:
             if not self._inbox and not self._next():
                 return
-            with self.store.log.together() if len(self._inbox) > 1 else contextlib.nullcontext():
-                self._pump(until)
+            self._pump(until)
             if self._paused and self._ends_paused():
                 return
         self._jobs.put(self._turn)

@@ -26,8 +26,8 @@ Invariants, for every log:
 Comes in: records, in order. Goes out: numbers at once, ``done`` when they are durable, and the records again. May not
 touch: tables, the engine. Begin reading here, then at ``segmented``.
 
-    segmented   the local log: its queue, its two writers, acknowledging
-    output      bytes to a segment; ``direct``: past the page cache; ``room``: segments that are made ahead
+    segmented   the local log: its queue, its writer, acknowledging
+    room        segments that are made ahead; ``direct``: bytes past the page cache
     records     how records and segments lie on disk; ``reading`` reads them
     mark        what was acknowledged, kept outside the log; ``recovery`` opens what a crash left
     memory      a log for tests that can crash on purpose; it passes ``tests/log/test_contract.py`` like the other
@@ -128,6 +128,18 @@ class LogFailed(Unavailable):
 class CommitLog(ABC):
     """An append-only sequence of records; see the module's docstring for its invariants."""
 
+    last: int
+    """The highest number that a record in the log or on its way into it has; 0 for a new log."""
+
+    next: int
+    """The number that the next record gets, if nobody appends before."""
+
+    durable: int
+    """The highest number such that it and everything before it is durable; 0 for a new log."""
+
+    last_time_us: int
+    """The time of the newest record in the log or on its way into it; 0 for a new log."""
+
     sync_times: Histogram
     """How long each sync took."""
 
@@ -150,27 +162,16 @@ class CommitLog(ABC):
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
 
-    def together(self) -> AbstractContextManager[object]:
-        """A hint, for as long as it is entered: more will be appended at once, and one sync for all is better."""
-        return nullcontext()
-
     def leading(self) -> AbstractContextManager[object]:
         """A hint: the calling thread has time to write and sync by itself what it appends as long as this is entered.
 
         It does so as it leaves, and calls ``done``, so it holds no mutex then that ``done`` takes. Or a thread of the
         log does, as ever, where that is better.
         """
-        return self.together()
+        return nullcontext()
 
     def is_quick(self) -> bool:
         """Whether who is ``leading`` now would most likely not wait long for the disk."""
-        return False
-
-    def afterwards(self, fn: Callable[[], None]) -> bool:
-        """For a ``done``: has ``fn`` called when those that were synced together with it are done, too.
-
-        False, and nothing is called, if there are none, or the calling thread is not in a ``done``.
-        """
         return False
 
     @abstractmethod
@@ -202,28 +203,8 @@ class CommitLog(ABC):
 
     @property
     @abstractmethod
-    def last(self) -> int:
-        """The highest number that a record in the log or on its way into it has; 0 for a new log."""
-
-    @property
-    @abstractmethod
-    def next(self) -> int:
-        """The number that the next record gets, if nobody appends before."""
-
-    @property
-    @abstractmethod
-    def durable(self) -> int:
-        """The highest number such that it and everything before it is durable; 0 for a new log."""
-
-    @property
-    @abstractmethod
     def first(self) -> int:
         """The lowest readable number; ``durable + 1`` or more if no record is kept."""
-
-    @property
-    @abstractmethod
-    def last_time_us(self) -> int:
-        """The time of the newest record in the log or on its way into it; 0 for a new log."""
 
     @abstractmethod
     def stats(self) -> dict[str, int | float]:
