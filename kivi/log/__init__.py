@@ -37,13 +37,13 @@ touch: tables, the engine. Begin reading here, then at ``segmented``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from kivi.errors import KiviError, Unavailable
+from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.runtime.histogram import Histogram
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "LogFailed",
     "Record",
     "Ticket",
+    "first_of",
 ]
 
 MAX_RECORD_BYTES = 256 << 20
@@ -64,6 +65,9 @@ MAX_RECORD_BYTES = 256 << 20
 
 MAX_RECORD_NUMBERS = 1 << 20
 """How many numbers one record may take."""
+
+
+_TAIL_BYTES: Final = 4 << 20
 
 
 class Kind(IntEnum):
@@ -128,6 +132,8 @@ class LogFailed(Unavailable):
 class CommitLog(ABC):
     """An append-only sequence of records; see the module's docstring for its invariants."""
 
+    _max_record_bytes: int
+
     last: int
     """The highest number that a record in the log or on its way into it has; 0 for a new log."""
 
@@ -161,6 +167,21 @@ class CommitLog(ABC):
         written (the log goes on by itself when there is room), `InvalidArgument` for an empty group or
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
+
+    def _lengths(self, records: Sequence[Entry]) -> list[int]:
+        """Of the bodies. Raises `InvalidArgument` for an empty group and for a record that is over the limits."""
+        lengths = [
+            len(parts[0]) if len(parts) == 1 and type(parts[0]) is bytes else sum(memoryview(p).nbytes for p in parts)
+            for _, parts, _ in records
+        ]
+        if not lengths:
+            raise InvalidArgument("a group needs at least one record")
+        if max(lengths) > self._max_record_bytes:
+            raise InvalidArgument(f"a record of {max(lengths)} bytes is over the limit of {self._max_record_bytes}")
+        counts = [count for _, _, count in records]
+        if not 0 < min(counts) <= max(counts) <= MAX_RECORD_NUMBERS:
+            raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers")
+        return lengths
 
     def leading(self) -> AbstractContextManager[object]:
         """A hint: the calling thread has time to write and sync by itself what it appends as long as this is entered.
@@ -213,3 +234,15 @@ class CommitLog(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish what is queued, calling every ``done``, and release the files. Idempotent."""
+
+
+def first_of(records: Iterable[Record]) -> list[Record]:
+    """As many of them as `CommitLog.tail` gives at once."""
+    found: list[Record] = []
+    size = 0
+    for record in records:
+        size += len(record.body)
+        if found and size > _TAIL_BYTES:
+            break
+        found.append(record)
+    return found

@@ -13,13 +13,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
-from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
+from kivi.errors import DataLoss, NotFound, Unavailable
+from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket, first_of
 from kivi.runtime.histogram import Histogram
 
 __all__ = ["MemoryLog"]
 
-_TAIL_BYTES = 4 << 20
 _CRASH_GAP = 1000
 
 
@@ -61,14 +60,8 @@ class MemoryLog(CommitLog):
         self._thread.start()
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
+        self._lengths(records)
         bodies = [(kind, b"".join(bytes(part) for part in parts), count) for kind, parts, count in records]
-        if not bodies:
-            raise InvalidArgument("a group needs at least one record")
-        for _, body, count in bodies:
-            if not 0 < count <= MAX_RECORD_NUMBERS:
-                raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers, not {count}")
-            if len(body) > self._max_record_bytes:
-                raise InvalidArgument(f"a record of {len(body)} bytes is over {self._max_record_bytes}")
         with self._lock:
             self._check()
             first = self.next
@@ -160,14 +153,7 @@ class MemoryLog(CommitLog):
             self._changed.wait_for(lambda: self._closed or self._failed is not None or self.durable > after, timeout)
             self._check()
             self._check_kept(after)
-            found: list[Record] = []
-            size = 0
-            for record in self._records[self._position(after) :]:
-                size += len(record.body)
-                if found and size > _TAIL_BYTES:
-                    break
-                found.append(record)
-            return found
+            return first_of(self._records[self._position(after) :])
 
     def truncate(self, below: int) -> None:
         with self._lock:

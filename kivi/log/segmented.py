@@ -49,7 +49,7 @@ from kivi.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
+from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket, first_of
 from kivi.log.direct import Direct
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, Mark, MarkFile, open_mark
@@ -71,7 +71,6 @@ __all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
 GROUP_BYTES_MAX = 1 << 30
 QUEUED_BYTES_MAX = 2 << 30
 _SEGMENT_BYTES_MAX = 2 << 30
-_TAIL_BYTES = 4 << 20
 _FLIGHT_BYTES = 4 << 20  # one write and sync takes no more
 _QUICK_S = 0.001
 _QUICK_BYTES = 256 << 10
@@ -178,19 +177,11 @@ class SegmentedLog(CommitLog):
     # -- entering
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
-        lengths = [
-            len(parts[0]) if len(parts) == 1 and type(parts[0]) is bytes else sum(memoryview(p).nbytes for p in parts)
-            for _, parts, _ in records
-        ]
-        longest = max(lengths, default=0)
-        if longest > self._max_record_bytes:
-            raise InvalidArgument(f"a record of {longest} bytes is over the limit of {self._max_record_bytes}")
+        lengths = self._lengths(records)
         counts = [count for _, _, count in records]
-        if counts and not 0 < min(counts) <= max(counts) <= MAX_RECORD_NUMBERS:
-            raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers")
         count, size = sum(counts), sum(lengths) + HEADER_BYTES * len(lengths)
-        if not count or size > GROUP_BYTES_MAX:
-            raise InvalidArgument(f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}")
+        if size > GROUP_BYTES_MAX:
+            raise InvalidArgument(f"a group has at most {GROUP_BYTES_MAX} bytes, not {size}")
         with self._lock:
             segment = self._find_room(count, size)
             first, offset = self.next, segment.end
@@ -455,14 +446,7 @@ class SegmentedLog(CommitLog):
             if not found:
                 self._check()
                 return []
-        records: list[Record] = []
-        size = 0
-        for record in read_pieces(self._files, found):
-            size += len(record.body) + HEADER_BYTES
-            if records and size > _TAIL_BYTES:
-                break
-            records.append(record)
-        return records
+        return first_of(read_pieces(self._files, found))
 
     def _check_kept(self, after: int) -> None:
         forgotten = self._segments[0].header.previous if self._segments else self.durable
