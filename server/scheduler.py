@@ -17,6 +17,7 @@ import logging
 import resource
 import time
 from collections import deque
+from contextlib import nullcontext
 from typing import Final, Protocol
 
 from kivi.errors import KiviError
@@ -80,7 +81,7 @@ class Scheduler:
         log, waiting = self._log, self._waiting
         until = time.monotonic() + _TURN_S
         try:
-            with log.leading() if log.is_quick() else log.together():
+            with log.leading() if log.is_quick() else nullcontext():
                 while waiting and time.monotonic() < until:
                     session = waiting[0]
                     has_more = self._go_on(session, until)

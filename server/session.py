@@ -283,7 +283,7 @@ class Session(Requests):
             self._woken = True
             if threading.get_ident() == self._loop_thread:
                 self._wake.set()
-            elif not self.store.log.afterwards(self._wake_loop):  # the answers of one sync share a message
+            else:
                 self._wake_loop()
 
     def _wake_loop(self) -> None:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kivi.encoding.base_rows import RowLayout, Version, is_wide
+from kivi.encoding.base_rows import RowLayout, Version
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
@@ -71,37 +71,6 @@ def test_round_trip(case: tuple[TableSchema, list[Version]]) -> None:
         assert RowLayout.stamp_of(data) == version.cts
         assert len(data) >= layout.width and (len(data) == layout.width or not layout.fixed)
         assert layout.encode(layout.decode(data)) == data
-
-
-def plain_rows() -> st.SearchStrategy[tuple[TableSchema, list[Version]]]:
-    """Rows of few columns, most of them without nulls."""
-
-    def of(declared: list[tuple[str, Any]]) -> st.SearchStrategy[tuple[TableSchema, list[Version]]]:
-        whole = st.tuples(*(CELLS[kind] for kind in declared))
-        cells = whole | whole | st.tuples(*(st.none() | CELLS[kind] for kind in declared))
-        found = st.builds(Version, CTS, st.just(True), cells) | st.builds(Version, CTS, st.just(False), st.just(()))
-        return st.tuples(st.just(schema_of(declared)), st.lists(found, max_size=9))
-
-    return (st.lists(st.sampled_from(FIXED), max_size=3) | st.lists(st.sampled_from(list(CELLS)), max_size=3)).flatmap(
-        of
-    )
-
-
-@given(plain_rows(), st.booleans())
-def test_a_plain_row_is_what_decoding_says_and_no_other_is(case: tuple[TableSchema, list[Version]], seen: bool) -> None:
-    schema, versions = case
-    layout = RowLayout.of(schema)
-    for version in versions:
-        data = layout.encode(version)
-        wide = [cell for cell, column in zip(version.cells, schema.columns, strict=False) if is_wide(column)]
-        plain = layout.fixed and version.alive and None not in version.cells
-        plain = plain and all(INT64_MIN <= cell <= INT64_MAX for cell in wide)
-        found = layout.plain(data, version.cts if seen else version.cts - 1)
-        assert (found is not None) == (plain and seen)
-        if found is not None:
-            assert exact(Version(version.cts, True, tuple(found))) == exact(version)
-        assert layout.plain(data[:-1], version.cts) is None
-        assert layout.plain(data + b"\0", version.cts) is None
 
 
 @given(rows(FIXED))

@@ -254,7 +254,7 @@ def examine(path: str) -> dict[str, Any]:
         lease = store.begin()
         report["watermark"] = lease.ts
         report["times"] = f"{store.timeline.check():,} commit times, in order"
-        report["tokens"] = f"{store.tokens.check():,} request tokens in blocks"
+        report["tokens"] = f"{store.tokens.check():,} request tokens"
         ready = [schema for schema in store.tables() if schema.state == "ready"]
         with Progress(f"verify {path}", None, "rows") as progress:
             done = 0

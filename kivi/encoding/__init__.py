@@ -6,7 +6,7 @@
     arrow_rows     base rows of fixed width as Arrow columns, thousands at a time
     projection     stored rows as the columns that a read asked for
     commit_times   at which microsecond which commit entered the log
-    token_blocks   what became of the commits of many request tokens
+    token_blocks   request tokens as older versions kept them
     pretty         engine keys, rows and operations as people read them
 
 Comes in: values in stored form, or bytes that a checksum has vouched for. Goes out: the other of the two. May not

@@ -71,10 +71,6 @@ class RowLayout:
             f"<QB{self.null_bytes}s" + "".join("Qq" if is_wide(c) else _FORMATS[c.type.name] for c in columns)
         )
         self._wide = [is_wide(c) for c in columns]
-        self._no_nulls = bytes(self.null_bytes)
-        self._narrow = struct.Struct(self._struct.format.replace("Qq", "qq"))
-        self._low = [3 + i + sum(self._wide[:i]) for i in range(len(columns))]
-        self._high = [low + 1 for low, wide in zip(self._low, self._wide, strict=True) if wide]
 
     @staticmethod
     def of(schema: TableSchema) -> RowLayout:
@@ -120,19 +116,6 @@ class RowLayout:
 
     def _zeros(self) -> list[int]:
         return [0] * (len(self.columns) + sum(self._wide))
-
-    def plain(self, data: bytes, upto: int) -> list[Any] | None:
-        """The cells of a row as most are: of a fixed layout, alive, no later than ``upto``, without nulls, its sums
-        within 64 bits. None for any other, and for bytes that are no row."""
-        if not self.fixed or len(data) != self._narrow.size:
-            return None
-        fields = self._narrow.unpack(data)
-        if fields[0] > upto or not fields[1] & _ALIVE or fields[2] != self._no_nulls:
-            return None
-        for high in self._high:
-            if fields[high] != fields[high - 1] >> 63:  # the low half, read with a sign, is the sum
-                return None
-        return [fields[low] for low in self._low]
 
     def decode(self, data: bytes) -> Version:
         """Raises DataLoss for bytes that are not a row of this layout."""

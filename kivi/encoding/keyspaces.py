@@ -13,8 +13,8 @@
     0x08 BATCH       scope 0x00 0x00 | sequence u64             what became of a batch token
     0x09 TIME        microseconds u64                           commit times from then on (kivi.encoding.commit_times)
     0x0a TOMBSTONE   cts u64 | table u32 | row key              to do: sweep the row deleted at that CTS
-    0x0b TOKENS      newest u64 | oldest u64 | cts u64          that there are request tokens of those times, together:
-    0x0c TOKEN_DATA  newest u64 | oldest u64 | cts u64          these (kivi.encoding.token_blocks)
+    0x0b TOKENS      newest u64 | oldest u64 | cts u64          of stores of older versions: that there are request
+    0x0c TOKEN_DATA  newest u64 | oldest u64 | cts u64          tokens of those times, and these (.token_blocks)
 
 All integers are big endian, so order is numeric. A space or a table is a range of neighbours, so that one scan reads
 it and one range is all there is to erase. Meta and headers of an event table share a space so that *one* engine scan
@@ -45,9 +45,6 @@ __all__ = [
     "split_version_key",
     "table_prefix",
     "time_key",
-    "token_block_key",
-    "token_blocks_from",
-    "token_data_key",
     "token_key",
     "tombstone_key",
     "version_key",
@@ -84,15 +81,13 @@ class Space(IntEnum):
     TOMBSTONE = 10
     """Rows that were deleted, oldest first, until their tombstones are swept."""
     TOKENS = 11
-    """Request tokens of the client library, many at a time: which there are."""
+    """Request tokens as older versions kept them, many at a time: which there are."""
     TOKEN_DATA = 12
     """The tokens themselves."""
 
 
 _ROW: Final = bytes([Space.ROW])
 _VERSION: Final = bytes([Space.VERSION])
-_TOKENS: Final = bytes([Space.TOKENS])
-_TOKEN_DATA: Final = bytes([Space.TOKEN_DATA])
 
 
 def space_prefix(space: Space) -> bytes:
@@ -149,22 +144,11 @@ def token_key(token: str) -> bytes:
     return bytes([Space.TOKEN]) + token.encode()
 
 
-def token_block_key(newest_us: int, oldest_us: int, cts: int) -> bytes:
-    """A scan from ``token_blocks_from(t)`` meets those with a token issued at t or later, least newest first."""
-    return _TOKENS + _BLOCK.pack(newest_us, oldest_us, cts)
-
-
-def token_data_key(block_key: bytes) -> bytes:
-    """The key of the row that holds the tokens of a block with that key."""
-    return _TOKEN_DATA + block_key[1:]
-
-
-def token_blocks_from(time_us: int) -> bytes:
-    return _TOKENS + _U64.pack(min(max(0, time_us), _MASK64))
-
-
 def split_token_block_key(data: bytes) -> tuple[int, int, int]:
-    """``token_block_key`` undone: newest and oldest time of issue in microseconds, least CTS. Raises struct.error."""
+    """Of a key in TOKENS or TOKEN_DATA: newest and oldest time of issue in microseconds, least CTS.
+
+    Raises struct.error.
+    """
     newest, oldest, cts = _BLOCK.unpack(data[1:])
     return newest, oldest, cts
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import ast
 import datetime as dt
-import functools
 import itertools
-import struct
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -101,44 +98,6 @@ class Projection:
             type_.from_stored(row[name], name)
         return tuple(map(row.__getitem__, self.outputs))
 
-    @cached_property
-    def quick(self) -> Callable[[bytes, bytes, int], tuple[Any, ...] | None]:
-        """``quick(key, stored, upto)`` is ``values`` of a row as it is stored, in a quarter of the time, if that is as
-        most rows are; None: decode it, and ask ``values``."""
-        types = [c.type for c in self._inputs]
-        if not self._layout.fixed or self.where is not None or any(t.name not in ("int64", "float64") for t in types):
-            return lambda key, stored, upto: None
-        plain, keys, names = self._layout.plain, len(self._key_types), [*self.schema.by_name]
-        limits = [
-            (keys + self.schema.index_of[name], *_limits(type_))
-            for name, type_ in self._sums
-            if type_.name not in ("bool", "int64")  # whose sums ``plain`` has looked at
-        ]
-        decode = _key_decoder(self._key_types) if self._keys else lambda key: [None] * keys
-        place = {name: i for i, name in enumerate([*names, *self.derived])}
-        inputs = [(c.name, place[c.name]) for c in self._inputs]
-        evaluators = [evaluate for _, evaluate in self._evaluators]
-        pick = [place[name] for name in self.outputs]
-        every = pick == list(range(len(place)))
-
-        def quick(key: bytes, stored: bytes, upto: int) -> tuple[Any, ...] | None:
-            cells = plain(stored, upto)
-            if cells is None:
-                return None
-            row = [*decode(key), *cells]
-            for i, low, high in limits:
-                if not low <= row[i] <= high:
-                    return None
-            if evaluators:
-                operands = {name: row[i] for name, i in inputs}
-                try:
-                    row += [evaluate(operands) for evaluate in evaluators]
-                except OverflowError:
-                    return None
-            return tuple(row) if every else tuple([row[i] for i in pick])
-
-        return quick
-
     # -- in columns -----------------------------------------------------------------------------
 
     @property
@@ -206,23 +165,6 @@ class Projection:
         if self.where is not None:
             batch = filter_batch(batch, self.where, self._types).select(list(self.outputs))
         return batch
-
-
-def _limits(type_: ColumnType) -> tuple[Any, Any]:
-    """Of what ``from_stored`` takes."""
-    if type_.name == "float64":
-        return -sys.float_info.max, sys.float_info.max
-    if type_.name == "timestamp":
-        return type_.to_stored(_FIRST), type_.to_stored(_LAST)
-    return type_.stored_min, type_.stored_max
-
-
-def _key_decoder(types: Sequence[ColumnType]) -> Callable[[bytes], Sequence[Any]]:
-    """``decode_key``, which for keys of integers is one step."""
-    if not all(type_.name in ("int64", "decimal", "timestamp") for type_ in types):
-        return functools.partial(decode_key, types)
-    width, unpack, sign = 8 * len(types), struct.Struct(f">{len(types)}Q").unpack, 1 << 63
-    return lambda key: [part - sign for part in unpack(key)] if len(key) == width else decode_key(types, key)
 
 
 def _listed(rows: Any) -> list[bytes]:

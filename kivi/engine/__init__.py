@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 __all__ = ["Engine", "WriteBatch"]
 
@@ -97,23 +98,15 @@ class Engine(ABC):
         first, the next step raises `Unavailable`; an iterator never ends early as if it were done.
         """
 
-    @abstractmethod
-    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
-        """The pairs of `scan`, forward, ``rows`` pairs at a time, the last chunk of fewer; none is empty.
-
-        Flat: key, value, key, value ..., so that a caller that knows how long they are joins them in one go. For
-        callers that read much: no Python statement runs for each pair. Nothing else runs in the process while a chunk
-        is read, so one of more than some thousand rows is felt by others. ``rows`` is at least 1.
-        """
-
     def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
-        """The pairs of `scan_chunks`, each as one record: the value, and right behind it the key.
+        """The pairs of `scan`, forward, each as one record: the value, and right behind it the key.
 
-        All values have ``value_bytes``; the caller has to look whether that is so, as from another one on it gets
-        anything. An engine may keep records as such, and reads them in little more than half the time.
+        In lists of ``rows`` records, the last of fewer; none is empty. For callers that read much. All values have
+        ``value_bytes``; the caller has to look whether that is so, as from another one on it gets anything. An engine
+        may keep records as such, and reads them without a Python statement for each. Nothing else runs in the process
+        while a list is read, so one of more than some thousand rows is felt by others. ``rows`` is at least 1.
         """
-        chunks = self.scan_chunks(start, end, rows)
-        return ([value + key for key, value in zip(flat[::2], flat[1::2], strict=True)] for flat in chunks)
+        return _in_lists((value + key for key, value in self.scan(start, end)), rows)
 
     @abstractmethod
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
@@ -145,3 +138,8 @@ class Engine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release the files. Idempotent; open scans fail from now on."""
+
+
+def _in_lists(records: Iterator[bytes], rows: int) -> Iterator[list[bytes]]:
+    while part := list(islice(records, rows)):
+        yield part

@@ -4,15 +4,16 @@ It is the reference for the contract and the engine of the fast tests. Nothing i
 "durable" means that `MemoryEngine.crash` does not take it back. Each batch since the last flush leaves
 the values that it overwrote on an undo list, so a crash costs what it takes back, not the store.
 
-Invariant, kept under one lock: ``_keys`` is sorted and holds exactly the keys of ``_values``.
+Everything is done under one lock.
 """
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import threading
 from collections.abc import Iterator, Sequence
+
+from sortedcontainers import SortedDict
 
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, Unavailable
@@ -21,12 +22,11 @@ __all__ = ["MemoryEngine"]
 
 
 class MemoryEngine(Engine):
-    """Everything in a dictionary and a sorted list of its keys."""
+    """Everything in a dictionary that is sorted by key."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._keys: list[bytes] = []
-        self._values: dict[bytes, bytes] = {}
+        self._values: SortedDict[bytes, bytes] = SortedDict()
         self._undo: list[list[tuple[bytes, bytes | None]]] = []
         self._closed = False
         self.checkpoints: dict[str, MemoryEngine] = {}
@@ -45,24 +45,14 @@ class MemoryEngine(Engine):
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
         with self._lock:
             self._check_open()
-            low = bisect.bisect_left(self._keys, start)
-            high = len(self._keys) if end is None else bisect.bisect_left(self._keys, end)
-            view = [(key, self._values[key]) for key in self._keys[low:high]]
-        if reverse:
-            view.reverse()
+            keys = self._values.irange(start, end, inclusive=(True, False), reverse=reverse)
+            view = [(key, self._values[key]) for key in keys]
         return self._steps(view)
 
     def _steps(self, view: list[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
         for pair in view:
             self._check_open()
             yield pair
-
-    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
-        return self._chunks(self.scan(start, end), rows)
-
-    def _chunks(self, pairs: Iterator[tuple[bytes, bytes]], rows: int) -> Iterator[list[bytes]]:
-        while flat := list(itertools.chain.from_iterable(itertools.islice(pairs, rows))):
-            yield flat
 
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         return itertools.islice((key for key, _ in self.scan(start, end)), step, None, step)
@@ -78,11 +68,9 @@ class MemoryEngine(Engine):
 
     def _set(self, key: bytes, value: bytes | None) -> None:
         if value is not None:
-            if key not in self._values:
-                bisect.insort(self._keys, key)
             self._values[key] = value
-        elif self._values.pop(key, None) is not None:
-            del self._keys[bisect.bisect_left(self._keys, key)]
+        else:
+            self._values.pop(key, None)
 
     def flush(self) -> None:
         with self._lock:
@@ -95,14 +83,13 @@ class MemoryEngine(Engine):
             if path in self.checkpoints:
                 raise InvalidArgument(f"{path} exists: give a checkpoint a path of its own", path=path)
             copy = MemoryEngine()
-            copy._keys = list(self._keys)
-            copy._values = dict(self._values)
+            copy._values = self._values.copy()
             self.checkpoints[path] = copy
 
     def stats(self) -> dict[str, int]:
         with self._lock:
-            size = sum(map(len, self._keys)) + sum(map(len, self._values.values()))
-            return {"keys": len(self._keys), "live_bytes": size, "unflushed_batches": len(self._undo)}
+            size = sum(len(key) + len(value) for key, value in self._values.items())
+            return {"keys": len(self._values), "live_bytes": size, "unflushed_batches": len(self._undo)}
 
     def close(self) -> None:
         """Keeps everything, flushed or not: `reopen` finds it, as after a clean shutdown."""

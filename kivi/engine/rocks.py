@@ -14,9 +14,9 @@ How the contract of `kivi.engine` is kept here:
 Found in rocksdict 0.3.29, each the reason for something below. The tests pin what we do about them, and for
 the lower bound and the snapshots also the finding itself, so that an upgrade which changes it is noticed:
 
-* ``Rdict.items()`` ends *silently* at a damaged or missing block. The lower-level ``iter()`` with a
-  ``status()`` at the end reports it, and costs more a step (decision 0003). `scan_chunks` pays that for nothing but the
-  end: it drains ``items()`` by C code, and where that ends, an ``iter()`` of the same moment looks for what comes
+* ``Rdict.values()`` ends *silently* at a damaged or missing block. The lower-level ``iter()`` with a
+  ``status()`` at the end reports it, and costs more a step (decision 0003). `scan_records` pays that for nothing but
+  the end: it drains ``values()`` by C code, and where that ends, an ``iter()`` of the same moment looks for what comes
   behind. Both are made between two equal sequence numbers, since two iterators made one after the other may have a
   write between them.
 * ``next()`` of an iterator that has ended is a segmentation fault.
@@ -61,7 +61,6 @@ __all__ = ["BLOB_BYTES_MIN", "Records", "RocksEngine"]
 T = TypeVar("T")
 _UNREADABLE: Final = ("Invalid argument", "NotFound", "Not implemented", "Not supported")
 """RocksDB's words for options that it wrote itself, and that are not what it wrote any more."""
-_FLAT = itertools.chain.from_iterable
 
 BLOB_BYTES_MIN = 64 * 1024
 _GARBAGE_BYTES_MIN: Final = 64 << 20
@@ -180,20 +179,12 @@ class RocksEngine(Engine):
         walk, records = _backward if reverse else _forward, self._records_from(start, end)
         return self._begun(start, end, lambda bounds: walk(self._db.iter(bounds), start, records, bounds))
 
-    def scan_chunks(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
-        records = self._records_from(start, end)
-
-        def chunks(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
-            return _chunks(*self._twins(self._db.items, bounds, start), start, rows, records, bounds)
-
-        return self._begun(start, end, chunks)
-
     def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
         if start[:1] not in self._records or not _is_within(start[:1], end):
             return super().scan_records(start, end, rows, value_bytes)
 
         def records(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
-            return _records(*self._twins(self._db.values, bounds, start), start, rows, value_bytes, bounds)
+            return _records(*self._twins(bounds, start), start, rows, value_bytes, bounds)
 
         return self._begun(start, end, records)
 
@@ -225,13 +216,11 @@ class RocksEngine(Engine):
             self._scans.add(scan)
         return scan
 
-    def _twins(
-        self, kind: Callable[..., Any], bounds: rocksdict.ReadOptions, start: bytes
-    ) -> tuple[Iterator[Any], rocksdict.RdictIter]:
+    def _twins(self, bounds: rocksdict.ReadOptions, start: bytes) -> tuple[Iterator[Any], rocksdict.RdictIter]:
         """Two iterators of one moment."""
         while True:
             before = self._db.latest_sequence_number()
-            quick = kind(read_opt=bounds, from_key=start)
+            quick = self._db.values(read_opt=bounds, from_key=start)
             rest = self._db.iter(bounds)
             if self._db.latest_sequence_number() == before:
                 return quick, rest
@@ -393,29 +382,6 @@ def _every(keys: Iterator[bytes], step: int, bounds: rocksdict.ReadOptions) -> I
     yield from itertools.islice(keys, step, None, step)
 
 
-def _chunks(
-    items: Iterator[tuple[bytes, bytes]],
-    rest: rocksdict.RdictIter,
-    start: bytes,
-    rows: int,
-    records: frozenset[bytes],
-    bounds: rocksdict.ReadOptions,
-) -> Iterator[list[bytes]]:
-    flat: list[bytes] = []  # key, value, key, value ...
-    while flat := list(_FLAT(itertools.islice(items, rows))):
-        start = flat[-2] + b"\0"
-        if records:
-            pairs = zip(flat[::2], flat[1::2], strict=True)
-            flat[1::2] = [_value(key, value) if key[:1] in records else value for key, value in pairs]
-        if len(flat) < 2 * rows:
-            break
-        yield flat
-    behind = _forward(rest, start, records, bounds)  # nothing, unless `items` has ended early
-    while flat := [*flat, *_FLAT(itertools.islice(behind, rows - len(flat) // 2))]:
-        yield flat
-        flat = []
-
-
 def _records(
     values: Iterator[bytes],
     rest: rocksdict.RdictIter,
@@ -424,7 +390,10 @@ def _records(
     value_bytes: int,
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
-    """As `_chunks`. A value of another width makes it go on somewhere else, which the caller notices by the width."""
+    """``values``, and what ``rest`` finds behind them: nothing, unless they have ended early.
+
+    A value of another width makes it go on somewhere else, which the caller notices by the width.
+    """
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
         start = part[-1][value_bytes:] + b"\0"

@@ -26,8 +26,8 @@ Invariants, for every log:
 Comes in: records, in order. Goes out: numbers at once, ``done`` when they are durable, and the records again. May not
 touch: tables, the engine. Begin reading here, then at ``segmented``.
 
-    segmented   the local log: its queue, its two writers, acknowledging
-    output      bytes to a segment; ``direct``: past the page cache; ``room``: segments that are made ahead
+    segmented   the local log: its queue, its writer, acknowledging
+    room        segments that are made ahead; ``direct``: bytes past the page cache
     records     how records and segments lie on disk; ``reading`` reads them
     mark        what was acknowledged, kept outside the log; ``recovery`` opens what a crash left
     memory      a log for tests that can crash on purpose; it passes ``tests/log/test_contract.py`` like the other
@@ -37,13 +37,13 @@ touch: tables, the engine. Begin reading here, then at ``segmented``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
-from kivi.errors import KiviError, Unavailable
+from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.runtime.histogram import Histogram
 
 __all__ = [
@@ -57,6 +57,7 @@ __all__ = [
     "LogFailed",
     "Record",
     "Ticket",
+    "first_of",
 ]
 
 MAX_RECORD_BYTES = 256 << 20
@@ -64,6 +65,9 @@ MAX_RECORD_BYTES = 256 << 20
 
 MAX_RECORD_NUMBERS = 1 << 20
 """How many numbers one record may take."""
+
+
+_TAIL_BYTES: Final = 4 << 20
 
 
 class Kind(IntEnum):
@@ -128,6 +132,20 @@ class LogFailed(Unavailable):
 class CommitLog(ABC):
     """An append-only sequence of records; see the module's docstring for its invariants."""
 
+    _max_record_bytes: int
+
+    last: int
+    """The highest number that a record in the log or on its way into it has; 0 for a new log."""
+
+    next: int
+    """The number that the next record gets, if nobody appends before."""
+
+    durable: int
+    """The highest number such that it and everything before it is durable; 0 for a new log."""
+
+    last_time_us: int
+    """The time of the newest record in the log or on its way into it; 0 for a new log."""
+
     sync_times: Histogram
     """How long each sync took."""
 
@@ -150,9 +168,20 @@ class CommitLog(ABC):
         one over the limits, `LogFailed` if the log has failed, `Unavailable` if it is closed.
         """
 
-    def together(self) -> AbstractContextManager[object]:
-        """A hint, for as long as it is entered: more will be appended at once, and one sync for all is better."""
-        return nullcontext()
+    def _lengths(self, records: Sequence[Entry]) -> list[int]:
+        """Of the bodies. Raises `InvalidArgument` for an empty group and for a record that is over the limits."""
+        lengths = [
+            len(parts[0]) if len(parts) == 1 and type(parts[0]) is bytes else sum(memoryview(p).nbytes for p in parts)
+            for _, parts, _ in records
+        ]
+        if not lengths:
+            raise InvalidArgument("a group needs at least one record")
+        if max(lengths) > self._max_record_bytes:
+            raise InvalidArgument(f"a record of {max(lengths)} bytes is over the limit of {self._max_record_bytes}")
+        counts = [count for _, _, count in records]
+        if not 0 < min(counts) <= max(counts) <= MAX_RECORD_NUMBERS:
+            raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers")
+        return lengths
 
     def leading(self) -> AbstractContextManager[object]:
         """A hint: the calling thread has time to write and sync by itself what it appends as long as this is entered.
@@ -160,17 +189,10 @@ class CommitLog(ABC):
         It does so as it leaves, and calls ``done``, so it holds no mutex then that ``done`` takes. Or a thread of the
         log does, as ever, where that is better.
         """
-        return self.together()
+        return nullcontext()
 
     def is_quick(self) -> bool:
         """Whether who is ``leading`` now would most likely not wait long for the disk."""
-        return False
-
-    def afterwards(self, fn: Callable[[], None]) -> bool:
-        """For a ``done``: has ``fn`` called when those that were synced together with it are done, too.
-
-        False, and nothing is called, if there are none, or the calling thread is not in a ``done``.
-        """
         return False
 
     @abstractmethod
@@ -202,28 +224,8 @@ class CommitLog(ABC):
 
     @property
     @abstractmethod
-    def last(self) -> int:
-        """The highest number that a record in the log or on its way into it has; 0 for a new log."""
-
-    @property
-    @abstractmethod
-    def next(self) -> int:
-        """The number that the next record gets, if nobody appends before."""
-
-    @property
-    @abstractmethod
-    def durable(self) -> int:
-        """The highest number such that it and everything before it is durable; 0 for a new log."""
-
-    @property
-    @abstractmethod
     def first(self) -> int:
         """The lowest readable number; ``durable + 1`` or more if no record is kept."""
-
-    @property
-    @abstractmethod
-    def last_time_us(self) -> int:
-        """The time of the newest record in the log or on its way into it; 0 for a new log."""
 
     @abstractmethod
     def stats(self) -> dict[str, int | float]:
@@ -232,3 +234,15 @@ class CommitLog(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish what is queued, calling every ``done``, and release the files. Idempotent."""
+
+
+def first_of(records: Iterable[Record]) -> list[Record]:
+    """As many of them as `CommitLog.tail` gives at once."""
+    found: list[Record] = []
+    size = 0
+    for record in records:
+        size += len(record.body)
+        if found and size > _TAIL_BYTES:
+            break
+        found.append(record)
+    return found

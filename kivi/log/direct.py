@@ -25,8 +25,9 @@ from typing import Final
 
 import numpy as np
 
-from kivi.log.files import Files
+from kivi.log.files import Files, write_all
 from kivi.log.records import BLOCK_BYTES
+from kivi.log.recovery import Segment
 
 __all__ = ["Direct", "is_large", "open_direct", "split"]
 
@@ -36,15 +37,15 @@ _BUFFER_BYTES: Final = 4 << 20
 _O_DIRECT: Final = getattr(os, "O_DIRECT", 0)
 
 
-def open_direct(files: Files, path: str) -> int | None:
-    """The file for direct writes; None where there is no such thing. Raises ``OSError`` for any other failure."""
+def open_direct(files: Files, path: str) -> int:
+    """The file for direct writes; -1 where there is no such thing. Raises ``OSError`` for any other failure."""
     if not _O_DIRECT:
-        return None
+        return -1
     try:
         return files.open(path, os.O_WRONLY | _O_DIRECT)
     except OSError as error:
         if error.errno in (errno.EINVAL, errno.ENOTSUP):
-            return None
+            return -1
         raise
 
 
@@ -80,6 +81,16 @@ class Direct:
         self._memory: mmap.mmap | None = None
         self.refused = False
         """Not possible after all: the file system takes none."""
+
+    def write(self, files: Files, segment: Segment, buffers: list[bytes | memoryview], offset: int) -> None:
+        """Write all of the buffers; large ones as far as possible past the page cache. Raises ``OSError``."""
+        if segment.direct >= 0 and not self.refused and is_large(buffers):
+            begun, buffers = split(buffers, -offset % BLOCK_BYTES)
+            write_all(files, segment.fd, begun, offset)
+            offset += sum(map(len, begun))
+            written, buffers = self.put(files, segment.direct, buffers, offset)
+            offset += written
+        write_all(files, segment.fd, buffers, offset)
 
     def put(
         self, files: Files, fd: int, buffers: Sequence[bytes | memoryview], offset: int

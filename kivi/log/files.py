@@ -11,7 +11,9 @@ import fcntl
 import os
 from collections.abc import Sequence
 
-__all__ = ["Files", "is_no_space"]
+__all__ = ["Files", "is_no_space", "write_all"]
+
+_IOV_MAX = 1024
 
 
 def is_no_space(error: OSError) -> bool:
@@ -95,3 +97,18 @@ class Files:
 
     def unlink(self, path: str) -> None:
         os.unlink(path)
+
+
+def write_all(files: Files, fd: int, buffers: Sequence[bytes | memoryview], offset: int) -> None:
+    """Write all of the buffers, however many calls it takes. Raises ``OSError``."""
+    for i in range(0, len(buffers), _IOV_MAX):
+        part = list(buffers[i : i + _IOV_MAX])
+        while part:
+            written = files.pwritev(fd, part, offset)
+            if written <= 0:
+                raise OSError(f"nothing was written at {offset}")
+            offset += written
+            while part and written >= len(part[0]):
+                written -= len(part.pop(0))
+            if written:
+                part[0] = memoryview(part[0])[written:]

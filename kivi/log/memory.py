@@ -13,13 +13,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from kivi.errors import DataLoss, InvalidArgument, NotFound, Unavailable
-from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
+from kivi.errors import DataLoss, NotFound, Unavailable
+from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket, first_of
 from kivi.runtime.histogram import Histogram
 
 __all__ = ["MemoryLog"]
 
-_TAIL_BYTES = 4 << 20
 _CRASH_GAP = 1000
 
 
@@ -50,8 +49,8 @@ class MemoryLog(CommitLog):
         self._inflight: list[_Group] = []
         self._released = 0
         self._calling = False
-        self._last = self._durable = self._time_us = self._forgotten = 0
-        self._next = 1
+        self.last = self.durable = self.last_time_us = self._forgotten = 0
+        self.next = 1
         self._failed: LogFailed | None = None
         self._start()
 
@@ -61,28 +60,22 @@ class MemoryLog(CommitLog):
         self._thread.start()
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
+        self._lengths(records)
         bodies = [(kind, b"".join(bytes(part) for part in parts), count) for kind, parts, count in records]
-        if not bodies:
-            raise InvalidArgument("a group needs at least one record")
-        for _, body, count in bodies:
-            if not 0 < count <= MAX_RECORD_NUMBERS:
-                raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers, not {count}")
-            if len(body) > self._max_record_bytes:
-                raise InvalidArgument(f"a record of {len(body)} bytes is over {self._max_record_bytes}")
         with self._lock:
             self._check()
-            first = self._next
-            self._time_us = max(self._time_us, self._clock() // 1000)
+            first = self.next
+            self.last_time_us = max(self.last_time_us, self._clock() // 1000)
             made = list[Record]()
             for kind, body, count in bodies:
-                made.append(Record(self._next, self._time_us, kind, body, count))
-                self._next += count
-            self._last = self._next - 1
+                made.append(Record(self.next, self.last_time_us, kind, body, count))
+                self.next += count
+            self.last = self.next - 1
             self._inflight.append(_Group(made, done))
             if not self.hold:
                 self._released = len(self._inflight)
                 self._changed.notify_all()
-            return Ticket(first, self._last, self._time_us)
+            return Ticket(first, self.last, self.last_time_us)
 
     def release(self, count: int | None = None) -> None:
         """Make the next ``count`` groups in flight (None: all) durable; returns when their ``done`` ran."""
@@ -106,10 +99,10 @@ class MemoryLog(CommitLog):
             self._released = 0
             self._records += inflight[:keep]
             if len(inflight) > keep:
-                self._next = self._last + _CRASH_GAP
+                self.next = self.last + _CRASH_GAP
             if self._records:
-                self._last = self._durable = max(self._durable, self._records[-1].last)
-                self._time_us = self._records[-1].time_us
+                self.last = self.durable = max(self.durable, self._records[-1].last)
+                self.last_time_us = self._records[-1].time_us
             self._closed = True
             self._changed.notify_all()
         self._join()
@@ -132,7 +125,7 @@ class MemoryLog(CommitLog):
                 error = self._failed
                 if error is None:
                     self._records += group.records
-                    self._durable = group.records[-1].last
+                    self.durable = group.records[-1].last
                 self._calling = True
             try:
                 group.done(error)
@@ -144,8 +137,8 @@ class MemoryLog(CommitLog):
     def replay(self, after: int) -> Iterator[Record]:
         with self._lock:
             self._check_kept(after)
-            if after > self._durable:
-                raise DataLoss(f"the log ends at {self._durable}, before {after}: records are missing")
+            if after > self.durable:
+                raise DataLoss(f"the log ends at {self.durable}, before {after}: records are missing")
             return iter(self._records[self._position(after) :])
 
     def read(self, sequence: int) -> Record:
@@ -157,21 +150,14 @@ class MemoryLog(CommitLog):
 
     def tail(self, after: int, timeout: float | None) -> list[Record]:
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._failed is not None or self._durable > after, timeout)
+            self._changed.wait_for(lambda: self._closed or self._failed is not None or self.durable > after, timeout)
             self._check()
             self._check_kept(after)
-            found: list[Record] = []
-            size = 0
-            for record in self._records[self._position(after) :]:
-                size += len(record.body)
-                if found and size > _TAIL_BYTES:
-                    break
-                found.append(record)
-            return found
+            return first_of(self._records[self._position(after) :])
 
     def truncate(self, below: int) -> None:
         with self._lock:
-            count = self._position(min(below - 1, self._durable))
+            count = self._position(min(below - 1, self.durable))
             if count:
                 self._forgotten = self._records[count - 1].last
                 del self._records[:count]
@@ -190,24 +176,8 @@ class MemoryLog(CommitLog):
             raise DataLoss(f"the log keeps nothing up to {self._forgotten}: cannot read on from {after}")
 
     @property
-    def last(self) -> int:
-        return self._last
-
-    @property
-    def next(self) -> int:
-        return self._next
-
-    @property
-    def durable(self) -> int:
-        return self._durable
-
-    @property
     def first(self) -> int:
-        return self._records[0].sequence if self._records else self._durable + 1
-
-    @property
-    def last_time_us(self) -> int:
-        return self._time_us
+        return self._records[0].sequence if self._records else self.durable + 1
 
     def stats(self) -> dict[str, int | float]:
         with self._lock:

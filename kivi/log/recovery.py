@@ -29,7 +29,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from kivi.errors import DataLoss, FormatTooNew
-from kivi.log.files import Files
+from kivi.log.files import Files, write_all
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, MARK_NAME, Mark, MarkFile
 from kivi.log.records import (
     BLOCK_BYTES,
@@ -79,20 +79,19 @@ class Segment:
 
     ``last`` is the last number in it, or the one before it if it is empty.
     ``end`` is behind the last record.
-    ``fds`` are open while the segment is written (one for each writer), and ``direct`` for all of them, where direct
-    writes are possible. ``capacity`` is what is preallocated; up to ``written`` something was put there.
+    ``fd`` is open while the segment is written (else -1), and ``direct`` where direct writes are possible. ``capacity``
+    is what is preallocated.
     """
 
     path: str
     header: SegmentHeader
     end: int = BLOCK_BYTES
     capacity: int = 0
-    written: int = BLOCK_BYTES
     offsets: array[int] = field(default_factory=lambda: array("I"))
     numbers: array[int] = field(default_factory=lambda: array("I"))
     last: int = 0
-    fds: list[int] = field(default_factory=list)
-    direct: int | None = None
+    fd: int = -1
+    direct: int = -1
 
     def __post_init__(self) -> None:
         self.last = self.header.previous
@@ -292,13 +291,13 @@ def _rewrite(
     temporary = fresh.path + ".tmp"
     target = files.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
     try:
-        _write_all(files, target, header.pack(), 0)
+        write_all(files, target, [header.pack()], 0)
         offset = known.offset
         while offset < end.offset:
             data = files.pread(fd, min(_COPY_BYTES, end.offset - offset), offset)
             if not data:
                 raise OSError(f"{segment.path} ended at {offset} while it was read")
-            _write_all(files, target, data, BLOCK_BYTES + offset - known.offset)
+            write_all(files, target, [data], BLOCK_BYTES + offset - known.offset)
             offset += len(data)
         files.fsync(target)
     finally:
@@ -342,11 +341,3 @@ def _raise_mark(mark_file: MarkFile, segments: list[Segment], end: End) -> None:
 def _truncate(files: Files, fd: int, size: int) -> None:
     files.truncate(fd, size)
     files.fsync(fd)
-
-
-def _write_all(files: Files, fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = files.pwritev(fd, [view], offset)
-        view = view[written:]
-        offset += written

@@ -34,7 +34,7 @@ _NOBODY = SegmentHeader(bytes(16), 0, 0, 0, 0)
 
 
 class Room:
-    """The spare segment, with an open file for each of ``writers``, and the thread that makes it.
+    """The spare segment, and the thread that makes it.
 
     ``lock`` is the log's; ``tick`` is called about once a second; ``told`` with the outcome of every round.
     """
@@ -47,19 +47,16 @@ class Room:
         lock: threading.Lock,
         tick: Callable[[], None],
         told: Callable[[KiviError | None], None],
-        *,
-        writers: int,
     ) -> None:
         self._files = files
         self._directory = directory
         self._segment_bytes = segment_bytes
         self._tick = tick
         self._told = told
-        self._writers = writers
         self._work = threading.Condition(lock)
         self._answered = threading.Condition(lock)
         self._spare: Segment | None = None
-        self._full: list[tuple[Segment, Callable[[], bool]]] = []
+        self._full: list[Segment] = []
         self._wanted = self._started = self._done = self._made = 0
         self._error: OSError | None = None
         self._retry_at = 0.0
@@ -105,9 +102,9 @@ class Room:
         """Let waiting appends look again, because the log failed or is closing."""
         self._answered.notify_all()
 
-    def retire(self, segment: Segment, idle: Callable[[], bool]) -> None:
-        """Trim and close the segment, which gets no more records, once ``idle()`` says nobody syncs it."""
-        self._full.append((segment, idle))
+    def retire(self, segment: Segment) -> None:
+        """Trim and close the segment, which gets no more records."""
+        self._full.append(segment)
 
     # Called without the lock.
 
@@ -120,14 +117,14 @@ class Room:
         spare, self._spare = self._spare, None
         if spare is not None:
             self._discard(spare, unlink=trim)
-        for segment, _ in self._full:
+        for segment in self._full:
             self.trim(segment, truncate=trim)
 
     def trim(self, segment: Segment, *, truncate: bool = True) -> None:
         """Give back what is preallocated behind the last record (an optimisation), and close the files."""
         try:
-            if truncate and segment.fds and segment.end < segment.capacity:
-                self._files.truncate(segment.fds[0], segment.end)
+            if truncate and segment.fd >= 0 and segment.end < segment.capacity:
+                self._files.truncate(segment.fd, segment.end)
         except OSError as error:
             logging.getLogger("kivi.log").warning("could not trim %s: %s", segment.path, error)
         self._discard(segment, unlink=False)
@@ -144,11 +141,10 @@ class Room:
                 wanted, self._wanted = self._wanted, 0
                 if wanted:
                     self._started += 1
-                idle = [entry for entry in self._full if entry[1]()]
-                self._full = [entry for entry in self._full if entry not in idle]
+                full, self._full = self._full, []
             if wanted:
                 self._make(wanted)
-            for segment, _ in idle:
+            for segment in full:
                 self.trim(segment)
             if time.monotonic() - synced_at >= _EVERY_S / 2:
                 synced_at = time.monotonic()
@@ -177,14 +173,10 @@ class Room:
         self._made += 1
         path = os.path.join(self._directory, f"{self._made}.spare.tmp")
         segment = Segment(path, _NOBODY, capacity=size)
-        fds = segment.fds
         try:
-            fds.append(self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC))
-            self._files.allocate(fds[0], size)
-            self._files.fsync(fds[0])
-            # One open file description for each writer: the kernel reports a failed write-back once to each.
-            while len(fds) < self._writers:
-                fds.append(self._files.open(path, os.O_RDWR))
+            segment.fd = self._files.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            self._files.allocate(segment.fd, size)
+            self._files.fsync(segment.fd)
             segment.direct = open_direct(self._files, path)
         except OSError:
             self._discard(segment, unlink=True)
@@ -192,9 +184,8 @@ class Room:
         return segment
 
     def _discard(self, segment: Segment, *, unlink: bool) -> None:
-        fds, segment.fds = segment.fds, []
-        if segment.direct is not None:
-            fds, segment.direct = [*fds, segment.direct], None
+        fds = [fd for fd in (segment.fd, segment.direct) if fd >= 0]
+        segment.fd = segment.direct = -1
         try:
             for fd in fds:
                 self._files.close(fd)

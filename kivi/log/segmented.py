@@ -1,26 +1,22 @@
-"""The local log: segment files, two writer threads, a mark of what was acknowledged.
+"""The local log: segment files, a thread that writes them, a mark of what was acknowledged.
 
 The way of a group of records::
 
     append     caller's thread   find room, take numbers, time and place under the lock, join the queue
-    write      a writer          take what is queued, chain the checksums, pwritev         (``_taken``)
-    sync       the same writer   fdatasync through its own open file, with no lock
-    complete   the same writer   in turn: write the mark, raise `durable`, call every done()
+    write      the writer        take what is queued, chain the checksums, pwritev
+    sync       the writer        fdatasync, with no lock
+    complete   the writer        write the mark, raise `durable`, call every done()
 
-Two writers alternate: while one syncs, the other may already write and sync what came in meanwhile. An idle
-log writes and syncs at once, nothing lingers. A thread that appends while it is *leading* is the writer of what it
-has appended, if nothing else is there to write: it spares two hand-overs between threads, for the time of a sync in
-which it can do nothing else. Who cannot spare that asks `is_quick` first. Invariants, and where they are kept:
+What comes in while one batch is written and synced is the next. An idle log writes and syncs at once, nothing lingers.
+A thread that appends while it is *leading* is the writer of what it has appended, if nothing else is there to write: it
+spares two hand-overs between threads, for the time of a sync in which it can do nothing else. Who cannot spare that
+asks `is_quick` first. Invariants, and where they are kept:
 
-* **Log order.** Numbers and places are given under ``_lock`` in `append`; from when the queue is emptied until that
-  is written, ``_taken`` keeps every other writer away (`_take`); groups complete by turn in `_complete`.
-* **A failed sync is never missed.** The kernel reports a failed write-back once to each open file
-  description, so each writer has its own for every segment. A group completes only after its own sync and all
-  syncs that began before have returned without an error; any error seen by then fails it (`_fail`,
-  `_complete`).
+* **Log order.** Numbers and places are given under ``_lock`` in `append`. From when the queue is emptied (`_take`)
+  until what was in it is completed, ``_taken`` keeps every other writer away.
+* **A failed sync is never missed.** A segment is written and synced through one open file, by one thread at a time, and
+  a group completes only after its own sync has returned without an error; any error fails the log (`_fail`).
 * **Large records go past the page cache** (`kivi.log.direct`); they are synced as all others.
-* **Small records go where zeros were written** (`_write_ahead`), by the writer who writes them, before any that follow.
-  A sync into blocks that were only preallocated takes half as long again (decision 0006).
 * **Nothing is retried.** After `_fail` nothing is written, not even the mark: the next open decides.
 * **A segment that has a successor is whole and durable**: `_roll` syncs it before it writes the next one's
   header.
@@ -53,10 +49,10 @@ from kivi.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kivi.log import MAX_RECORD_BYTES, MAX_RECORD_NUMBERS, CommitLog, Done, Entry, LogFailed, Record, Ticket
+from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket, first_of
+from kivi.log.direct import Direct
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, Mark, MarkFile, open_mark
-from kivi.log.output import Output
 from kivi.log.reading import pieces, read_pieces
 from kivi.log.records import (
     BLOCK_BYTES,
@@ -75,13 +71,9 @@ __all__ = ["GROUP_BYTES_MAX", "QUEUED_BYTES_MAX", "SegmentedLog"]
 GROUP_BYTES_MAX = 1 << 30
 QUEUED_BYTES_MAX = 2 << 30
 _SEGMENT_BYTES_MAX = 2 << 30
-_TAIL_BYTES = 4 << 20
-_FLIGHT_BYTES = 4 << 20  # one write and sync takes no more, so that the other writer can overlap with it
-_WRITERS = 2
-_LEADER = _WRITERS  # its place among those who write
+_FLIGHT_BYTES = 4 << 20  # one write and sync takes no more
 _QUICK_S = 0.001
 _QUICK_BYTES = 256 << 10
-_GATHER_S = 0.001  # how long a writer waits for those who said that they have more: nobody may be held up by them
 
 
 @dataclass(slots=True, eq=False)
@@ -138,29 +130,23 @@ class SegmentedLog(CommitLog):
         self._ready = threading.Condition(self._lock)
         self._progress = threading.Condition(self._lock)
         self._queue: deque[_Group] = deque()
-        self._taken = False  # by one who has not written yet what was in the queue
-        self._gathering = 0
+        self._taken = False  # by one who has not completed yet what was in the queue
         self._here = threading.local()  # `written_by_leader`: what this thread has appended while it is leading
         self._sync_s = 0.0  # the syncs' moving average
         self._segments = state.segments
         self._active: Segment | None = None
-        self._next = self._mark.current.start
-        self._last = self._durable = state.last
-        self._time_us = state.time_us
+        self.next = self._mark.current.start
+        self.last = self.durable = state.last
+        self.last_time_us = state.time_us
         self._inflight_records = self._inflight_bytes = 0
         self._failed: LogFailed | None = None
         self._closing = self._closed = self._abandoned = False
-        self._turns = 0
         self.sync_times = Histogram()
         self._counts = {"groups": 0, "syncs": 0, "written_bytes": 0, "rolls": 0, "sync_s": 0.0}
         # Who has taken the queue: the segment being written, and the state of the chain at its end.
         self._writing: Segment | None = None
         self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
-        self._output = Output(self._files)
-        # Under the order lock:
-        self._order = threading.Condition()
-        self._completing = 0
-        self._completes = threading.local()
+        self._direct = Direct()
         self._truncating = threading.Lock()
         self.on_room = lambda error: None
         self._room = Room(
@@ -170,16 +156,11 @@ class SegmentedLog(CommitLog):
             self._lock,
             self._sync_mark,
             lambda error: self.on_room(error),
-            writers=_WRITERS + 1,
         )
         with self._lock:
             self._room.prepare()
-        self._threads = [
-            threading.Thread(target=self._writer, args=(i,), name=f"kivi-log-writer-{i}", daemon=True)
-            for i in range(_WRITERS)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._writer, name="kivi-log-writer", daemon=True)
+        self._thread.start()
 
     @staticmethod
     def start_after(path: str, *, store_id: bytes, last: int, time_us: int, files: Files | None = None) -> None:
@@ -196,32 +177,24 @@ class SegmentedLog(CommitLog):
     # -- entering
 
     def append(self, records: Sequence[Entry], done: Done) -> Ticket:
-        lengths = [
-            len(parts[0]) if len(parts) == 1 and type(parts[0]) is bytes else sum(memoryview(p).nbytes for p in parts)
-            for _, parts, _ in records
-        ]
-        longest = max(lengths, default=0)
-        if longest > self._max_record_bytes:
-            raise InvalidArgument(f"a record of {longest} bytes is over the limit of {self._max_record_bytes}")
+        lengths = self._lengths(records)
         counts = [count for _, _, count in records]
-        if counts and not 0 < min(counts) <= max(counts) <= MAX_RECORD_NUMBERS:
-            raise InvalidArgument(f"a record takes between 1 and {MAX_RECORD_NUMBERS} numbers")
         count, size = sum(counts), sum(lengths) + HEADER_BYTES * len(lengths)
-        if not count or size > GROUP_BYTES_MAX:
-            raise InvalidArgument(f"a group has at least one record and at most {GROUP_BYTES_MAX} bytes, not {size}")
+        if size > GROUP_BYTES_MAX:
+            raise InvalidArgument(f"a group has at most {GROUP_BYTES_MAX} bytes, not {size}")
         with self._lock:
             segment = self._find_room(count, size)
-            first, offset = self._next, segment.end
-            self._time_us = max(self._time_us, self._clock() // 1000)
+            first, offset = self.next, segment.end
+            self.last_time_us = max(self.last_time_us, self._clock() // 1000)
             ends = accumulate([HEADER_BYTES + length for length in lengths], initial=offset)
             *offsets, segment.end = ends
-            *numbers, self._next = accumulate(counts, initial=first)
-            self._last = self._next - 1
-            segment.extend(offsets, numbers, self._last)
+            *numbers, self.next = accumulate(counts, initial=first)
+            self.last = self.next - 1
+            segment.extend(offsets, numbers, self.last)
             self._inflight_records += count
             self._inflight_bytes += size
-            ticket = Ticket(first, self._last, self._time_us)
-            group = _Group(records, lengths, count, first, self._time_us, segment, offset, size, done)
+            ticket = Ticket(first, self.last, self.last_time_us)
+            group = _Group(records, lengths, count, first, self.last_time_us, segment, offset, size, done)
             self._queue.append(group)
             mine: list[_Group] | None = getattr(self._here, "written_by_leader", None)
             if mine is not None:
@@ -231,18 +204,6 @@ class SegmentedLog(CommitLog):
             if segment.end > segment.capacity // 2:
                 self._room.prepare()
         return ticket
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        with self._lock:
-            self._gathering += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._gathering -= 1
-                if self._queue and not self._gathering:
-                    self._ready.notify_all()
 
     @contextmanager
     def leading(self) -> Iterator[None]:
@@ -258,14 +219,14 @@ class SegmentedLog(CommitLog):
     def _lead(self, appended: list[_Group]) -> None:
         """Writes, syncs and completes these, if they are all that there is; else a writer does."""
         with self._lock:
-            idle = not self._taken and self._turns == self._completing and not self._closing
+            idle = not self._taken and not self._closing
             all_there_is = len(appended) == len(self._queue) and appended[0] is self._queue[0]
             one_segment = appended[0].segment is appended[-1].segment is self._writing
             if not (idle and all_there_is and one_segment):
                 self._ready.notify()
                 return
-            turn, groups = self._take()
-        self._write_through(_LEADER, turn, groups)
+            groups = self._take()
+        self._write_through(groups)
 
     def is_quick(self) -> bool:
         """Whether a thread that is leading would most likely have its records written and synced in no time.
@@ -276,15 +237,12 @@ class SegmentedLog(CommitLog):
         active = self._active
         return (
             self._sync_s < _QUICK_S
-            and self._turns == self._completing
+            and not self._taken
             and not self._queue
             and active is not None
             and active is self._writing
             and active.end + _QUICK_BYTES <= active.capacity
         )
-
-    def _gathered(self) -> bool:
-        return not self._gathering or self._closing
 
     def _find_room(self, count: int, size: int) -> Segment:
         """The segment with space for the next group; under the lock, which waiting releases."""
@@ -299,13 +257,13 @@ class SegmentedLog(CommitLog):
             if (
                 active is not None
                 and active.end + size <= active.capacity
-                and self._next + count - active.header.first <= NUMBERS_MAX
+                and self.next + count - active.header.first <= NUMBERS_MAX
             ):
                 return active
             spare = self._room.take(size)
             if spare is not None:
-                spare.header = SegmentHeader(self._store_id, self._next, self._last, 0, 0)  # completed by _roll
-                spare.last = self._last
+                spare.header = SegmentHeader(self._store_id, self.next, self.last, 0, 0)  # completed by _roll
+                spare.last = self.last
                 self._segments.append(spare)
                 self._active = spare
                 return spare
@@ -321,7 +279,7 @@ class SegmentedLog(CommitLog):
 
     # -- writing, syncing, completing
 
-    def _writer(self, me: int) -> None:
+    def _writer(self) -> None:
         use_batch_scheduling()
         while True:
             with self._lock:
@@ -329,99 +287,86 @@ class SegmentedLog(CommitLog):
                     self._ready.wait()
                 if not self._queue:
                     return
-                self._taken = True
-                if self._gathering:
-                    self._ready.wait_for(self._gathered, _GATHER_S)
-                turn, groups = self._take()
-            self._write_through(me, turn, groups)
+                groups = self._take()
+            self._write_through(groups)
 
-    def _take(self) -> tuple[int, list[_Group]]:
-        """Takes what is written next, and its turn to complete; under the lock, with something in the queue."""
+    def _take(self) -> list[_Group]:
+        """Takes what is written next; under the lock, with something in the queue."""
         groups: list[_Group] = []
         size = 0
         while self._queue and size < _FLIGHT_BYTES:
             groups.append(self._queue.popleft())
             size += groups[-1].size
         self._taken = True
-        self._turns += 1
-        return self._turns - 1, groups
+        return groups
 
-    def _write_through(self, me: int, turn: int, groups: list[_Group]) -> None:
+    def _write_through(self, groups: list[_Group]) -> None:
+        """Writes, syncs and completes what was taken."""
+        sync_s = 0.0
         if self._failed is None:
             try:
-                self._write(me, groups)
+                self._write(groups)
+                began = time.perf_counter()
+                if self._writing is not None:
+                    self._files.fdatasync(self._writing.fd)
+                sync_s = time.perf_counter() - began
             except Exception as error:
                 self._fail(error)
-        writing, chain = self._writing, self._chain
-        with self._lock:
-            self._taken = False
-            if self._queue or self._closing:
-                self._ready.notify_all()
-        began = time.perf_counter()
-        if self._failed is None and writing is not None:
-            try:
-                self._files.fdatasync(writing.fds[me])
-            except Exception as error:
-                self._fail(error)
-        self._complete(turn, groups, chain, time.perf_counter() - began)
+        self._complete(groups, sync_s)
 
-    def _write(self, me: int, groups: list[_Group]) -> None:
+    def _write(self, groups: list[_Group]) -> None:
         buffers: list[bytes | memoryview] = []
         start = 0
         for group in groups:
             if group.segment is not self._writing:
                 if self._writing is not None and buffers:
-                    self._output.put(self._writing, me, buffers, start)
+                    self._direct.write(self._files, self._writing, buffers, start)
                 buffers = []
-                self._roll(me, group)
+                self._roll(group)
             if not buffers:
                 start = group.offset
             parts, self._chain = pack_records(group.records, group.lengths, group.first, group.time_us, self._chain)
             buffers += parts
             self._written, self._written_time_us = group.first + group.count - 1, group.time_us
         if self._writing is not None and buffers:
-            self._output.put(self._writing, me, buffers, start)
+            self._direct.write(self._files, self._writing, buffers, start)
 
-    def _roll(self, me: int, group: _Group) -> None:
+    def _roll(self, group: _Group) -> None:
         """Make the group's segment the one that is written, with all before it durable."""
         files, old, new = self._files, self._writing, group.segment
         if old is not None:
-            files.fdatasync(old.fds[me])
+            files.fdatasync(old.fd)
         header = SegmentHeader(self._store_id, group.first, self._written, self._written_time_us, self._chain)
-        if files.pwritev(new.fds[me], [header.pack()], 0) != BLOCK_BYTES:
+        if files.pwritev(new.fd, [header.pack()], 0) != BLOCK_BYTES:
             raise OSError(f"short write to {new.path}")
-        files.fdatasync(new.fds[me])
+        files.fdatasync(new.fd)
         path = os.path.join(self._path, name_of(group.first))
         files.rename(new.path, path)
         files.fsync_directory(self._path)
         with self._lock:
             new.path, new.header = path, header
             self._counts["rolls"] += 1
-            turn = self._turns
             # An empty segment that a restart left under the same name is replaced by the new file.
             self._segments[:] = [s for s in self._segments if s is new or s.path != path]
             if old is not None:
-                self._room.retire(old, lambda: self._completing >= turn)
+                self._room.retire(old)
         self._mark.put(in_use=True, begins=group.first)
         self._mark.sync()
         self._writing = new
 
-    def _complete(self, turn: int, groups: list[_Group], chain: int, sync_s: float) -> None:
-        with self._order:
-            while self._completing != turn:
-                self._order.wait()
+    def _complete(self, groups: list[_Group], sync_s: float) -> None:
         newest = groups[-1]
         last = newest.first + newest.count - 1
         if self._failed is None:
             try:
-                self._mark.put(sequence=last, time_us=newest.time_us, chain=chain)
+                self._mark.put(sequence=last, time_us=newest.time_us, chain=self._chain)
             except Exception as error:
                 self._fail(error)
         size = sum(group.size for group in groups)
         with self._lock:
             failed = self._failed
             if failed is None:
-                self._durable = last
+                self.durable = last
             self._inflight_records -= sum(group.count for group in groups)
             self._inflight_bytes -= size
             counts = self._counts
@@ -434,31 +379,16 @@ class SegmentedLog(CommitLog):
             self._progress.notify_all()
         if not self._abandoned:
             self._call_done(groups, failed)
-        with self._order:
-            self._completing += 1
-            self._order.notify_all()
+        with self._lock:
+            self._taken = False
+            self._ready.notify_all()
 
     def _call_done(self, groups: list[_Group], failed: LogFailed | None) -> None:
-        afterwards: list[Callable[[], None]] | None
-        afterwards = self._completes.afterwards = [] if len(groups) > 1 else None
         for group in groups:
             try:
                 group.done(None if failed is None else LogFailed(str(failed), **failed.details))
             except Exception:
                 logging.getLogger("kivi.log").exception("done() of the group at %d raised", group.first)
-        self._completes.afterwards = None
-        for fn in afterwards or ():
-            try:
-                fn()
-            except Exception:
-                logging.getLogger("kivi.log").exception("what was to follow done() raised")
-
-    def afterwards(self, fn: Callable[[], None]) -> bool:
-        afterwards: list[Callable[[], None]] | None = getattr(self._completes, "afterwards", None)
-        if afterwards is None:
-            return False
-        afterwards.append(fn)
-        return True
 
     def _fail(self, error: BaseException) -> None:
         """From now on the log is failed, for good. The first error is the one that is told."""
@@ -488,18 +418,18 @@ class SegmentedLog(CommitLog):
     def replay(self, after: int) -> Iterator[Record]:
         with self._lock:
             self._check_kept(after)
-            if after > self._last:
+            if after > self.last:
                 raise DataLoss(
-                    f"{self._path}: the log ends at {self._last}, before {after}: it lost records, or is not "
+                    f"{self._path}: the log ends at {self.last}, before {after}: it lost records, or is not "
                     "the one that belongs here; restore the data directory from a checkpoint",
                     path=self._path,
                 )
-            found = pieces(self._segments, after, self._durable)
+            found = pieces(self._segments, after, self.durable)
         return read_pieces(self._files, found)
 
     def read(self, sequence: int) -> Record:
         with self._lock:
-            found = pieces(self._segments, sequence - 1, min(sequence, self._durable))
+            found = pieces(self._segments, sequence - 1, min(sequence, self.durable))
         try:
             for record in read_pieces(self._files, found):
                 return record
@@ -510,23 +440,16 @@ class SegmentedLog(CommitLog):
 
     def tail(self, after: int, timeout: float | None) -> list[Record]:
         with self._lock:
-            self._progress.wait_for(lambda: self._durable > after or self._failed is not None or self._closing, timeout)
+            self._progress.wait_for(lambda: self.durable > after or self._failed is not None or self._closing, timeout)
             self._check_kept(after)
-            found = pieces(self._segments, after, self._durable)
+            found = pieces(self._segments, after, self.durable)
             if not found:
                 self._check()
                 return []
-        records: list[Record] = []
-        size = 0
-        for record in read_pieces(self._files, found):
-            size += len(record.body) + HEADER_BYTES
-            if records and size > _TAIL_BYTES:
-                break
-            records.append(record)
-        return records
+        return first_of(read_pieces(self._files, found))
 
     def _check_kept(self, after: int) -> None:
-        forgotten = self._segments[0].header.previous if self._segments else self._durable
+        forgotten = self._segments[0].header.previous if self._segments else self.durable
         if after < forgotten:
             raise DataLoss(
                 f"{self._path}: the log keeps nothing up to {forgotten}: it cannot be read on from {after}",
@@ -543,7 +466,7 @@ class SegmentedLog(CommitLog):
                 # A segment goes if the next one begins at or below `below` and already holds an acknowledged
                 # record, so that the mark is always inside what is kept.
                 while keep + 1 < len(self._segments) and (
-                    self._segments[keep + 1].header.first <= min(below, self._durable)
+                    self._segments[keep + 1].header.first <= min(below, self.durable)
                 ):
                     keep += 1
                 gone = self._segments[:keep]
@@ -566,26 +489,10 @@ class SegmentedLog(CommitLog):
                 logging.getLogger("kivi.log").warning("could not remove %s: %s", gone[0].path, error)
 
     @property
-    def last(self) -> int:
-        return self._last
-
-    @property
-    def next(self) -> int:
-        return self._next
-
-    @property
-    def durable(self) -> int:
-        return self._durable
-
-    @property
     def first(self) -> int:
         with self._lock:
             kept = [segment.header.first for segment in self._segments if segment.offsets]
-            return kept[0] if kept else self._next
-
-    @property
-    def last_time_us(self) -> int:
-        return self._time_us
+            return kept[0] if kept else self.next
 
     def stats(self) -> dict[str, int | float]:
         with self._lock:
@@ -618,10 +525,7 @@ class SegmentedLog(CommitLog):
             self._ready.notify_all()
             self._progress.notify_all()
             self._room.wake()
-        for thread in self._threads:
-            thread.join()
-        with self._order:
-            self._order.wait_for(lambda: self._completing == self._turns)  # one that is leading
+        self._thread.join()
         clean = self._failed is None
         self._room.stop(trim=clean)
         for segment in (self._writing, self._active):  # two, if the log failed before it could roll
@@ -629,7 +533,7 @@ class SegmentedLog(CommitLog):
                 self._room.trim(segment, truncate=clean)
         try:
             if clean and self._mark.current.in_use:
-                self._mark.put(in_use=False, start=self._next)
+                self._mark.put(in_use=False, start=self.next)
                 self._mark.sync()
         except OSError as error:
             logging.getLogger("kivi.log").error("could not close %s: %s", self._mark.path, error)

@@ -35,7 +35,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -183,7 +182,7 @@ class Committer:
         turn = _Turn()
         try:
             parts = self._admit(parts, turn, may_wait)
-            with self._log.together() if len(parts) > 1 else nullcontext(), self._entry:
+            with self._entry:
                 alone = sum([part.members for part in parts]) == 1
                 for part in parts:
                     if (new := self._new_of(part, turn)) is not None:

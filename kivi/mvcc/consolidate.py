@@ -62,7 +62,7 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.shortage import BASE, Shortage
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.timeline import Timeline
-from kivi.mvcc.tokens import Taken, Tokens
+from kivi.mvcc.tokens import Tokens
 from kivi.mvcc.turns import Turns
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.scheduling import use_batch_scheduling
@@ -75,8 +75,8 @@ POSITION: Final = meta_key("position")
 
 _RUNS_MEANWHILE: Final = 16
 """So many runs that came in during a pass are worth combining before it ends."""
-_TOKENS_AT_ONCE: Final = 256
-"""Nobody commits while tokens are looked through."""
+_TOKENS_AT_ONCE: Final = 2_048
+"""So many are written at once."""
 _RETRY_S: Final = 0.5
 _LOG_FACTOR: Final = 2
 """A whole pass is due after so many times the pending budget was committed: the log that a crash leaves to replay."""
@@ -272,6 +272,8 @@ class Consolidator:
         upto, keep = self._leases.boundaries()
         if upto > self.position:
             self._whole_upto = upto
+            with self._entry_lock:
+                self._tokens.cut()
             for table in self._pending.tables():
                 schema = self._schema_of(table)
                 if schema is None:
@@ -355,35 +357,21 @@ class Consolidator:
     def _record_position(self, upto: int) -> None:
         self._before_position(upto)
         batch = WriteBatch()
-        taken = []
-        try:
-            while some := self._take_tokens(upto):
-                taken.append(some)
-            for key, value in self._tokens.rows(taken):
-                batch.put(key, value)
-            with self._entry_lock:
-                rows = [*self._tokens.batch_rows(upto), *self._stages.rows(upto)]
-            rows += self._timeline.take(upto)
-            for key, value in rows:
-                batch.put(key, value)
-            batch.put(POSITION, upto.to_bytes(8, "little"))
-            self._write(batch)
-        except BaseException:
-            with self._entry_lock:
-                for some in taken:
-                    self._tokens.put_back(some)
-            raise
-        for some in taken:
-            with self._entry_lock:
-                self._tokens.drop(some)
+        for key, value in self._tokens.rows(upto):  # without the position they say what the log says
+            batch.put(key, value)
+            if len(batch) == _TOKENS_AT_ONCE:
+                self._write(batch)
+                batch = WriteBatch()
         with self._entry_lock:
-            self._tokens.drop_batches(upto)
+            rows = [*self._tokens.batch_rows(upto), *self._stages.rows(upto)]
+        rows += self._timeline.take(upto)
+        for key, value in rows:
+            batch.put(key, value)
+        batch.put(POSITION, upto.to_bytes(8, "little"))
+        self._write(batch)
+        self._tokens.drop(upto, self._entry_lock)
         self._timeline.forget(upto)
         self.position = upto
-
-    def _take_tokens(self, upto: int) -> Taken:
-        with self._entry_lock:
-            return self._tokens.take(upto, _TOKENS_AT_ONCE)
 
     def _maybe_flush(self) -> None:
         if self.position == self.durable_position:

@@ -37,7 +37,7 @@ from kivi.errors import CommitUnknown, KiviError
 from kivi.log import Entry, Kind
 from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.leases import Lease
-from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_bodies, deltas_body, deltas_section
+from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_body, deltas_head, deltas_section
 from kivi.mvcc.verdict import Collision, Footprint, Guard
 from kivi.mvcc.watermark import call_all
 
@@ -241,20 +241,24 @@ class WriteSet:
     """The deltas and puts of a transaction: one may be shared by many that do the same, as counters often do.
 
     ``rows`` sorted, of PATCH operations; ``guards`` are their tables' schema guards. ``digest`` is that of a token,
-    over the rows as the caller ``sent`` them if that is under other ids. ``places`` are the tables and keys of the
-    rows, and ``cells`` says all that a verdict looks at.
+    over the rows as the caller ``sent`` them if that is under other ids. ``cells`` says all that a verdict
+    looks at.
     """
 
-    __slots__ = ("cells", "digest", "footprint", "places", "rows", "section")
+    __slots__ = ("cells", "digest", "footprint", "rows", "section")
 
     def __init__(self, rows: list[Row], guards: Sequence[Guard], sent: list[Row] | None = None) -> None:
         self.rows = rows
         self.footprint = Footprint(0, rows, guards)
-        self.places = [(table, key) for table, key, _ in rows]
         self.cells = tuple((table, key, (*op.puts,), (*op.deltas,)) for table, key, op in rows)
         self.section = deltas_section(rows)
         section = self.section if sent is None else deltas_section(sent)
         self.digest = hashlib.blake2b(deltas_body(len(rows), section), digest_size=16).digest()
+
+    def body(self, token: str) -> bytes:
+        """Of the record that commits it under this token, byte for byte what ``Commit.encode`` gives."""
+        text = token.encode()
+        return b"".join((deltas_head(len(self.rows), len(text)), text, self.digest, self.section))
 
 
 class Writes(Part):
@@ -284,7 +288,7 @@ class Writes(Part):
             yield first + i, each.footprint
 
     def entries(self) -> Sequence[Entry]:
-        bodies = deltas_bodies(self.does, self.tokens)
+        bodies = [each.body(token) for each, token in zip(self.does, self.tokens, strict=True)]
         return [*map(partial(tuple.__new__, Entry), zip(repeat(Kind.COMMIT), zip(bodies), repeat(1)))]
 
     def applied(self) -> Applied:

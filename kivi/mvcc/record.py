@@ -40,7 +40,8 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, Final, Protocol
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 
@@ -60,8 +61,8 @@ __all__ = [
     "decode_commit",
     "decode_events",
     "decode_stage",
-    "deltas_bodies",
     "deltas_body",
+    "deltas_head",
     "deltas_section",
     "is_events",
 ]
@@ -154,31 +155,10 @@ def deltas_body(rows: int, section: bytes) -> bytes:
     return _HEAD.pack(_VERSION, 0, 0, 0, rows, 0, 0, 0) + section
 
 
-class Deltas(Protocol):
-    """What a commit of deltas and puts does, encoded: see ``kivi.mvcc.groups.WriteSet``."""
-
-    @property
-    def places(self) -> Sequence[tuple[int, bytes]]: ...
-
-    @property
-    def digest(self) -> bytes: ...
-
-    @property
-    def section(self) -> bytes: ...
-
-
-def deltas_bodies(does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
-    """The body of each of many commits of deltas that have read nothing, byte for byte what ``Commit.encode`` gives."""
-    heads: dict[tuple[int, int], bytes] = {}
-    bodies = []
-    for each, token in zip(does, tokens, strict=True):
-        text = token.encode()
-        shape = len(each.places), len(text)
-        head = heads.get(shape)
-        if head is None:
-            head = heads[shape] = _HEAD.pack(_VERSION, 1, BLIND, 0, shape[0], 0, 0, 0) + _U32.pack(shape[1])
-        bodies.append(b"".join((head, text, each.digest, each.section)))
-    return bodies
+@lru_cache(maxsize=1024)
+def deltas_head(rows: int, token_bytes: int) -> bytes:
+    """What stands before token, digest and rows of a commit of deltas and puts that has read nothing."""
+    return _HEAD.pack(_VERSION, 1, BLIND, 0, rows, 0, 0, 0) + _U32.pack(token_bytes)
 
 
 class _Reader:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
@@ -42,8 +42,6 @@ _CHUNK_ROWS: Final = 1_024
 
 _OLDER_RANGE_KEYS: Final = 32
 _OLDER_RANGE_FACTOR: Final = 8
-
-T = TypeVar("T")
 
 
 class Reader:
@@ -92,16 +90,6 @@ class Reader:
 
     def get_each(self, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]]) -> list[Version | None]:
         """Rows at a snapshot each, or None. Tombstones count as None."""
-        return self.values_of_each(schema, wanted, lambda key, stored, upto: None, lambda key, version: version)
-
-    def values_of_each(
-        self,
-        schema: TableSchema,
-        wanted: Sequence[tuple[Lease, bytes]],
-        quick: Callable[[bytes, bytes, int], T | None],
-        values: Callable[[bytes, Version], T],
-    ) -> list[T | None]:
-        """``get_each``, each row as ``values`` makes it. ``quick``: see ``few``."""
         table = schema.id
         self.runs_searched.observe(self._pending.runs_of(table), len(wanted))
         ops = [self._pending.ops(table, key, lease.ts) for lease, key in wanted]
@@ -109,15 +97,12 @@ class Reader:
             raws = [self._engine.get(row_key(table, wanted[0][1]))]
         else:
             raws = self._engine.get_many([row_key(table, key) for _, key in wanted])
-        out: list[T | None] = []
+        out: list[Version | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
-            row = quick(key, raw, lease.ts) if raw is not None and not row_ops else None
-            if row is None:
-                version = self._base(schema, key, raw, lease.ts)
-                if row_ops:
-                    version = fold(schema, version, row_ops, lease.ts)
-                row = values(key, version) if version is not None and version.alive else None
-            out.append(row)
+            version = self._base(schema, key, raw, lease.ts)
+            if row_ops:
+                version = fold(schema, version, row_ops, lease.ts)
+            out.append(version if version is not None and version.alive else None)
         for lease in dict.fromkeys(lease for lease, _ in wanted):
             self.check(lease, schema)
         return out
@@ -178,36 +163,6 @@ class Reader:
             version = fold(schema, self._base(schema, key, raw, upto), ops, upto)
             if version is not None and version.alive:
                 yield key, version
-
-    def few(
-        self,
-        lease: Lease,
-        schema: TableSchema,
-        start: bytes | None,
-        end: bytes | None,
-        limit: int,
-        reverse: bool,
-        quick: Callable[[bytes, bytes, int], T | None],
-        values: Callable[[bytes, Version], T],
-    ) -> list[T]:
-        """The first rows of ``scan``, each as ``values`` makes it. ``quick`` makes the same of most rows that nothing
-        is pending for, as they are stored."""
-        upto = lease.ts
-        base, changed = self._captured(lease, schema, start, end, reverse)
-        found: list[T] = []
-        if limit:
-            for key, raw, ops in _merged(schema.id, base, changed, reverse):
-                row = quick(key, raw, upto) if raw is not None and not ops else None
-                if row is None:
-                    version = fold(schema, self._base(schema, key, raw, upto), ops, upto)
-                    if version is None or not version.alive:
-                        continue
-                    row = values(key, version)
-                found.append(row)
-                if len(found) == limit:
-                    break
-        self.check(lease, schema)
-        return found
 
     def scan_portions(
         self,

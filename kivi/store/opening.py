@@ -43,7 +43,7 @@ FORMAT: Final = 5
 1  the first
 2  text in codes and integers of 3, 5, 6 and 7 bytes in event blocks, generations and late counts in the catalog
 3  base rows with their keys behind them, in engines that were empty then (``kivi.engine.rocks.Records``)
-4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), besides rows of their own
+4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), which are made rows when it is opened now
 5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
    several members, and commits without a start timestamp
 """

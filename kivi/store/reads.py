@@ -136,7 +136,8 @@ class Reads:
         for lease in dict.fromkeys(lease for lease, _ in wanted):
             self.check_visible(lease, schema)
         projection = Projection.of(schema, plan.columns)
-        return self.reader.values_of_each(schema, wanted, projection.quick, projection.values)
+        rows = zip(wanted, self.reader.get_each(schema, wanted), strict=True)
+        return [None if version is None else projection.values(key, version) for (_, key), version in rows]
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
         """Record batches of bounded size, in key order (events: in commit order).
@@ -187,8 +188,9 @@ class Reads:
         self.check_visible(lease, schema)
         projection = Projection.of(schema, wanted.columns)
         start, end = key_range(schema, wanted)
-        quick, values = projection.quick, projection.values
-        return self.reader.few(lease, schema, start, end, wanted.limit, wanted.reverse, quick, values)
+        limit = wanted.limit
+        rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=max(1, limit))
+        return [projection.values(key, version) for key, version in itertools.islice(rows, limit)]
 
     def _rows_of(
         self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]

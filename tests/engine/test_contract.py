@@ -102,20 +102,7 @@ def test_scan_is_in_unsigned_byte_order_and_half_open(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 10, 11, 12, 100])
-def test_chunks_are_a_scan_in_portions(engine: Engine, rows: int) -> None:
-    keys = sorted([b"", b"\x00", b"\x00\x00", b"a", b"a\x00", b"aa", b"b", b"\x7f", b"\x80", b"\xff", b"\xff\xff"])
-    engine.write(batch({key: key + b"!" for key in keys}))
-    for start in [*keys, b"ab", b"\xff\xff\xff"]:
-        for end in [*keys, b"ab", None]:
-            chunks = list(engine.scan_chunks(start, end, rows))
-            expected = list(engine.scan(start, end))
-            assert [pair for flat in chunks for pair in zip(flat[::2], flat[1::2], strict=True)] == expected
-            sizes = [min(rows, len(expected) - at) for at in range(0, len(expected), rows)]
-            assert [len(flat) for flat in chunks] == [2 * size for size in sizes]
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 10, 11, 12, 100])
-def test_records_are_chunks_with_the_keys_behind_the_values(engine: Engine, rows: int) -> None:
+def test_records_are_a_scan_with_the_keys_behind_the_values(engine: Engine, rows: int) -> None:
     keys = sorted([b"", b"\x00", b"a", b"a\x00", b"aa", b"aab", b"ab", b"a\xff", b"b", b"bb", b"\xff", b"\xff\xff"])
     engine.write(batch({key: bytes([len(key)]) * 3 for key in keys}))
     for start in [*keys, b"ac", b"\xff\xff\xff"]:
@@ -140,19 +127,6 @@ def test_records_see_the_moment_of_the_call(engine: Engine, end: bytes | None) -
         assert [record for part in chunks for record in part] == [value + key for key, value in before.items()]
 
 
-def test_chunks_see_the_moment_of_the_call(engine: Engine) -> None:
-    before = {b"%03d" % i: b"old" for i in range(0, 300, 2)}
-    engine.write(batch(dict(before)))
-    unstarted = engine.scan_chunks(b"", None, 10)
-    started = engine.scan_chunks(b"", None, 10)
-    first = next(started)
-    engine.write(batch({b"%03d" % i: b"new" for i in range(0, 300, 3)}))
-    engine.write(batch({b"%03d" % i: None for i in range(0, 300, 4)} | {b"999": b"behind the end"}))
-    engine.flush()
-    for chunks in (list(unstarted), [first, *started]):
-        assert {key: value for flat in chunks for key, value in zip(flat[::2], flat[1::2], strict=True)} == before
-
-
 @pytest.mark.parametrize("reverse", [False, True])
 def test_scan_sees_the_moment_of_the_call(engine: Engine, reverse: bool) -> None:
     before = {b"%03d" % i: b"old" for i in range(0, 300, 2)}
@@ -172,7 +146,7 @@ def test_scan_sees_the_moment_of_the_call(engine: Engine, reverse: bool) -> None
 def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
     """Writers keep every key of the store at one value per batch: a scan must see one value only."""
     keys = [b"%04d" % i for i in range(200)]
-    engine.write(batch(dict.fromkeys(keys, b"0")))
+    engine.write(batch(dict.fromkeys(keys, b"0000")))
     stop = threading.Event()
     wrong: list[object] = []
 
@@ -180,7 +154,7 @@ def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
         for n in range(1, 10_000):
             if stop.is_set():
                 break
-            engine.write(batch(dict.fromkeys(keys, b"%d" % n)))
+            engine.write(batch(dict.fromkeys(keys, b"%04d" % n)))
             if n % 50 == 0:
                 engine.flush()
 
@@ -189,7 +163,8 @@ def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
             if turn % 3:
                 seen = [value for _, value in engine.scan(b"", None, reverse=bool(turn % 2))]
             else:
-                seen = [value for flat in engine.scan_chunks(b"", None, 30) for value in flat[1::2]]
+                records = engine.scan_records(keys[0][:1], b"l", 30, 4)
+                seen = [record[:4] for part in records for record in part]
             if len(seen) != len(keys) or len(set(seen)) != 1:
                 wrong.append(seen)
 
@@ -229,20 +204,17 @@ def test_a_closed_engine_and_its_open_scans_refuse(engine: Engine, reopen: Calla
     engine.write(batch({b"a": b"1", b"aa": b"2", b"b": b"3"}))
     scans = [engine.scan(b"", None), engine.scan(b"", None)]
     next(scans[0])
-    chunks = [engine.scan_chunks(b"", None, 1), engine.scan_chunks(b"", None, 1)]
-    next(chunks[0])
     records = [engine.scan_records(b"a", b"b", 1, 1), engine.scan_records(b"a", b"b", 1, 1)]
     assert next(records[0]) == [b"1a"]
     engine.close()
     engine.close()
-    for scan in [*scans, *chunks, *records]:
+    for scan in [*scans, *records]:
         with pytest.raises(Unavailable):
             next(scan)
     for call in (
         lambda: engine.get(b"a"),
         lambda: engine.get_many([b"a"]),
         lambda: engine.scan(b"", None),
-        lambda: engine.scan_chunks(b"", None, 1),
         lambda: engine.scan_records(b"a", b"b", 1, 1),
         lambda: engine.write(batch({b"a": b"1"})),
         lambda: engine.flush(),
@@ -291,6 +263,4 @@ def test_model(engine: Engine) -> None:
         low, high = sorted([b"%d" % rng.randrange(60), b"%d" % rng.randrange(60)])
         expected = {k: v for k, v in model.items() if low <= k < high}
         assert dict(engine.scan(low, high)) == expected
-        chunks = engine.scan_chunks(low, high, rng.randrange(1, 9))
-        assert {k: v for flat in chunks for k, v in zip(flat[::2], flat[1::2], strict=True)} == expected
     assert list(engine.scan(b"", None)) == sorted(model.items())

@@ -14,7 +14,7 @@ import pytest
 import rocksdict
 
 from kivi.engine import WriteBatch
-from kivi.engine.rocks import Records, RocksEngine, _chunks, _records
+from kivi.engine.rocks import Records, RocksEngine, _records
 from kivi.errors import DataLoss, StoreInUse
 from tests.waiting import wait_until
 
@@ -130,43 +130,6 @@ def test_a_scan_does_not_end_silently_at_a_damaged_blob(tmp_path: Path, reverse:
 
 @pytest.mark.parametrize("what", ["blob", "sst", "missing"])
 @pytest.mark.parametrize("rows", [1, 7, 999, 1_000, 1_001, 5_000])
-def test_chunks_do_not_end_silently_at_damage(tmp_path: Path, what: str, rows: int) -> None:
-    engine = RocksEngine(str(tmp_path))
-    fill(engine, big=True)
-    engine.close()
-    (path,) = tmp_path.glob("*.sst" if what == "sst" else "*.blob")
-    if what == "missing":
-        path.unlink()
-    else:
-        flip(path, path.stat().st_size // 2)
-    engine = RocksEngine(str(tmp_path))
-    seen = 0
-    with pytest.raises(DataLoss):
-        for flat in engine.scan_chunks(b"", None, rows):
-            assert len(flat) == 2 * rows
-            seen += rows
-    assert seen < 2000 and (seen or rows > 500)
-    engine.close()
-
-
-def test_what_follows_an_early_end_is_read_all_the_same(tmp_path: Path) -> None:
-    """Whatever made the fast iterator end, the exact one of the same moment has the rest."""
-    engine = RocksEngine(str(tmp_path))
-    fill(engine, count=20)
-    expected = [key for key, _ in engine.scan(b"", None)]
-    for early in range(21):
-        for rows in (1, 3, 7, 20, 30):
-            items, rest = engine._twins(engine._db.items, rocksdict.ReadOptions(), b"")
-            short: Any = itertools.islice(items, early)
-            chunks = list(_chunks(short, rest, b"", rows, frozenset(), rocksdict.ReadOptions()))
-            assert [key for flat in chunks for key in flat[::2]] == expected
-            assert [len(flat) for flat in chunks[:-1]] == [2 * rows] * (len(chunks) - 1)
-            del items, rest, short
-    engine.close()
-
-
-@pytest.mark.parametrize("what", ["blob", "sst", "missing"])
-@pytest.mark.parametrize("rows", [1, 7, 999, 1_000, 1_001, 5_000])
 def test_records_do_not_end_silently_at_damage(tmp_path: Path, what: str, rows: int) -> None:
     engine = RocksEngine(str(tmp_path), records=RECORDS)
     fill(engine, big=True)
@@ -187,6 +150,7 @@ def test_records_do_not_end_silently_at_damage(tmp_path: Path, what: str, rows: 
 
 
 def test_what_follows_an_early_end_of_records_is_read_all_the_same(tmp_path: Path) -> None:
+    """Whatever made the fast iterator end, the exact one of the same moment has the rest."""
     engine = RocksEngine(str(tmp_path), records=RECORDS)
     fill(engine, count=20)
     expected = [value + key for key, value in engine.scan(b"0", b"1")]
@@ -194,7 +158,7 @@ def test_what_follows_an_early_end_of_records_is_read_all_the_same(tmp_path: Pat
         for rows in (1, 3, 7, 20, 30):
             bounds = rocksdict.ReadOptions()
             bounds.set_iterate_upper_bound(b"1")
-            values, rest = engine._twins(engine._db.values, bounds, b"0")
+            values, rest = engine._twins(bounds, b"0")
             short: Any = itertools.islice(values, early)
             chunks = list(_records(short, rest, b"0", rows, 40, bounds))
             assert [record for part in chunks for record in part] == expected
@@ -254,8 +218,6 @@ def test_ranges_of_records_and_of_other_keys(tmp_path: Path, start: bytes, end: 
         expected[b"note"] = b"0"
     assert dict(engine.scan(start, end)) == expected
     assert dict(engine.scan(start, end, reverse=True)) == expected
-    flat = [part for chunk in engine.scan_chunks(start, end, 3) for part in chunk]
-    assert dict(zip(flat[::2], flat[1::2], strict=True)) == expected
     records = [record for chunk in engine.scan_records(start, end, 3, 2) for record in chunk]
     assert records == [value + key for key, value in expected.items() if value is not None]
     for keys in ([b"1", b"000001", b"none"], [b"000001", b"1"], [b"2", b"10"]):
@@ -267,7 +229,7 @@ def test_records_are_read_the_quick_way(tmp_path: Path, monkeypatch: pytest.Monk
     """Those of a whole space, and those of a part of it."""
     engine = RocksEngine(str(tmp_path), records=RECORDS)
     fill(engine, count=20)
-    monkeypatch.setattr(engine, "scan_chunks", None)
+    monkeypatch.setattr(engine, "scan", None)
     for start, end in ((b"0", b"1"), (b"000003", b"000007"), (b"000003", b"1")):
         assert list(engine.scan_records(start, end, 7, 40))
     engine.close()
@@ -297,7 +259,6 @@ def test_a_value_without_its_key_is_damage(tmp_path: Path) -> None:
         lambda: engine.get(b"000002"),
         lambda: engine.get_many([b"000001", b"000002"]),
         lambda: list(engine.scan(b"0", b"1")),
-        lambda: list(engine.scan_chunks(b"0", b"1", 10)),
     ):
         with pytest.raises(DataLoss, match="does not end with its key"):
             read()
@@ -318,12 +279,10 @@ def test_bounds_live_as_long_as_their_scans(tmp_path: Path) -> None:
     engine = RocksEngine(str(tmp_path), records=RECORDS)
     fill(engine)
     scans = [engine.scan(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5)) for i in range(200)]
-    chunks = [engine.scan_chunks(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5), 10) for i in range(200)]
     records = [engine.scan_records(b"%06d" % (i * 10), b"%06d" % (i * 10 + 5), 10, 40) for i in range(200)]
     gc.collect()
     assert [len(list(scan)) for scan in scans] == [5] * 200
     assert [[len(part) for part in scan] for scan in records] == [[5]] * 200
-    assert [[len(flat) for flat in scan] for scan in chunks] == [[10]] * 200
     engine.close()
 
 

@@ -87,7 +87,7 @@ def open_log(path: Path, files: Files | None = None, **options: Any) -> Segmente
 
 def settled(log: SegmentedLog) -> None:
     """Waits until nothing is in the air: a ``done`` is called a moment before that."""
-    wait_until(lambda: log._completing == log._turns, pause_s=0.001)
+    wait_until(lambda: not (log._taken or log._queue), pause_s=0.001)
 
 
 def append(log: SegmentedLog, *bodies: bytes, leading: bool = False) -> tuple[Ticket, BaseException | None]:

@@ -135,7 +135,7 @@ def test_what_others_append_meanwhile_is_not_its_own(log):
     assert threading.get_ident() not in {thread for _, thread, _ in heard}
 
 
-def test_while_it_syncs_a_writer_writes_what_comes_in_and_completes_it_later(log, files):
+def test_what_comes_in_while_it_syncs_is_a_writers_and_completes_later(log, files):
     heard: Heard = []
     files.inside.clear()
     files.gate.clear()
@@ -153,16 +153,6 @@ def test_while_it_syncs_a_writer_writes_what_comes_in_and_completes_it_later(log
     files.gate.set()
     leader.join()
     assert [name for name, _, _ in eventually(heard, 2)] == ["led", "later"]
-
-
-def test_it_syncs_through_a_file_of_its_own(log, files):
-    """The kernel reports a failed write-back once to each open file: a writer's sync must not take it away."""
-    for i in range(20):
-        append(log, b"x", leading=i % 2 > 0)
-        settled(log)
-    me, segment = threading.get_ident(), set(log._writing.fds)
-    led, others = (segment & {fd for thread, fd in files.synced if (thread == me) is mine} for mine in (True, False))
-    assert led and others and not led & others
 
 
 def test_closing_waits_for_it(tmp_path, files):
@@ -282,7 +272,7 @@ def test_many_threads_some_of_them_leading_complete_once_each_and_in_log_order(t
     def work(name: int) -> None:
         rng = random.Random(name)
         for i in range(300):
-            ways: list[Callable[[], AbstractContextManager[object]]] = [log.leading, log.together, nullcontext]
+            ways: list[Callable[[], AbstractContextManager[object]]] = [log.leading, nullcontext]
             way = rng.choice(ways)
             with way():
                 for j in range(rng.randrange(1, 4)):

@@ -16,7 +16,7 @@ from kivi.delta.ops import Barrier, RowOp
 from kivi.embedded.database import Database
 from kivi.mvcc.groups import Outcome, Part, Writes, WriteSet, told
 from kivi.mvcc.pending import Pending
-from kivi.mvcc.record import BLIND, Commit, decode_commit, deltas_bodies
+from kivi.mvcc.record import BLIND, Commit, decode_commit
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
 from kivi.store.transaction import payload_digest
@@ -118,7 +118,7 @@ def test_records_and_digests_are_the_same_bytes_as_of_any_other_commit():
         (301, b"x", RowOp(Barrier.PATCH, {3: "text", 0: 7}, {})),
     ]
     does = WriteSet(rows, [])
-    (body,) = deltas_bodies([does], ["k1-1-abc"])
+    body = does.body("k1-1-abc")
     general = Commit(BLIND, rows=list(rows))
     general.request = ("k1-1-abc", payload_digest(general))
     assert does.digest == general.request[1]
@@ -131,7 +131,8 @@ def test_each_member_says_that_it_has_read_nothing():
     one = WriteSet([(300, b"k", RowOp(Barrier.PATCH, {}, {0: 1}))], [])
     two = WriteSet([(300, b"k", RowOp(Barrier.PATCH, {}, {0: 1})), (300, b"m", RowOp(Barrier.PATCH, {1: 5}, {}))], [])
     does, tokens = [one, two, two, one, one], ["a", "a longer one", "b", "\N{SNOWMAN}", "d"]
-    for body, each, token in zip(deltas_bodies(does, tokens), does, tokens, strict=True):
+    for each, token in zip(does, tokens, strict=True):
+        body = each.body(token)
         assert decode_commit(body) == Commit(BLIND, rows=each.rows, request=(token, each.digest))
 
 

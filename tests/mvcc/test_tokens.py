@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from kivi.model.outcomes import ABORTED, UNKNOWN
 from kivi.mvcc import consolidate
 from kivi.mvcc.commit import Aborted
 from kivi.mvcc.groups import Outcome
-from kivi.mvcc.tokens import FENCED, Taken, Tokens, issued_at_us
+from kivi.mvcc.tokens import FENCED, Remembered, Tokens, issued_at_us
 from tests.golden.driver import EmbeddedDriver
 from tests.mvcc.holding import hold
 from tests.waiting import wait_until
@@ -361,49 +362,45 @@ def tokens() -> Tokens:
     return Tokens(MemoryEngine(), ttl_us=10**12)
 
 
-def names(taken: Taken) -> list[tuple[str, int]]:
-    return [pair for group in taken.groups for pair in zip(group.tokens, group.stamps, strict=True)]
+def written(tokens: Tokens, upto: int) -> list[tuple[str, int]]:
+    return [(key[1:].decode(), Remembered.decode(value).cts) for key, value in tokens.rows(upto)]
 
 
-def test_tokens_are_taken_some_at_a_time_and_none_above_the_position(tokens: Tokens) -> None:
-    for cts in range(1, 11):
-        tokens.remember(f"t{cts}", cts, bytes(16))
-    pieces = []
-    while piece := tokens.take(8, 3):
-        pieces.append([cts for _, cts in names(piece)])
-    assert pieces == [[1, 2, 3], [4, 5, 6], [7, 8]]
-    assert [cts for _, cts in names(tokens.take(10, 100))] == [9, 10]
-    assert names(tokens.take(10, 100)) == []
-
-
-def test_what_came_behind_a_later_one_is_not_left_behind(tokens: Tokens) -> None:
+def test_none_above_the_position_is_saved_and_none_is_left_behind(tokens: Tokens) -> None:
     for cts in (5, 10, 7, 12, 9):
         tokens.remember(f"t{cts}", cts, bytes(16))
-    assert sorted(cts for _, cts in names(tokens.take(8, 100))) == [5, 7]
-    assert sorted(cts for _, cts in names(tokens.take(12, 100))) == [9, 10, 12]
+    tokens.cut()
+    assert written(tokens, 8) == [("t5", 5), ("t7", 7)]
+    tokens.drop(8, threading.Lock())
+    assert tokens.unsaved == 3
+    tokens.cut()
+    assert sorted(cts for _, cts in written(tokens, 12)) == [9, 10, 12]
 
 
-def test_a_fence_is_the_last_word_whatever_was_taken_when(tokens: Tokens) -> None:
+def test_a_fence_is_the_last_word_whatever_was_set_aside_when(tokens: Tokens) -> None:
     tokens.remember("before", 1, bytes(16))
     tokens.remember("between", 2, bytes(16))
+    tokens.remember("later", 3, bytes(16))
     tokens.forget("before")
-    first = tokens.take(2, 100)
-    assert sorted(names(first)) == [("before", FENCED), ("between", 2)]
+    tokens.cut()
+    assert sorted(written(tokens, 2)) == [("before", FENCED), ("between", 2)]
     tokens.forget("between")
-    tokens.drop(first)
-    found = tokens.find("between")
-    assert found is not None and found.cts == FENCED, "written with its CTS, and fenced since"
-    assert names(tokens.take(2, 100)) == [("between", FENCED)]
-    assert tokens.unsaved == 1
+    tokens.forget("later")
+    tokens.drop(2, threading.Lock())
+    for name in ("between", "later"):
+        found = tokens.find(name)
+        assert found is not None and found.cts == FENCED, "fenced since"
+    tokens.cut()
+    assert sorted(written(tokens, 3)) == [("between", FENCED), ("later", FENCED)]
 
 
-def test_what_could_not_be_written_is_taken_again(tokens: Tokens) -> None:
+def test_what_could_not_be_written_is_set_aside_again(tokens: Tokens) -> None:
     for cts in range(1, 6):
         tokens.remember(f"t{cts}", cts, bytes(16))
-    taken = tokens.take(3, 100)
-    tokens.put_back(taken)
-    assert sorted(names(tokens.take(3, 100))) == names(taken)
-    assert [cts for _, cts in names(tokens.take(5, 100))] == [4, 5]
+        tokens.cut()
+    tokens.forget("t2")
+    tokens.cut()
+    assert sorted(cts for _, cts in written(tokens, 5)) == [FENCED, 1, 3, 4, 5]
 
 
 def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
@@ -412,13 +409,8 @@ def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
     """Also if the engine takes nothing at first, and if the process dies in between."""
     monkeypatch.setattr(consolidate, "_TOKENS_AT_ONCE", 4)
     stamps = {f"t{i}": add(driver, token=f"t{i}") for i in range(30)}
-    take, write = Tokens.take, driver.store.engine.write
+    write = driver.store.engine.write
     failures = 2
-
-    def committing(self: Tokens, upto: int, limit: int) -> Taken:
-        found = take(self, upto, limit)
-        assert len(found) <= 4 or failures < 2, "what was put back comes at once"
-        return found
 
     def commit() -> None:
         name = f"t{len(stamps)}"
@@ -427,13 +419,10 @@ def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
         thread.join(20)
         assert not thread.is_alive(), "a commit waits for consolidation"
 
-    def taken_some(self: Any, upto: int) -> Taken:
+    def rows(self: Tokens, upto: int) -> Iterator[tuple[bytes, bytes]]:
         commit()
-        return take_some(self, upto)
-
-    def rows(taken: Any) -> Iterator[tuple[bytes, bytes]]:
+        yield from of_pass(self, upto)
         commit()
-        yield from written(taken)
 
     def failing(batch: Any) -> None:
         nonlocal failures
@@ -442,16 +431,14 @@ def test_r16_while_many_tokens_are_written_others_commit_and_none_is_lost(
             raise Unavailable("the engine takes nothing")
         write(batch)
 
-    written, take_some = Tokens.rows, consolidate.Consolidator._take_tokens
-    monkeypatch.setattr(Tokens, "take", committing)
-    monkeypatch.setattr(consolidate.Consolidator, "_take_tokens", taken_some)
-    monkeypatch.setattr(Tokens, "rows", staticmethod(rows))
+    of_pass = Tokens.rows
+    monkeypatch.setattr(Tokens, "rows", rows)
     monkeypatch.setattr(driver.store.engine, "write", failing)
     for _ in range(2):
         with pytest.raises(Unavailable):
             driver.db.consolidate()
     driver.db.consolidate()
-    assert len(stamps) > 38 and not failures
+    assert len(stamps) == 36 and not failures
     assert driver.db.stats()["tokens_unsaved"] < 20
     driver.crash()
     before = total(driver)
@@ -476,6 +463,7 @@ class Asked(MemoryEngine):
 
 
 NOW = 1_800_000_000_000_000
+STAMPS = itertools.count(1)
 
 
 def library(issued_us: int, name: str = "x") -> str:
@@ -484,14 +472,14 @@ def library(issued_us: int, name: str = "x") -> str:
 
 def save(tokens: Tokens, engine: MemoryEngine, *names: str) -> None:
     """As a pass does."""
-    for cts, name in enumerate(names, tokens._newest + 1):
-        tokens.remember(name, cts, bytes(16))
-    while taken := tokens.take(1 << 60, 2):
-        batch = WriteBatch()
-        for key, value in tokens.rows([taken]):
-            batch.put(key, value)
-        engine.write(batch)
-        tokens.drop(taken)
+    for name in names:
+        tokens.remember(name, next(STAMPS), bytes(16))
+    tokens.cut()
+    batch = WriteBatch()
+    for key, value in tokens.rows(1 << 60):
+        batch.put(key, value)
+    engine.write(batch)
+    tokens.drop(1 << 60, threading.Lock())
 
 
 @given(st.data())
@@ -524,11 +512,11 @@ def test_r16_a_token_that_was_saved_is_always_found_whoever_made_it(data: st.Dat
                 save(tokens, engine, *(token for token in group if token not in known))
             case "reopen":
                 save(tokens, engine, *(token for token in group if token not in known))
-                newest, tokens = tokens._newest, Tokens(engine, ttl_us=1 << 62)
-                tokens._newest = newest  # as the log says: no timestamp is handed out twice
+                tokens = Tokens(engine, ttl_us=1 << 62)
             case _:
-                for cts, token in enumerate((token for token in group if token not in known), tokens._newest + 1):
-                    tokens.remember(token, cts, bytes(16))
+                for token in group:
+                    if token not in known:
+                        tokens.remember(token, next(STAMPS), bytes(16))
         known |= set(group)
         assert tokens.known(sorted(known), NOW) == known
 

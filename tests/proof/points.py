@@ -18,7 +18,6 @@ from kivi_server.__main__ import main
 
 from kivi.engine.rocks import RocksEngine
 from kivi.log.files import Files
-from kivi.log.output import Output
 from kivi.log.records import BLOCK_BYTES
 from kivi.log.segmented import SegmentedLog
 from kivi.mvcc import watermark
@@ -42,8 +41,8 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     # a commit, in the order of R18
     "verdict": (Facts, "check", "after"),
     "timestamp": (SegmentedLog, "append", "after"),
-    "half written": (Output, "put", "before"),
-    "written": (Output, "put", "after"),
+    "half written": (SegmentedLog, "_write", "before"),
+    "written": (SegmentedLog, "_write", "after"),
     "synced": (Files, "fdatasync", "after"),
     "marked": (SegmentedLog, "_complete", "before"),
     "applied": (Pending, "apply", "after"),
@@ -52,7 +51,7 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     # a group, on its way through the same steps: where the store takes it, and not how it handles it
     "group encoded": (Writes, "entries", "after"),
     "group entered": (Commits, "write", "after"),
-    "half a group written": (Output, "put", "before"),
+    "half a group written": (SegmentedLog, "_write", "before"),
     "group applied": (Writes, "applied", "after"),
     # the log
     "segment rolled": (SegmentedLog, "_roll", "after"),
