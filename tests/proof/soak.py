@@ -38,7 +38,7 @@ from tests.serverproc import ServerProcess
 
 __all__ = ["Soak", "soak"]
 
-MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200, "grouped": 10_000}
+MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200, "grouped": 10_000, "each": 1_000}
 """Of a concurrent run; a shorter soak than about 15 minutes will not reach them, and says so."""
 
 STATES = 20  # of the disk after each power loss

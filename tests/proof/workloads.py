@@ -27,7 +27,20 @@ from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists
 from kivi.model.outcomes import ABORTED
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table
 
-__all__ = ["TABLES", "WORKLOADS", "Bank", "Client", "Counters", "LongFork", "Mix", "Sessions", "make_tables", "micros"]
+__all__ = [
+    "TABLES",
+    "WORKLOADS",
+    "Bank",
+    "Client",
+    "Counters",
+    "LongFork",
+    "MemberToken",
+    "Mix",
+    "Sessions",
+    "make_tables",
+    "micros",
+    "settled",
+]
 
 KEYS = 10
 ACCOUNTS = 16
@@ -54,6 +67,12 @@ TABLES: dict[str, Table] = {
         lambda event: (event["b"],),
         {"total": ("sum", lambda e: e["x"]), "fast": ("min", lambda e: e["x"])},
     ),
+    "kept": Aggregate(
+        "e",
+        ("a",),
+        lambda event: (event["a"],),
+        {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
+    ),
     "bank": RowTable(("id",), {"balance": "sum"}),
     "counters": RowTable(("id",), {"n": "sum"}),
     "fork": RowTable(("id",), {"v": None}),
@@ -68,6 +87,7 @@ def make_tables(db: Any) -> None:
     db.create_event_table("e", event_time="ts", columns=EVENT)
     measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
     db.create_aggregate("by_a", source="e", group_by=["a"], measures=measures)
+    db.create_aggregate("kept", source="e", group_by=["a"], measures=measures, history="1h")
     db.create_aggregate("by_b", source="e", group_by=["b"], measures={"total": kivi.sum("x"), "fast": kivi.min("x")})
     db.create_table("bank", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
     db.create_table("counters", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
@@ -86,9 +106,21 @@ def fund(db: Any, oracle: Oracle) -> int:
     return int(tx.commit_ts)
 
 
+class MemberToken(str):
+    """What stands in an attempt for (token, place), where many transactions share one token (R16, R19)."""
+
+    token: str
+    place: int
+
+    def __new__(cls, token: str, place: int) -> MemberToken:
+        made = super().__new__(cls, f"{token} at {place}")
+        made.token, made.place = token, place
+        return made
+
+
 def settled(db: Any, token: str) -> int | None:
     """What became of a token, for ``Oracle.resolve``: its commit timestamp, or None if it never will commit."""
-    found = db.outcome(token)
+    found = db.outcome(token.token, token.place) if isinstance(token, MemberToken) else db.outcome(token)
     assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
     return found if isinstance(found, int) else None
 
