@@ -33,7 +33,7 @@ import pyarrow as pa
 
 import kivi
 from kivi.errors import KiviError, NotFound
-from tests.oracle import Attempt, Op, Oracle, Read
+from tests.oracle import Attempt, Mismatch, Op, Oracle, Read
 from tests.proof.concurrent import ARGUMENTS, is_one_of_many
 from tests.proof.crowd import Crowd, Tasks
 from tests.proof.powerloss import Disk, environment
@@ -429,26 +429,34 @@ def recovered(data: Path, oracle: Oracle) -> int:
         op = Op("delta", "counters", (0,), {"n": 1})
         with db.transaction() as tx:
             tx.delta(op.table, op.key, **op.values)
-        assert (tx.commit_ts or 0) > seen, f"R13: {tx.commit_ts} after {seen} had been handed out"
+        if (tx.commit_ts or 0) <= seen:
+            raise Mismatch(f"R13: {tx.commit_ts} after {seen} had been handed out")
         oracle.attempt(Attempt(tx.start_ts, [op], "committed", tx.commit_ts, who="after the crash"))
         _, found = _contents(db)
         db.store.crash()
     with kivi.open(data, background=False) as db:
         _, again = _contents(db)
         db.consolidate()
-        assert {t: again[t] for t in TABLES} == {t: found[t] for t in TABLES}, "a second recovery changed something"
+        _same(found, again, "a second recovery")
         _, folded = _contents(db)
-        assert {t: folded[t] for t in TABLES} == {t: found[t] for t in TABLES}
+        _same(found, folded, "consolidation after a crash")
     return resolved
+
+
+def _same(before: dict[str, Any], after: dict[str, Any], what: str) -> None:
+    for table in TABLES:
+        if after[table] != before[table]:
+            raise Mismatch(f"{what} changed {table}:\n  before {before[table]}\n  after  {after[table]}")
 
 
 def _recounted(rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
     expected: dict[tuple[str, int], list[int]] = defaultdict(list)
     for event in events:
         expected[event["b"], event["a"]].append(event["x"])
-    assert {(row["b"], row["a"]): (row["total"], row["calls"]) for row in rows} == {
-        key: (sum(values), len(values)) for key, values in expected.items()
-    }
+    counted = {key: (sum(values), len(values)) for key, values in expected.items()}
+    found = {(row["b"], row["a"]): (row["total"], row["calls"]) for row in rows}
+    if found != counted:
+        raise Mismatch(f"the aggregate that was built is no recount:\n  expected {counted}\n  got      {found}")
 
 
 def _checkpoint_holds(path: Path, oracle: Oracle) -> bool:
@@ -459,5 +467,7 @@ def _checkpoint_holds(path: Path, oracle: Oracle) -> bool:
         ts, found = _contents(db)
         replay = oracle.state(ts)
         for table in TABLES:
-            assert found[table] == replay.answer(Read(ts, table, None, None)), f"the checkpoint's {table} at {ts}"
+            expected = replay.answer(Read(ts, table, None, None))
+            if found[table] != expected:
+                raise Mismatch(f"the checkpoint's {table} at {ts}:\n  expected {expected}\n  got      {found[table]}")
     return True
