@@ -1,20 +1,30 @@
 """The kivi server: transport only. Sessions, auth, limits, one error table, metrics; the rules are the store's.
 
-============ ==========================================================================
-``serve``    the process: listening, health, signals, the order of a graceful stop
-``service``  one method per call of kivi.v1.Kivi: decode, ask the store, encode
-``sessions`` the bidirectional stream: frames in, lanes, replies gathered into frames
-``translate`` messages to the store's arguments and back; what a stranger sent is checked here
-``auth``     access tokens: roles, tables, allowances
-``clients``  what each client uses, and when that is too much
-``logs``     what is logged, as text or JSON, with request ids
-``limits``   the published limits
-``status``   errors to gRPC status
-``calls``    what was asked for, how it ended and how long it took
-``metrics``  the store's stats, distributions and calls for Prometheus
-``otlp``     OpenTelemetry in: spans become events, each once
-``rows``     rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
-============ ==========================================================================
+================= =====================================================================
+``process``       the process: listening, health, signals, the order of a graceful stop
+``service``       one method per call of kivi.v1.Kivi: decode, ask the store, encode
+``session``       one stream: frames in, replies gathered into frames; ``requests``: a method each
+``sessions``      all of them, and the workers that they share; ``waiting``: for snapshots to come
+``plain``         commits of deltas and puts, read together; ``leading``: finished on the event loop
+``reading``       rows by key, many at a time; ``fewrows``: messages of few rows
+``pages``         the pages of an open scan
+``parts``         what is in a frame, before it is parsed; ``payloads``: large appends cut out of it
+``subscriptions`` a client's subscriptions; ``live_queries``: their messages
+``translate``     messages to the store's arguments and back; what a stranger sent is checked here
+``auth``          access tokens: roles, tables, allowances
+``clients``       what each client uses, and when that is too much
+``options``       flags, the environment and one file
+``logs``          what is logged, as text or JSON, with request ids
+``limits``        the published limits
+``status``        errors to gRPC status
+``calls``         what was asked for, how it ended and how long it took
+``metrics``       the store's stats, distributions and calls for Prometheus
+``otlp``          OpenTelemetry in: spans become events, each once
+``http``          rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
+================= =====================================================================
+
+Comes in: messages of strangers. Goes out: answers of the store, as messages. May not touch: what lies under the store
+(its log, engine and pending rows). Begin reading at ``service``, then ``session``.
 
 Installed as ``kivi_server``, so that no generic name lands among a user's packages.
 """

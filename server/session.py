@@ -484,7 +484,7 @@ class Session(Requests):
             if inbox[0][0].HasField("commit_each"):
                 request, _ = inbox.popleft()
                 if (commits := plain.each(request, received, self._may_write)) is None:
-                    self._take_apart(request, received)
+                    self._split(request, received)
                     continue
             else:
                 commits = plain.together((request for request, _ in inbox), received, self._may_write)
@@ -497,7 +497,7 @@ class Session(Requests):
         size, self._bytes_taken = self._bytes_taken, 0
         self._bytes_handled += size
 
-    def _take_apart(self, request: session_pb2.Request, received: float) -> None:
+    def _split(self, request: session_pb2.Request, received: float) -> None:
         """A CommitEach of which something is not plain: its transactions come one by one, before all that is behind."""
         try:
             self.access.require(Access.WRITE, "writing")  # before anything is done for who may not
@@ -571,10 +571,8 @@ class Session(Requests):
         return True
 
     def _commit_plain(self, commits: Commits) -> Sequence[session_pb2.Request]:
-        """Transactions of deltas and puts, together. Gives all of them back if the catalog has changed under them, or
-        if they would wait for room: this is not the place."""
-        if self.store.is_full:
-            return commits.requests
+        """Transactions of deltas and puts, together. Gives back those that the store did not take: the catalog has
+        changed under them, or they would wait for room, and this is not the place."""
         try:
             if self.sessions.stopping:
                 raise stopping()
@@ -592,7 +590,8 @@ class Session(Requests):
                 self._fail(session_pb2.Request(id=number), None, error)
             self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, len(commits))
             return ()
-        return commits.requests if stale else ()
+        left = {*stale}
+        return [request for request in commits.requests if request.id in left] if left else ()
 
     def _release_these(self, numbers: Iterable[int], received: float) -> None:
         """What is busy is let go of when it is not."""

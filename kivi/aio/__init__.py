@@ -11,6 +11,9 @@ Differences that asyncio makes: ``transaction``, ``snapshot`` and ``appender`` a
 A task that is cancelled stops waiting, and that is all: a commit that was sent completes or not
 without it, like one whose reply is lost. To find out, commit under a token of your own
 (``transaction(token=...)``) and ask ``outcome(token)``.
+
+Comes in: the public arguments, awaited. Goes out: requests on one session stream, and answers. May not touch: the store
+and the server. Begin reading at ``database``, then ``transport``.
 """
 
 from __future__ import annotations

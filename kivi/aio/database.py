@@ -224,7 +224,7 @@ class Snapshot(_Reads):
             self._core.begin()
             try:
                 await self._run(self._core.started())  # ``ts`` is an attribute: it has to be known from here on
-            except BaseException:  # who does not enter does not leave
+            except BaseException:  # ``__aexit__`` is not called if ``__aenter__`` raises
                 self._core.release()
                 raise
         return self

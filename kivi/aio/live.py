@@ -117,7 +117,7 @@ class Subscription:
         return update
 
     async def _begun(self) -> None:
-        """Who stops waiting for it finds it under way the next time."""
+        """Waits until it has begun. A caller that is cancelled finds it under way the next time."""
         if self._beginning is None:
             self._beginning = asyncio.ensure_future(self._again())
         beginning = self._beginning
@@ -184,7 +184,7 @@ class Subscription:
         self._inbox.put_nowait(None)  # for a task that waits
 
     def __del__(self) -> None:
-        """Who forgets it without closing leaves nothing behind; a destructor runs in any thread."""
+        """Ends it if the caller drops it without closing; a destructor runs in any thread."""
         if self._place is not None and not self._closed:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(self._place.end)

@@ -264,7 +264,7 @@ def encoded(request: session_pb2.Request | service_pb2.BeginSubscription, payloa
 
     ``payload``: the events of its only operation. They are copied once, and not by way of two messages.
     """
-    data = delimited(_TAG, request.SerializeToString()) if payload is None else _laden(request, payload)
+    data = delimited(_TAG, request.SerializeToString()) if payload is None else _with_aligned_payload(request, payload)
     if len(data) > methods.MESSAGE_BYTES_MAX:
         raise ResourceExhausted(
             f"the request has {len(data)} bytes; the limit message_bytes_max is {methods.MESSAGE_BYTES_MAX}: "
@@ -275,7 +275,7 @@ def encoded(request: session_pb2.Request | service_pb2.BeginSubscription, payloa
     return data
 
 
-def _laden(request: Any, payload: Any) -> bytes:
+def _with_aligned_payload(request: Any, payload: Any) -> bytes:
     """With the payload at a multiple of eight bytes, and at the end: a server reads it where it lies."""
     head, size = session_pb2.Request(), memoryview(payload).nbytes
     head.CopyFrom(request)

@@ -1,4 +1,4 @@
-"""One client's state, and its calls that belong to no transaction, as steps: see ``client_steps``."""
+"""One client's state, and its calls that belong to no transaction, as steps: see ``steps``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The client for threads: ``kivi.connect(...)``: the public interface over a server.
-One gRPC channel, one session stream (``client_transport``). What the calls *do* is in ``client_core`` and
-``client_transaction``, shared with the client for asyncio.
+One gRPC channel, one session stream (``transport``). What the calls *do* is in ``core`` and
+``transaction``, shared with the client for asyncio.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Live(Subscription):
         self._transport.run(self._core.acknowledge(self._wanted, ts, skip))
 
     def __del__(self) -> None:
-        """Who forgets it without closing leaves nothing behind."""
+        """Ends it if the caller drops it without closing."""
         if not self._closed.is_set():
             self._end()
 

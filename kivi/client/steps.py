@@ -1,4 +1,4 @@
-"""What both clients do, without doing it: every call as *steps* that a driver carries out.
+"""The core of both clients, without I/O: every call as *steps* that a driver carries out.
 
 A step is an effect (``Ask`` a request of the session, make a ``Unary`` or ``Stream`` call, ``Sleep``)
 that a generator yields; the driver performs it and sends the result, or throws the error, back in. The
@@ -74,7 +74,7 @@ class Closed(errors.Unavailable):
 class Ask:
     """One request of the session; ``epoch`` names the session it must travel in, None: any.
 
-    ``payload``: the events of its only operation, which is without them (``client_calls.encoded``).
+    ``payload``: the events of its only operation, which is without them (``calls.encoded``).
     """
 
     request: session_pb2.Request

@@ -1,4 +1,4 @@
-"""One transaction or snapshot of a client, as steps: see ``client_steps``."""
+"""One transaction or snapshot of a client, as steps: see ``steps``."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class TransactionCore:
         return request
 
     def _assembled(self) -> session_pb2.Request:
-        """What is buffered, which is that no more."""
+        """The buffered operations as one request; the buffer is empty afterwards."""
         request = self._filled()
         self._next = None
         self._buffered = self._buffered_bytes = 0
@@ -247,7 +247,7 @@ class TransactionCore:
         self._epoch = self.core.transport.epoch()
         try:
             reply = yield Ask(self._request_to_begin(), self.core.timeout_s, self._epoch)
-        except BaseException:  # who does not enter does not leave, and this one outlives its session
+        except BaseException:  # no ``__exit__`` follows, and a shared snapshot outlives its session
             self._given_up = True
             self.release()
             raise

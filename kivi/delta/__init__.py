@@ -23,6 +23,7 @@ CTS, when they are *folded*.
 
     operators   SUM, MIN, MAX: identity, combine, permanent ids
     ops         RowOp: the net effect of one transaction on one row, and its program-order algebra (R7)
+    overlay     base rows with pending operations over them, in columns
     runs        DeltaRun: the same deltas in columns, sorted, bisected, with its form in the log
     derive      events -> deltas: in columns by Arrow and NumPy kernels, row by row for a few
     order       the keys of many runs in order, or numbered in that order

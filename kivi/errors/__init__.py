@@ -28,7 +28,7 @@
 Every error has a sentence that says what happened and what to do, and machine-readable
 ``details`` (plain strings and integers), which travel over the wire unchanged.
 
-Imports nothing: every room may import this one.
+Comes in and goes out: nothing but errors. May not touch: anything, and so every room may import this one.
 """
 
 from __future__ import annotations

@@ -24,9 +24,14 @@ from kivi.events.blocks import NUMERIC, Block, Blocks, Meta, statistics
 from kivi.events.summing import Sums
 from kivi.model.expressions import Expr, names
 
-__all__ = ["EventView", "Readers", "Summary"]
+__all__ = ["EventView", "Readers", "Summary", "later_of"]
 
 _BATCH_ROWS: Final = 65_536
+
+
+def later_of(*times: int | None) -> int | None:
+    """The latest of some bounds, of which any may not be there."""
+    return max((time_us for time_us in times if time_us is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +201,7 @@ class EventView:
         schema = self._base.schema
         outputs = [*schema.output_columns(columns), *(["_cts"] if with_cts else [])]
         types = {c.name: c.type for c in schema.columns}
-        low = max((t for t in (time_from, self.floor_us) if t is not None), default=None)
+        low = later_of(time_from, self.floor_us)
         left = math.inf if limit is None else limit
         for block in reversed(self._blocks) if reverse else self._blocks:
             if left <= 0:
@@ -239,7 +244,7 @@ class EventView:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
         schema = self._base.schema
         types = {c.name: c.type for c in schema.columns}
-        low = max((t for t in (time_from, self.floor_us) if t is not None), default=None)
+        low = later_of(time_from, self.floor_us)
         known = read = 0
         for block in self._blocks:
             start, stop = self._cut(block, 0)

@@ -47,8 +47,7 @@ def types_of(schema: TableSchema) -> dict[str, ColumnType]:
 
 def floor_of(store: Readable, schema: TableSchema, ts: int) -> int | None:
     """The event time below which a snapshot at ``ts`` has forgotten the table's events."""
-    events = store.event_tables.of(schema.id)
-    return None if events is None else store.retention.floor_at(schema.id, ts, events.complete_since(ts))
+    return store.retention.seen_at(schema.id, ts)
 
 
 def read_window(store: Readable, lease: Lease, schema: TableSchema, query: Query) -> Window:

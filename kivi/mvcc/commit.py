@@ -2,7 +2,7 @@
 
 ::
 
-    caller's thread   1  encode and derive; nothing is locked                     store.Txn.prepare
+    caller's thread   1  encode and derive; nothing is locked                     store.transaction.prepare
                       2  wait for room in pending (writers slow down, memory does not grow); a retry does not wait
     entry lock        3  token known?  -> its first CTS       fenced? -> aborted      in flight? -> wait with it
     (no I/O inside)   4  catalog as derived with?               -> else back to 1
@@ -94,12 +94,12 @@ _ADMISSION_TIMEOUT_S: Final = 10.0
 class _Turn:
     """What one ``submit`` has to say once it has let go of the lock, and what it could not enter."""
 
-    __slots__ = ("answers", "repeats", "stale")
+    __slots__ = ("answers", "given_back", "repeats")
 
     def __init__(self) -> None:
         self.answers: list[Callable[[], None]] = []
         self.repeats: list[tuple[Part, int]] = []
-        self.stale: list[Part] = []
+        self.given_back: list[Part] = []
 
 
 def _other_payload(token: str, how: str) -> InvalidArgument:
@@ -169,34 +169,41 @@ class Committer:
 
     # -- 2 to 8 ---------------------------------------------------------------------------------
 
-    def submit(self, parts: Sequence[Part]) -> Sequence[Part]:
+    def submit(self, parts: Sequence[Part], *, may_wait: bool = True) -> Sequence[Part]:
         """Enters a group. What becomes of its members is told to the parts' ``answer``, now or by the log's thread.
 
-        Returns those parts that were derived by another catalog than there is now: nobody is told of them, and they are
-        to be derived again.
+        Returns the parts that have not entered and of which nobody is told: those that were derived by another catalog
+        than there is now, to be derived again; and all, if it may not wait for room in pending and would have to.
         """
         turn = _Turn()
         try:
-            parts = self._admit(parts, turn)
+            parts = self._admit(parts, turn, may_wait)
             with self._log.together() if len(parts) > 1 else nullcontext(), self._entry:
                 alone = sum([part.members for part in parts]) == 1
                 for part in parts:
                     if (new := self._new_of(part, turn)) is not None:
                         new.alone = alone
                         self._enter(new, turn)
+                back = {token for part in turn.given_back for token in part.tokens}
                 for part, i in turn.repeats:
-                    self._answer_known(part, i, turn)
+                    if part.tokens[i] in back and (later := part.without({*range(len(part.tokens))} - {i})):
+                        turn.given_back.append(later)  # the first comes again, and it is a repeat of that
+                    else:
+                        self._answer_known(part, i, turn)
         finally:
             call_all(turn.answers)
-        return turn.stale
+        return turn.given_back
 
-    def _admit(self, parts: Sequence[Part], turn: _Turn) -> Sequence[Part]:
+    def _admit(self, parts: Sequence[Part], turn: _Turn, may_wait: bool) -> Sequence[Part]:
         """Waits for room in pending; those whose tokens are known need none, since they were applied before."""
         if self._pending.nbytes <= self._soft_bytes:
             return parts
         self.on_pressure()
         if self._pending.nbytes <= self._hard_bytes:
             return parts
+        if not may_wait:
+            turn.given_back += parts
+            return ()
         with self._entry:
             parts = [new for part in parts if (new := self._new_of(part, turn)) is not None]
         short = self._shortage.why(BASE)
@@ -321,7 +328,7 @@ class Committer:
             ticket = self._log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1
-            turn.stale.append(part)
+            turn.given_back.append(part)
             return
         except KiviError as error:
             if isinstance(error, DiskFull):

@@ -254,7 +254,7 @@ class WriteSet:
         self.cells = tuple((table, key, (*op.puts,), (*op.deltas,)) for table, key, op in rows)
         self.section = deltas_section(rows)
         section = self.section if sent is None else deltas_section(sent)
-        self.digest = hashlib.blake2b(deltas_body(0, len(rows), section), digest_size=16).digest()
+        self.digest = hashlib.blake2b(deltas_body(len(rows), section), digest_size=16).digest()
 
 
 class Writes(Part):

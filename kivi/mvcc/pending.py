@@ -135,7 +135,7 @@ class Pending:
             (cts, RowOp(Barrier.PATCH, {}, run.deltas_at(i)))
             for run in runs
             for i in run.find(key)
-            if (cts := run_cts(run, i)) <= upto
+            if (cts := run.cts_at(i)) <= upto
         ]
         if found:
             out = sorted([*out, *found], key=lambda item: item[0])
@@ -296,11 +296,6 @@ class Pending:
         self.operations -= operations
         if nbytes > 0:
             self._room.notify_all()
-
-
-def run_cts(run: DeltaRun, i: int) -> int:
-    """The CTS of row ``i`` of a run."""
-    return run.cts if isinstance(run.cts, int) else int(run.cts[i])
 
 
 _last_cts = attrgetter("last_cts")

@@ -149,12 +149,9 @@ def deltas_section(rows: Iterable[tuple[int, bytes, RowOp]]) -> bytes:
     return bytes(out)
 
 
-def deltas_body(start_ts: int, rows: int, section: bytes, token: str = "", digest: bytes = b"") -> bytes:
-    """The body of a commit of so many rows of deltas, byte for byte what ``Commit.encode`` gives."""
-    if not token:
-        return _HEAD.pack(_VERSION, 0, start_ts, 0, rows, 0, 0, 0) + section
-    text = token.encode()
-    return b"".join((_HEAD.pack(_VERSION, 1, start_ts, 0, rows, 0, 0, 0), _U32.pack(len(text)), text, digest, section))
+def deltas_body(rows: int, section: bytes) -> bytes:
+    """What the digest of a token covers: the body of a commit of so many rows of deltas that began at 0 without one."""
+    return _HEAD.pack(_VERSION, 0, 0, 0, rows, 0, 0, 0) + section
 
 
 class Deltas(Protocol):
@@ -171,7 +168,7 @@ class Deltas(Protocol):
 
 
 def deltas_bodies(does: Iterable[Deltas], tokens: Iterable[str]) -> list[bytes]:
-    """``deltas_body`` of each of many that have read nothing."""
+    """The body of each of many commits of deltas that have read nothing, byte for byte what ``Commit.encode`` gives."""
     heads: dict[tuple[int, int], bytes] = {}
     bodies = []
     for each, token in zip(does, tokens, strict=True):

@@ -84,6 +84,10 @@ The rooms: ``java`` finds one, ``launch`` starts the session, ``options``, ``sch
 ``kafka`` parses records, ``applications`` says whose batches they are, ``sink`` and ``foreach`` write, ``commit`` is
 the transaction of both, ``tail`` and ``feed`` stream (``offsets``: from where; ``holding``: a task's hold of the job's
 snapshot), ``source`` reads and is what Spark registers. Executors load the client, never the store.
+
+Comes in: data frames, and options. Goes out: stages and commits on a connection, and record batches. May not touch: the
+store; it is a client as others are. Begin reading at ``sink`` and ``source``; ``summary`` reads an event table as one
+row.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound, Unavailable
+from kivi.events.views import later_of
 from kivi.model.schema import TableSchema
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import StageKind
@@ -216,10 +217,9 @@ class _Events:
             if events is None:
                 raise NotFound(f"the source of {self._schema.name!r} was dropped")
             pending = of.pending.events(source, upto)
-            unsaved = of.retention.floor_at(source, lease.ts, None)  # in memory first, in base second, like pending
+            unsaved = of.retention.unsaved_at(source, lease.ts)  # in memory first, in base second, like pending
             with events.view(upto, floor_at=lease.ts) as view:
-                known = [time_us for time_us in (unsaved, view.floor_us) if time_us is not None]
-                floor = self.floor_us = view.floor_us = max(known, default=None)
+                floor = self.floor_us = view.floor_us = later_of(unsaved, view.floor_us)
                 recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 for batch in view.scan():

@@ -35,6 +35,7 @@ from kivi.encoding.base_rows import Version
 from kivi.encoding.projection import Projection
 from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
+from kivi.events.views import later_of
 from kivi.model.changes import COMMIT_TS, Changes, TailPoints
 from kivi.model.expressions import Scan
 from kivi.model.schema import TableSchema
@@ -185,10 +186,10 @@ class ChangeReads:
         pending = [
             part for item in self.reads.pending.events(schema.id, lease.ts) if (part := item.after(since)) is not None
         ]
-        unsaved = None if remembered_at is None else self.reads.retention.floor_at(schema.id, remembered_at, None)
+        unsaved = None if remembered_at is None else self.reads.retention.unsaved_at(schema.id, remembered_at)
         view = events.tail(since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
         self.reads.leases.check(lease)
-        view.floor_us = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
+        view.floor_us = later_of(unsaved, view.floor_us)
         shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
         trim = trimmer(schema, wanted.where, time_from, time_to, view.floor_us, shown)
         recent = [part for item in pending if (part := item.after(view.events_upto)) is not None]

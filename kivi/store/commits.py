@@ -169,12 +169,13 @@ class Commits:
     ) -> Sequence[Any]:
         """Commits transactions of deltas and puts that have read nothing, together, each under a token of its own.
 
-        ``catalog_version`` is that of the catalog by which they were made. If there is another by now, nothing is done
-        and nobody told: the tags of all are returned. ``answer`` is called by the log's thread: it must be quick.
+        ``catalog_version`` is that of the catalog by which they were made. If there is another by now, or they would
+        have to wait for room, none enters: the tags are returned of those that were not answered by what is known of
+        their tokens. ``answer`` is called here or by the log's thread: it must be quick.
         """
         self.check_open()
         part = Writes(catalog_version, write_sets, tokens, tags, _Timed(answer, self.committer.times))
-        return [tag for stale in self.committer.submit([part]) for tag in stale.tags]
+        return [tag for back in self.committer.submit([part], may_wait=False) for tag in back.tags]
 
     def append_each(
         self,

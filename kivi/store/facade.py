@@ -103,7 +103,7 @@ class Store:
         """This is a child of the process that opened it, which has none of its threads."""
         register_fork_handler(self)
         position = load_base(self)
-        self.recovered = replay(self, position)
+        replay(self, position)
         lock = threading.RLock()
         self.moved = Watermark(log.last, lock)
         """The watermark, for those who wait until it moves."""

@@ -27,7 +27,7 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.summing import Sums
-from kivi.events.views import EventView
+from kivi.events.views import EventView, later_of
 from kivi.model.declarations import summary_schema
 from kivi.model.expressions import Expr, Scan, names
 from kivi.model.schema import OperatorCall, TableSchema
@@ -220,7 +220,7 @@ class Reads:
         if sums is not None:
             outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
         pending = self.pending.events(schema.id, lease.ts)
-        unsaved = self.retention.floor_at(schema.id, lease.ts, None)  # in memory first, in base second, like pending
+        unsaved = self.retention.unsaved_at(schema.id, lease.ts)  # in memory first, in base second, like pending
         view = events.view(lease.ts)
         self.leases.check(lease)
         recent = [part.batch for item in pending if (part := item.after(view.events_upto)) is not None]
@@ -228,8 +228,7 @@ class Reads:
             view.close()
             view, recent = events.view(0, floor_at=lease.ts), []
         own = txn.events_of(schema.id) if txn is not None else []
-        floor = max((time for time in (unsaved, view.floor_us) if time is not None), default=None)
-        view.floor_us = floor
+        floor = view.floor_us = later_of(unsaved, view.floor_us)
         trim = trimmer(schema, wanted.where, time_from, time_to, floor, outputs)
         found = _Captured(lease, schema, wanted, view, (time_from, time_to), recent, own, trim)
         return self._event_batches(found, outputs) if sums is None else self._summary(found, sums)

@@ -12,9 +12,6 @@ commit: conflict facts begin at the last record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import pyarrow as pa
 
 from kivi.arrow.dictionaries import together
@@ -34,17 +31,7 @@ from kivi.store.catalog import COUNTERS, TABLES, changes
 from kivi.store.host import Contents
 from kivi.store.staging import LiveStage, sequences_of
 
-__all__ = ["Recovered", "load_base", "replay"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """The result of opening: how many records were replayed after the position, and how much of the log was cut off."""
-
-    position: int
-    last: int
-    replayed: int
-    log: Any = None
+__all__ = ["load_base", "replay"]
 
 
 def load_base(store: Contents) -> int:
@@ -72,18 +59,15 @@ def load_base(store: Contents) -> int:
     return position
 
 
-def replay(store: Contents, position: int) -> Recovered:
+def replay(store: Contents, position: int) -> None:
     """Everything in the log after ``position``, into memory."""
-    count = 0
     for record in store.log.replay(position):
-        count += 1
         try:
             _replay_one(store, record, position)
         except DataLoss as error:
             raise DataLoss(
                 f"log record {record.sequence} cannot be replayed: {error.message}", path=error.path
             ) from None
-    return Recovered(position, store.log.last, count, getattr(store.log, "recovered", None))
 
 
 def _replay_one(store: Contents, record: Record, position: int) -> None:

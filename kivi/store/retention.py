@@ -29,6 +29,7 @@ import pyarrow.compute as pc
 
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument
+from kivi.events.views import later_of
 from kivi.log import Kind
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
@@ -78,10 +79,17 @@ class Retention:
             raise DataLoss(f"a floor record has version {version}; this program knows {_VERSION}")
         self.enter(table, cts, time_us)
 
-    def floor_at(self, table: int, upto: int, in_base: int | None) -> int | None:
-        """The floor that a snapshot at ``upto`` sees; ``in_base`` is what the block view knows of it."""
-        times = [time_us for cts, of, time_us in self._unsaved if of == table and cts <= upto]
-        return max([*times, *(() if in_base is None else (in_base,))], default=None)
+    def unsaved_at(self, table: int, upto: int) -> int | None:
+        """The floor that a snapshot at ``upto`` sees, of those that are not saved to base yet.
+
+        Ask here first and look in base second, as with pending: ``save`` writes to base before it forgets.
+        """
+        return later_of(*(time_us for cts, of, time_us in self._unsaved if of == table and cts <= upto))
+
+    def seen_at(self, table: int, upto: int) -> int | None:
+        """The floor that a snapshot at ``upto`` sees; None, too, if the table is gone."""
+        unsaved, events = self.unsaved_at(table, upto), self._store.event_tables.of(table)
+        return None if events is None else later_of(unsaved, events.complete_since(upto))
 
     def newest(self, table: int) -> int | None:
         """The floor that the next commit meets."""

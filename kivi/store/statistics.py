@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from kivi.events.views import later_of
 from kivi.model.schema import TableSchema
 from kivi.mvcc.shortage import Shortage
 from kivi.mvcc.snapshot import Reader
@@ -38,9 +39,10 @@ def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
         return {}
     upto = store.moved.value
     waiting = store.pending.events(schema.id, upto)
+    unsaved = store.retention.unsaved_at(schema.id, upto)  # before base, like pending
     summary = events.view(upto)
     with summary:
-        floor = summary.floor_us = store.retention.floor_at(schema.id, upto, summary.floor_us)
+        floor = summary.floor_us = later_of(unsaved, summary.floor_us)
         recent = [part.batch for item in waiting if (part := item.after(summary.events_upto)) is not None]
         rows = sum(remembered(batch, schema, floor).num_rows for batch in recent)
         rows += summary.rows if floor is None else summary.summary().rows

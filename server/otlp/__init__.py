@@ -46,6 +46,9 @@ A span that is sent again later than that is counted again, and so are spans tha
 means. The ids of spans that were dropped as late are in ``window``, but not in the table: if one is sent again after a
 restart of the server, it is dropped, and counted as dropped, again. Across a restart the age of commits goes by their
 commit times, which follow the machine's clock, but never back.
+
+Comes in: exports of strangers. Goes out: commits of events, and answers. May not touch: sessions, and tables other than
+its own. Begin reading at ``intake``.
 """
 
 from __future__ import annotations

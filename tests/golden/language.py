@@ -56,7 +56,6 @@ from kivi.encoding.keyspaces import Space, space_prefix
 from kivi.errors import Conflict, KiviError, Retryable, RowExists
 from kivi.model.outcomes import NoCommit
 from kivi.model.schema import TableSchema
-from kivi.mvcc.pending import run_cts
 from kivi.store.catalog import SYSTEM
 from tests.golden.driver import Driver
 
@@ -474,7 +473,7 @@ class Runner:
 
 def _run_operations(run: DeltaRun) -> Iterator[tuple[bytes, int, str, dict[int, Any], Any]]:
     for i in range(run.rows):
-        yield run.key_at(i), run_cts(run, i), "PATCH", {}, run.deltas_at(i)
+        yield run.key_at(i), run.cts_at(i), "PATCH", {}, run.deltas_at(i)
 
 
 # -- words ------------------------------------------------------------------------------------------

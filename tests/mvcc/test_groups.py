@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 import kivi
 from kivi.delta.ops import Barrier, RowOp
 from kivi.embedded.database import Database
-from kivi.mvcc.groups import Outcome, WriteSet
+from kivi.mvcc.groups import Outcome, Part, Writes, WriteSet, told
+from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import BLIND, Commit, decode_commit, deltas_bodies
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store
@@ -187,6 +188,39 @@ def test_a_catalog_that_has_changed_since_gives_all_back(db, change):
     refused(db, group, version)
 
 
+def test_of_a_stale_group_those_with_known_tokens_are_answered_and_all_others_given_back(db):
+    """Nobody is told twice, and a token that comes twice is given back twice: that it did not enter would be untrue
+    once its first has come again."""
+    version = db.store.catalog_version
+    known = blind(db, 1, "known", n=1)
+    (stamp,) = committed(db, [known])
+    again, first, repeat = One(known.does, "known"), blind(db, 1, "new", n=1), blind(db, 1, "new", n=1)
+    db.create_table("u", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    heard, stale = submitted(db, [again, first, repeat], version)
+    assert [*stale] == [first, repeat] and heard.of([again]) == [stamp] and len(heard.outcomes) == 1
+    stamps = committed(db, [first, repeat])
+    assert stamps[0] == stamps[1] > stamp
+    assert row(db) == {"id": 1, "n": 2, "hi": None, "v": None}
+
+
+def test_without_room_all_are_given_back_at_once_and_nothing_has_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server calls it where many connections are served: a caller that may wait commits them one by one."""
+    settings = Settings(background=False, pending_soft_bytes=1_000, pending_hard_bytes=2_000)
+    with Database(Store.open(None, settings=settings)) as db:
+        db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        group = [blind(db, key, f"token {key}", n=1) for key in range(100)]
+        stamps = committed(db, group)
+        assert db.store.is_full
+        again, other = One(group[0].does, "token 0"), blind(db, 0, "another", n=1)
+        with monkeypatch.context() as patch:
+            patch.setattr(Pending, "wait_for_room", lambda *_: pytest.fail("it waits for room"))
+            refused(db, [again, other], db.store.catalog_version)
+        assert db.store.log.last == stamps[-1]
+        db.consolidate()
+        assert committed(db, [again, other]) == [stamps[0], stamps[-1] + 1]
+        assert row(db, 0) == {"id": 0, "n": 2}
+
+
 def test_a_drop_conflicts_with_what_entered_since_it_began(db):
     """The schema cell: in flight together, one of them does not commit."""
     late = blind(db, 1, "late", n=1)
@@ -219,6 +253,37 @@ def test_those_who_began_before_a_group_conflict_with_it_by_cell(db):
         committed(db, [blind(db, 1, "p5", puts=True, n=1)])
         tx.delta("t", (1,), n=1)
     assert row(db) == {"id": 1, "n": 1, "hi": None, "v": "d"}
+
+
+def test_the_parts_of_a_group_are_judged_as_if_one_had_come_after_the_other(db):
+    """Two that began before it, between writes that have read nothing: one writes a cell that the part before wrote."""
+    store = db.store
+    table, outcomes = store.table("t"), dict[str, Outcome]()
+
+    def single(name: str, key: int) -> Part:
+        txn = store.transaction()
+        txn.put(table, (key,), {"v": name})
+        part = store.commits._prepare(txn, None, None)
+        part.lease, part.answer = txn.lease, told(lambda outcome: outcomes.update({name: outcome}))
+        return part
+
+    def writes(ones: list[One]) -> tuple[Heard, Part]:
+        heard = Heard()
+        tokens = [one.token for one in ones]
+        return heard, Writes(store.catalog_version, [one.does for one in ones], tokens, ones, heard)
+
+    before, after = [blind(db, 1, "before", puts=True, v="b")], [blind(db, key, f"after {key}", n=1) for key in (1, 2)]
+    (heard, one), (heard_later, other) = writes(before), writes(after)
+    late, fine = single("late", 1), single("fine", 2)
+    last, grouped = store.log.last, store.committer.counters.commits_grouped
+    assert not store.committer.submit([one, late, fine, other])
+    assert [*heard.of(before), *heard_later.of(after)] == [last + 1, last + 3, last + 4]
+    assert isinstance(outcomes["late"].error, kivi.Conflict) and outcomes["fine"].commit_ts == last + 2
+    assert store.committer.counters.commits_grouped == grouped + 4
+    assert [row(db, key) for key in (1, 2)] == [
+        {"id": 1, "n": 1, "hi": None, "v": "b"},
+        {"id": 2, "n": 1, "hi": None, "v": "fine"},
+    ]
 
 
 WRITES = st.lists(

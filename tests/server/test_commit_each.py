@@ -289,6 +289,26 @@ def test_commits_are_entered_by_the_catalog_that_they_were_read_by(tmp_path: Pat
     run(story, tmp_path)
 
 
+def test_what_is_told_before_the_catalog_is_found_changed_is_not_told_again(tmp_path: Path) -> None:
+    """Of those that come again by the general way, none was answered: each is answered once."""
+
+    async def story(sessions: Sessions) -> None:
+        store, plain, peer = sessions.store, sessions.translator.plain, Peer(sessions)
+        peer.by_the_worker(peer.commit_each(peer.commit(token="known")))
+        await until(lambda: len(peer.outcomes()) == 1)
+        by = plain._current()
+        store.create(row_table_schema("another", key={"id": "int64"}, columns={"hits": kivi.sum("int64")}))
+        plain._current = lambda: by  # type: ignore[method-assign]
+        peer.by_the_worker(peer.commit_each(peer.commit(token="known"), peer.commit()))
+        await until(lambda: len(peer.outcomes()) == 3)
+        await until(lambda: not sessions.commits_in_flight)
+        found = peer.outcomes()
+        assert found[2] == found[1] != found[3]
+        assert peer.counted == len(peer.answers) == 3 and hits(store) == 2
+
+    run(story, tmp_path)
+
+
 def test_who_asks_for_more_than_its_rate_is_refused_each(tmp_path: Path) -> None:
     async def story(sessions: Sessions) -> None:
         peer = Peer(sessions)
