@@ -25,7 +25,7 @@ from typing import Any
 import kivi
 from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists, SnapshotTooOld, Unavailable
 from kivi.model.outcomes import ABORTED
-from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table
+from tests.oracle import Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read, RowTable, Table
 
 __all__ = [
     "TABLES",
@@ -186,7 +186,7 @@ class Client:
         token = next(self._tokens)
         tx = self.db.transaction(token=token)
         if tx.start_ts < self.acknowledged:
-            raise AssertionError(f"R17: {self.name} has seen {self.acknowledged} and begins at {tx.start_ts}")
+            raise Mismatch(f"R17: {self.name} has seen {self.acknowledged} and begins at {tx.start_ts}")
         return tx, token
 
     def scan(self, snap: Any, table: str) -> list[dict[str, Any]]:
@@ -313,7 +313,7 @@ class Bank(Client):
             with self.db.snapshot(min_snapshot=self.acknowledged) as snap:
                 total = sum(row["balance"] for row in self.scan(snap, "bank"))
                 if total != TOTAL:
-                    raise AssertionError(f"bank: {total} instead of {TOTAL} at {snap.ts}")
+                    raise Mismatch(f"bank: {total} instead of {TOTAL} at {snap.ts}")
             return
         tx, token = self.begin()
         source, target = ((i,) for i in self.random.sample(range(ACCOUNTS), 2))
@@ -364,7 +364,7 @@ class Counters(Client):
             ops.append(op)
         before = self.unknown + self.restarted
         if self.commit(tx, ops, token) is None and self.unknown + self.restarted == before:
-            raise AssertionError("R3: a transaction of deltas was aborted")
+            raise Mismatch("R3: a transaction of deltas was aborted")
 
 
 class LongFork(Client):
@@ -392,7 +392,7 @@ class Sessions(Client):
     def step(self) -> None:
         with self.db.snapshot() as snap:
             if snap.ts < self.acknowledged:
-                raise AssertionError(f"R17: {self.name} has seen {self.acknowledged} and now {snap.ts}")
+                raise Mismatch(f"R17: {self.name} has seen {self.acknowledged} and now {snap.ts}")
             self.acknowledged = snap.ts
             self.scan(snap, self.random.choice(("bank", "counters", "fork")))
         if self.random.random() < 0.3:
@@ -403,7 +403,7 @@ class Sessions(Client):
             if committed is not None:
                 with self.db.snapshot(min_snapshot=committed) as snap:
                     if snap.ts < committed:
-                        raise AssertionError(f"R17: min_snapshot={committed} gave {snap.ts}")
+                        raise Mismatch(f"R17: min_snapshot={committed} gave {snap.ts}")
                     self.scan(snap, "counters")
 
 
