@@ -16,11 +16,13 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+import _pytest
 import pytest
 
 from tests.oracle import Mismatch
 
 _TESTS = Path(__file__).resolve().parents[1]
+_PYTEST = Path(_pytest.__file__).parent
 _COMPARING = (_TESTS / "oracle.py", _TESTS / "mvcc" / "world.py")
 _failures: list[dict[str, Any]] = []
 
@@ -34,8 +36,8 @@ def described(error: BaseException) -> dict[str, Any]:
     while trace is not None:
         raised.append((trace.tb_frame.f_code, trace.tb_lineno))
         trace = trace.tb_next
-    if isinstance(error, pytest.fail.Exception):  # raised within pytest, for who called it
-        raised = raised[:-1]
+    while raised and Path(raised[-1][0].co_filename).is_relative_to(_PYTEST):  # in fail() or raises(), for its caller
+        raised.pop()
     compared = bool(raised) and _compares(Path(raised[-1][0].co_filename).resolve())
     asserted = isinstance(error, AssertionError | pytest.fail.Exception)
     was_short = str(error).startswith("not run") or type(error).__name__ == "NotReachedError"

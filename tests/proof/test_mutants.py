@@ -116,6 +116,9 @@ def test_only_an_assertion_of_a_checker_is_a_mismatch(error: Exception, mismatch
         ("assert False", "kivi/store/facade.py", False),
         ("raise Mismatch('R1')", "tests/proof/crowd.py", True),
         ("pytest.fail('nobody noticed')", "tests/store/test_planted.py", True),
+        ("with pytest.raises(ValueError): pass", "tests/store/test_overwrite.py", True),
+        ("with pytest.raises(ValueError, match='late'): raise ValueError('early')", "tests/store/test_late.py", True),
+        ("with pytest.raises(ValueError): pass", "tests/proof/hostile.py", False),
         ("pytest.fail('Timeout (>120.0s) from pytest-timeout.')", "pytest_timeout.py", False),
     ],
 )
