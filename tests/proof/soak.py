@@ -161,8 +161,8 @@ class Soak:
 
             def lose(seed: int = seed) -> Counter[str]:
                 assert shim is not None
-                commits = self.rng.randint(10, 500)
-                made = power_lost(shim, history, self.place("power"), seed=seed, commits=commits, states=STATES)
+                commits, at_rest, place = self.rng.randint(10, 500), self.rng.random() < 0.5, self.place("power")
+                made = power_lost(shim, history, place, seed=seed, commits=commits, states=STATES, at_rest=at_rest)
                 server = Counter({"entered": made[0].entered, "grouped": made[0].grouped})  # of all states, one
                 return Counter({"commits": sum(each.commits for each in made)}) + server
 
