@@ -484,7 +484,7 @@ class Caller:
     async def prefix(self, committed: dict[int, dict[str, Any]]) -> None:
         """As of one of these commits: its event is there, with those that came before, and none that came after."""
         moment = self.random.choice([*committed])
-        async with within(self.db.snapshot(as_of=moment)) as snap:
+        async with self.as_of(moment) as snap:
             rows = await rows_of(snap.changes("e", since=min(committed) - 1, commit_ts=True))
             found = {row.pop("_commit_ts"): {**row, "ts": micros(row["ts"])} for row in rows}
             seen = {cts: found.get(cts) for cts in committed}
@@ -535,9 +535,19 @@ class Caller:
         """A commit among those that enter together, and then the table as of it, and as of just before it."""
         commit_ts = await self.blind([Op("delta", "past", (0,), {"n": 1, "f": self.random.uniform(-1, 1)})])
         for moment in () if commit_ts is None else (commit_ts, commit_ts - 1):
-            async with within(self.db.snapshot(as_of=moment)) as snap:
+            async with self.as_of(moment) as snap:
                 rows = await rows_of(snap.scan("past"))
                 self.crowd.oracle.read(Read(moment, "past", None, rows, who=self.name))
+
+    @contextlib.asynccontextmanager
+    async def as_of(self, moment: int) -> AsyncIterator[Any]:
+        """A snapshot as of what was acknowledged, which no restart takes back (R12, R17)."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                snap = await stack.enter_async_context(within(self.db.snapshot(as_of=moment)))
+            except InvalidArgument as error:
+                raise Mismatch(f"R12, R17: {self.name} was told of {moment}, and cannot read it: {error}") from error
+            yield snap
 
     # -- the same again -------------------------------------------------------------------------
 
