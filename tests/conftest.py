@@ -34,6 +34,9 @@ PROGRAMS = {
 # abort the child before it has become Java (seen once in some hundred starts); nobody here uses gRPC after a fork.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
+# The model's world compares as tests do: what it asserts says what was seen and what was expected.
+pytest.register_assert_rewrite("tests.mvcc.world")
+
 # Machines differ and are shared: a slow example is no failure, a stuck test meets pytest's timeout.
 hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kivi")

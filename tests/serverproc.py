@@ -53,10 +53,11 @@ class ServerProcess:
         return self.process.pid
 
     def start(self, timeout_s: float = 30.0) -> Self:
-        """Starts it and waits until it listens. Raises RuntimeError with its output if it does not; EndedError, which
-        is one, if it ended."""
+        """Starts it and waits until it listens. Raises RuntimeError with what it has said since then if it does not;
+        EndedError, which is one, if it ended."""
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self.environment}
         self._lines = queue.SimpleQueue()
+        before = len(self.output)
         self.process = subprocess.Popen(
             [*self.command, "--data", self.data, "--listen", f"{self.host}:{self.port}", *self.arguments],
             stdout=subprocess.PIPE,
@@ -71,10 +72,10 @@ class ServerProcess:
                 line = self._lines.get(timeout=timeout_s)
             except queue.Empty:
                 self.kill()
-                raise RuntimeError("the server does not listen: " + "".join(self.output)) from None
+                raise RuntimeError("the server does not listen: " + "".join(self.output[before:])) from None
             if line is None:
                 self.process.wait()
-                raise EndedError("the server ended: " + "".join(self.output))
+                raise EndedError("the server ended: " + "".join(self.output[before:]))
             if line.startswith("listening on "):
                 self.port = int(line.rpartition(":")[2])
                 return self

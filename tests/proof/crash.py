@@ -33,8 +33,8 @@ import pyarrow as pa
 
 import kivi
 from kivi.errors import KiviError, NotFound
-from tests.oracle import Attempt, Op, Oracle, Read
-from tests.proof.concurrent import ARGUMENTS
+from tests.oracle import Attempt, Mismatch, Op, Oracle, Read
+from tests.proof.concurrent import ARGUMENTS, is_one_of_many
 from tests.proof.crowd import Crowd, Tasks
 from tests.proof.powerloss import Disk, environment
 from tests.proof.workloads import TABLES, Bank, Client, Counters, Mix, fund, make_tables, micros, settled
@@ -181,7 +181,7 @@ class Gauge:
 
 @dataclass
 class Ran:
-    """What ran beside the clients; both are None where the server never listened."""
+    """What ran beside the clients; both are None where the server never listened, and crowds alone have no operator."""
 
     operator: Operator | None = None
     gauge: Gauge | None = None
@@ -225,14 +225,18 @@ def crash_at(
 
 
 def acknowledged(oracle: Oracle) -> int:
-    """How many commits the clients have heard of; one that came again under its token counts once."""
-    return sum(attempt.outcome == "committed" and not attempt.repeat for attempt in tuple(oracle.attempts))
+    """How many commits the clients have heard of; one that came again under its token counts once, and the events of
+    ``appender(each=True)``, of which many come at once, do not count."""
+    return sum(
+        attempt.outcome == "committed" and not attempt.repeat and not is_one_of_many(attempt)
+        for attempt in tuple(oracle.attempts)
+    )
 
 
 def killed_at_rest(history: History, where: Path, *, seed: int, commits: int, seconds_max: float = 60) -> Crashed:
-    """A server whose clients are crowds alone, killed between two of their rounds: when the last commits that entered
-    were those of a group, and all of them are acknowledged."""
-    data, every_s = where / "data", 0.25
+    """A server whose clients are crowds alone, killed when they have ended their round: the last commits that entered
+    were those of groups, and all of them are acknowledged."""
+    data = where / "data"
     shutil.copytree(history.path, data)
     server = ServerProcess(data, *ARGUMENTS)
     oracle = Oracle(TABLES)
@@ -243,10 +247,8 @@ def killed_at_rest(history: History, where: Path, *, seed: int, commits: int, se
         while acknowledged(oracle) < commits and not failed():
             assert time.monotonic() < deadline, f"{commits} commits took too long"
             time.sleep(0.01)
-        time.sleep(every_s - time.monotonic() % every_s + 0.8 * every_s)
-        server.kill()
 
-    made = ran(server, oracle, where, history.first, seed, wait, every_s=every_s, alone=True)
+    made = ran(server, oracle, where, history.first, seed, wait, alone=True, at_rest=True)
     unknown = sum(attempt.outcome == "unknown" for attempt in oracle.attempts)
     recovered(data, oracle)
     return made.crashed(oracle, unknown)
@@ -262,9 +264,11 @@ def power_lost(
     states: int,
     seconds_max: float = 60,
     planted: str | None = None,
+    at_rest: bool = False,
 ) -> list[Crashed]:
     """A server is killed after about so many commits; then as many states of its disk as asked for are recovered.
 
+    ``at_rest``: when all that entered is acknowledged, instead of as soon as the last of so many is.
     ``planted``: a bug of ``points`` that the server has.
     """
     data, journal = where / "data", where / "journal"
@@ -281,9 +285,10 @@ def power_lost(
         wait_until(
             lambda: failed() or acknowledged(oracle) >= commits, seconds_max, reason=f"{commits} commits took too long"
         )
-        server.kill()
+        if not at_rest:
+            server.kill()
 
-    made = ran(server, oracle, where, history.first, seed, wait)
+    made = ran(server, oracle, where, history.first, seed, wait, at_rest=at_rest)
     disk.read(journal)
     assert disk.unsynced, "nothing was left to lose"
     disk.restore(where / "all", None)
@@ -355,12 +360,13 @@ def ran(
     seed: int,
     wait: Callable[[Callable[[], bool]], None],
     *,
-    every_s: float = 0.05,
     alone: bool = False,
+    at_rest: bool = False,
 ) -> Ran:
     """Clients, crowds and an operator against the server, until ``wait`` returns. Raises what one of them met.
 
-    ``every_s``: between the rounds of the crowds; ``alone``: there is nobody else.
+    ``alone``: there are crowds, and nobody else. ``at_rest``: all of them then end what they have begun, and the server
+    is killed when nothing is on its way.
     """
     stop = threading.Event()
     threads: list[threading.Thread] = []
@@ -369,7 +375,8 @@ def ran(
     try:
         with server, contextlib.suppress(KiviError):  # some points are reached while the clients still connect
             clients: list[Client] = [
-                kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=first) for i, kind in enumerate(CLIENTS)
+                kind(server.connect(timeout=5.0), oracle, seed * 100 + i, first=first)
+                for i, kind in enumerate(() if alone else CLIENTS)
             ]
             clients += [
                 Crowd(server.connect(timeout=5.0), oracle, seed * 100 + 50, first=first, callers=CALLERS, every_s=0.05),
@@ -377,13 +384,21 @@ def ran(
                     server.endpoint, oracle, seed * 100 + 51, first=first, callers=CALLERS, every_s=0.05, timeout=5.0
                 ),
             ]
-            made.operator = Operator(server.connect(timeout=5.0), oracle, where)
+            running += clients
+            if not alone:
+                made.operator = Operator(server.connect(timeout=5.0), oracle, where)
+                running.append(made.operator)
             made.gauge = Gauge(server.connect(timeout=5.0))
-            running += [*clients, made.operator, made.gauge]
+            running.append(made.gauge)
             threads += [threading.Thread(target=each.run, args=(stop,)) for each in running]
             for thread in threads:
                 thread.start()
             wait(lambda: any(each.failure is not None for each in running))
+            if at_rest:
+                stop.set()
+                for thread in threads:
+                    thread.join()
+                server.kill()
     finally:  # whatever happened: who is not stopped asks for ever, and the process never ends
         stop.set()
         for each in running:
@@ -425,26 +440,34 @@ def recovered(data: Path, oracle: Oracle) -> int:
         op = Op("delta", "counters", (0,), {"n": 1})
         with db.transaction() as tx:
             tx.delta(op.table, op.key, **op.values)
-        assert (tx.commit_ts or 0) > seen, f"R13: {tx.commit_ts} after {seen} had been handed out"
+        if (tx.commit_ts or 0) <= seen:
+            raise Mismatch(f"R13: {tx.commit_ts} after {seen} had been handed out")
         oracle.attempt(Attempt(tx.start_ts, [op], "committed", tx.commit_ts, who="after the crash"))
         _, found = _contents(db)
         db.store.crash()
     with kivi.open(data, background=False) as db:
         _, again = _contents(db)
         db.consolidate()
-        assert {t: again[t] for t in TABLES} == {t: found[t] for t in TABLES}, "a second recovery changed something"
+        _same(found, again, "a second recovery")
         _, folded = _contents(db)
-        assert {t: folded[t] for t in TABLES} == {t: found[t] for t in TABLES}
+        _same(found, folded, "consolidation after a crash")
     return resolved
+
+
+def _same(before: dict[str, Any], after: dict[str, Any], what: str) -> None:
+    for table in TABLES:
+        if after[table] != before[table]:
+            raise Mismatch(f"{what} changed {table}:\n  before {before[table]}\n  after  {after[table]}")
 
 
 def _recounted(rows: list[dict[str, Any]], events: list[dict[str, Any]]) -> None:
     expected: dict[tuple[str, int], list[int]] = defaultdict(list)
     for event in events:
         expected[event["b"], event["a"]].append(event["x"])
-    assert {(row["b"], row["a"]): (row["total"], row["calls"]) for row in rows} == {
-        key: (sum(values), len(values)) for key, values in expected.items()
-    }
+    counted = {key: (sum(values), len(values)) for key, values in expected.items()}
+    found = {(row["b"], row["a"]): (row["total"], row["calls"]) for row in rows}
+    if found != counted:
+        raise Mismatch(f"the aggregate that was built is no recount:\n  expected {counted}\n  got      {found}")
 
 
 def _checkpoint_holds(path: Path, oracle: Oracle) -> bool:
@@ -455,5 +478,7 @@ def _checkpoint_holds(path: Path, oracle: Oracle) -> bool:
         ts, found = _contents(db)
         replay = oracle.state(ts)
         for table in TABLES:
-            assert found[table] == replay.answer(Read(ts, table, None, None)), f"the checkpoint's {table} at {ts}"
+            expected = replay.answer(Read(ts, table, None, None))
+            if found[table] != expected:
+                raise Mismatch(f"the checkpoint's {table} at {ts}:\n  expected {expected}\n  got      {found[table]}")
     return True

@@ -9,9 +9,10 @@ leave it to client and server what travels and enters together:
     blind       deltas and puts that read nothing: of one hot row, of several, the same ones again and again
     read        get and then put or guard, which a blind commit of the same cells has to abort (R4, R8)
     events      one-event ``db.append``, and an appender, whose events share a commit
+    each        one appender that all callers share, and whose events are each a transaction (R19)
     glimpses    ``db.get`` and ``db.get_many``, whose snapshot is not told
     retries     a token that has committed, or that is just being committed by another caller (R16)
-    past        ``as_of`` a commit of one's own, and just before it: the prefix of a group (R19)
+    past        ``as_of`` a commit of one's own, and just before it: the prefix of a group or of a message (R19)
 
 The callers are 64 tasks of one ``kivi.aio`` client, or as many threads of one blocking client or of a store in this
 process. Their steps are written once: what a blocking database answers at once, ``done`` awaits from ``kivi.aio``.
@@ -45,7 +46,7 @@ from kivi.errors import (
 )
 from tests.oracle import Attempt, Glimpse, Mismatch, Op, Oracle, Read
 from tests.proof.groups import Together
-from tests.proof.workloads import ACCOUNTS, KEYS, Client
+from tests.proof.workloads import ACCOUNTS, KEYS, Client, MemberToken, micros
 
 __all__ = ["Bunches", "Crowd", "Tasks"]
 
@@ -66,6 +67,7 @@ SHAPES = {
     "guarded": 3,
     "event": 6,
     "appended": 4,
+    "each": 6,
     "get": 9,
     "get_many": 6,
     "retry": 4,
@@ -135,6 +137,8 @@ class Crowd(Client):
         self.sent: deque[Sent] = deque(maxlen=REMEMBERED)
         self.flying: dict[str, list[Op]] = {}
         self.twinned: set[str] = set()
+        self.each: Any = None
+        """The appender that the callers share, once one of them has opened it."""
 
     def token(self) -> str:
         return next(self._tokens)
@@ -363,14 +367,14 @@ class Caller:
         await self.commit(body, self.crowd.token() if self.random.random() < 0.5 else None)
 
     async def guarded(self) -> None:
-        """The guard makes what was read as good as written (R8)."""
+        """The guard makes what was read as good as written (R8). Bounded, or the sums of a long run leave 64 bits."""
         source, target = self.random.sample(range(3), 2)
 
         async def body(tx: Any) -> list[Op]:
             row = await self.read(tx, "past", (source,))
             ops = [
                 Op("guard", "past", (source,), {"n": None}),
-                Op("delta", "past", (target,), {"n": (row or {}).get("n") or 1}),
+                Op("delta", "past", (target,), {"n": ((row or {}).get("n") or 1) % 1_000}),
             ]
             for op in ops:
                 await self.perform(tx, op)
@@ -440,11 +444,63 @@ class Caller:
             crowd.oracle.attempt(attempt)
         return None
 
+    async def each(self) -> None:
+        """Some events that are each a transaction of their own: they enter with those of others, and have one token."""
+        crowd, after = self.crowd, self.crowd.acknowledged
+        if crowd.each is None:
+            crowd.each = await self.open.enter_async_context(within(self.db.appender("e", linger_ms=1, each=True)))
+        sent: list[tuple[dict[str, Any], Any]] = []
+        with contextlib.suppress(Unavailable):  # the caller that opened it has closed it
+            for _ in range(self.random.randint(1, 8)):
+                event = self.made_event()
+                sent.append((event, crowd.each.append(**event)))
+        committed: dict[int, dict[str, Any]] = {}
+        known: list[Attempt] = []
+        for event, future in sent:
+            attempt = Attempt(None, [Op("append", "e", events=[event])], "aborted", who=self.name, after=after)
+            try:
+                attempt.commit_ts = await future if inspect.isawaitable(future) else future.result(60)
+                attempt.outcome = "committed"
+                committed[attempt.commit_ts or 0] = event
+                known.append(attempt)
+                crowd.saw(attempt.commit_ts or 0)
+            except (Retryable, Unavailable):
+                crowd.restarted += 1
+            except CommitUnknown as error:
+                attempt.outcome = "unknown"
+                crowd.unknown += 1
+                if (error.token, error.place) != (future.token, future.place):
+                    raise Mismatch(f"R19: {future} at {future.token}, {future.place} is another's: {error}") from error
+            attempt.token = MemberToken(future.token, future.place)
+            crowd.oracle.attempt(attempt)
+        if known:  # and logged, all of them: from here on the server may go away
+            attempt = self.random.choice(known)
+            assert isinstance(attempt.token, MemberToken)
+            found = await done(self.db.outcome(attempt.token.token, attempt.token.place))
+            if found != attempt.commit_ts:
+                raise Mismatch(f"R16, R19: {attempt.token!r} answers {found}, and it committed as {attempt}")
+            await self.prefix(committed)
+
+    async def prefix(self, committed: dict[int, dict[str, Any]]) -> None:
+        """As of one of these commits: its event is there, with those that came before, and none that came after."""
+        moment = self.random.choice([*committed])
+        async with self.as_of(moment) as snap:
+            rows = await rows_of(snap.changes("e", since=min(committed) - 1, commit_ts=True))
+            found = {row.pop("_commit_ts"): {**row, "ts": micros(row["ts"])} for row in rows}
+            seen = {cts: found.get(cts) for cts in committed}
+            expected = {cts: event if cts <= moment else None for cts, event in committed.items()}
+            if seen != expected:
+                raise Mismatch(f"R19: {self.name} appended {expected}, and as of {moment} there is {seen}")
+            self.crowd.oracle.read(Read(moment, "kept", None, await rows_of(snap.scan("kept")), who=self.name))
+            if self.random.random() < 0.1:
+                rows = [{**row, "ts": micros(row["ts"])} for row in await rows_of(snap.scan("e"))]
+                self.crowd.oracle.read(Read(moment, "e", None, rows, who=self.name))
+
     # -- reading --------------------------------------------------------------------------------
 
     def wanted(self) -> tuple[str, tuple[Any, ...]]:
         rng = self.random
-        table = rng.choice(("t", "t", "past", "fork", "by_a", "by_b", "counters"))
+        table = rng.choice(("t", "t", "past", "fork", "by_a", "by_b", "kept", "counters"))
         return table, (rng.choice("xyz") if table == "by_b" else rng.randrange(4),)
 
     async def get(self) -> None:
@@ -479,9 +535,19 @@ class Caller:
         """A commit among those that enter together, and then the table as of it, and as of just before it."""
         commit_ts = await self.blind([Op("delta", "past", (0,), {"n": 1, "f": self.random.uniform(-1, 1)})])
         for moment in () if commit_ts is None else (commit_ts, commit_ts - 1):
-            async with within(self.db.snapshot(as_of=moment)) as snap:
+            async with self.as_of(moment) as snap:
                 rows = await rows_of(snap.scan("past"))
                 self.crowd.oracle.read(Read(moment, "past", None, rows, who=self.name))
+
+    @contextlib.asynccontextmanager
+    async def as_of(self, moment: int) -> AsyncIterator[Any]:
+        """A snapshot as of what was acknowledged, which no restart takes back (R12, R17)."""
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                snap = await stack.enter_async_context(within(self.db.snapshot(as_of=moment)))
+            except InvalidArgument as error:
+                raise Mismatch(f"R12, R17: {self.name} was told of {moment}, and cannot read it: {error}") from error
+            yield snap
 
     # -- the same again -------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import kivi
 from kivi.cli.commands import main
 from kivi.errors import DataLoss, FormatTooNew, NotAStore
+from tests.oracle import Mismatch
 from tests.proof.workloads import TABLES
 
 __all__ = ["contents", "cut", "damaged", "files_of", "flip"]
@@ -63,14 +64,15 @@ def cut(file: Path, rng: random.Random) -> str:
 
 
 def damaged(whole: Path, expected: dict[str, Any], name: Path, how: Any, place: Path, rng: random.Random) -> Found:
-    """What became of one piece of damage. Raises AssertionError for a wrong number, or damage that verify misses."""
+    """What became of one piece of damage. Raises Mismatch for a wrong number, or damage that verify misses."""
     shutil.copytree(whole, place)
     what = f"{name}: {how(place / name, rng)}"
     beside = place.with_name(place.name + " verify")
     shutil.copytree(place, beside)
     found: Found
     try:
-        assert contents(place) == expected, f"a wrong answer after {what}"
+        if (got := contents(place)) != expected:
+            raise Mismatch(f"a wrong answer after {what}: {got}")
         found = "same"
     except (NotAStore, FormatTooNew):
         found = "refused"
@@ -78,8 +80,10 @@ def damaged(whole: Path, expected: dict[str, Any], name: Path, how: Any, place: 
         found = "refused" if error.path else "unreadable"
     before = {file: (beside / file).read_bytes() for file in files_of(beside)}
     code = main(["verify", str(beside)])
-    assert {file: (beside / file).read_bytes() for file in files_of(beside)} == before, "verify wrote something"
-    assert code or found == "same", f"verify does not see what makes it {found}: {what}"
+    if {file: (beside / file).read_bytes() for file in files_of(beside)} != before:
+        raise Mismatch(f"verify wrote something: {what}")
+    if not code and found != "same":
+        raise Mismatch(f"verify does not see what makes it {found}: {what}")
     shutil.rmtree(place)
     shutil.rmtree(beside)
     return found

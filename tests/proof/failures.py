@@ -1,8 +1,10 @@
 """A plugin of pytest for the mutation gate: what failed a test, and whether that is a mismatch that a checker found.
 
-A mismatch is an assertion of a checker: an ``AssertionError`` (the oracle's ``Mismatch`` is one) or ``pytest.fail``,
-raised by code of ``tests``. Everything else is some error, which says nothing about what the checker checks; and so is
-a run that says of itself that it was too short to prove anything (*not run*). Writes a list, in order, to the file that
+A mismatch is the oracle's ``Mismatch``, wherever it is raised, or an ``assert`` or ``pytest.fail`` of a file that
+compares answers: of a test, of the model's world, of the oracle. The modules around them assert that a server has
+started or that something came in time, so what they assert is an error like any other, which says nothing about what
+the checker checks. So is a test that ran into its time limit, which pytest ends by a ``fail`` of its own, and a run
+that says of itself that it was too short to prove anything (*not run*). Writes a list, in order, to the file that
 ``MUTANT_FAILURES`` names.
 """
 
@@ -11,11 +13,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
+import _pytest
 import pytest
 
+from tests.oracle import Mismatch
+
 _TESTS = Path(__file__).resolve().parents[1]
+_PYTEST = Path(_pytest.__file__).parent
+_COMPARING = (_TESTS / "oracle.py", _TESTS / "mvcc" / "world.py")
 _failures: list[dict[str, Any]] = []
 
 
@@ -23,20 +31,27 @@ def described(error: BaseException) -> dict[str, Any]:
     """The first line of what an error says, where it was raised, and whether it is a mismatch."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    raised: list[tuple[CodeType, int]] = []
     trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
+    while trace is not None:
+        raised.append((trace.tb_frame.f_code, trace.tb_lineno))
         trace = trace.tb_next
-    code = trace.tb_frame.f_code if trace is not None else None
-    by_checker = code is not None and Path(code.co_filename).resolve().is_relative_to(_TESTS)
-    failed = isinstance(error, pytest.fail.Exception)  # raised within pytest, for a test that called it
+    while raised and Path(raised[-1][0].co_filename).is_relative_to(_PYTEST):  # in fail() or raises(), for its caller
+        raised.pop()
+    compared = bool(raised) and _compares(Path(raised[-1][0].co_filename).resolve())
+    asserted = isinstance(error, AssertionError | pytest.fail.Exception)
     was_short = str(error).startswith("not run") or type(error).__name__ == "NotReachedError"
-    where = f"{Path(code.co_filename).name}:{trace.tb_lineno}" if code is not None and trace is not None else ""
+    where = f"{Path(raised[-1][0].co_filename).name}:{raised[-1][1]}" if raised else ""
     return {
         "error": type(error).__name__,
         "message": (str(error).splitlines() or [""])[0][:300],
         "where": where,
-        "mismatch": not was_short and (failed or (isinstance(error, AssertionError) and by_checker)),
+        "mismatch": not was_short and (isinstance(error, Mismatch) or (asserted and compared)),
     }
+
+
+def _compares(file: Path) -> bool:
+    return file in _COMPARING or (file.name.startswith("test_") and file.is_relative_to(_TESTS))
 
 
 @pytest.hookimpl(wrapper=True)

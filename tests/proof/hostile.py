@@ -34,6 +34,7 @@ from kivi_server.limits import SESSION_SCANS_MAX
 import kivi
 from kivi.errors import KiviError
 from kivi.wire.v1 import session_pb2, types_pb2
+from tests.oracle import Mismatch
 from tests.server.rawsession import RawSession, frame
 from tests.serverproc import ServerProcess
 
@@ -166,7 +167,8 @@ def over_each_limit(server: ServerProcess, scale: float) -> Answers:
                 with db.transaction() as tx:
                     tx.delta("keys", (key,), n=1)
                 with db.snapshot() as snap:
-                    assert snap.get("keys", (key,)) == {"k": key, "n": 1}
+                    if (row := snap.get("keys", (key,))) != {"k": key, "n": 1}:
+                        raise Mismatch(f"the row {key!r}, to which 1 was added, is {row}")
 
             return named(call, PAUSE_S)
 
@@ -378,8 +380,11 @@ def cancels(server: ServerProcess, scale: float) -> Answers:
     with server.connect(timeout=30.0) as db, db.snapshot() as snap:
         row = snap.get("agg", (77,))
         calls = 0 if row is None else row["calls"]
-        assert calls % 500 == 0, "half an append is in the aggregate"
-        assert calls == sum(1 for event in snap.scan("e", where=kivi.col("a") == 77)), "the aggregate is no recount"
+        if calls % 500:
+            raise Mismatch(f"half an append is in the aggregate, which counts {calls}")
+        events = sum(1 for event in snap.scan("e", where=kivi.col("a") == 77))
+        if calls != events:
+            raise Mismatch(f"the aggregate is no recount: it counts {calls} of {events}")
         out["appends that were logged"] = calls // 500
     return out
 

@@ -22,7 +22,7 @@ from kivi.log.records import BLOCK_BYTES
 from kivi.log.segmented import SegmentedLog
 from kivi.mvcc import watermark
 from kivi.mvcc.consolidate import Consolidator
-from kivi.mvcc.groups import Writes
+from kivi.mvcc.groups import Events, Writes
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.sweep import Sweeper
 from kivi.mvcc.verdict import Facts
@@ -53,6 +53,10 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "group entered": (Commits, "write", "after"),
     "half a group written": (SegmentedLog, "_write", "before"),
     "group applied": (Writes, "applied", "after"),
+    # events that are each a transaction, likewise
+    "events encoded": (Events, "entries", "after"),
+    "events entered": (Commits, "append_each", "after"),
+    "events applied": (Events, "applied", "after"),
     # the log
     "segment rolled": (SegmentedLog, "_roll", "after"),
     "log truncated": (SegmentedLog, "truncate", "after"),

@@ -38,7 +38,7 @@ from tests.serverproc import ServerProcess
 
 __all__ = ["Soak", "soak"]
 
-MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200, "grouped": 10_000}
+MINIMA = {"commits": 20_000, "reads": 5_000, "consolidations": 1_000, "aborts": 200, "grouped": 10_000, "each": 1_000}
 """Of a concurrent run; a shorter soak than about 15 minutes will not reach them, and says so."""
 
 STATES = 20  # of the disk after each power loss
@@ -161,8 +161,8 @@ class Soak:
 
             def lose(seed: int = seed) -> Counter[str]:
                 assert shim is not None
-                commits = self.rng.randint(10, 500)
-                made = power_lost(shim, history, self.place("power"), seed=seed, commits=commits, states=STATES)
+                commits, at_rest, place = self.rng.randint(10, 500), self.rng.random() < 0.5, self.place("power")
+                made = power_lost(shim, history, place, seed=seed, commits=commits, states=STATES, at_rest=at_rest)
                 server = Counter({"entered": made[0].entered, "grouped": made[0].grouped})  # of all states, one
                 return Counter({"commits": sum(each.commits for each in made)}) + server
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.proof.concurrent import checked
 
-MINIMA = {"commits": 2_000, "reads": 1_000, "consolidations": 60, "aborts": 40, "grouped": 1_000}
+MINIMA = {"commits": 2_000, "reads": 1_000, "consolidations": 60, "aborts": 40, "grouped": 1_000, "each": 100}
 
 
 @pytest.mark.timeout(180)

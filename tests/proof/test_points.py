@@ -25,6 +25,9 @@ SHORT = {
     "group encoded": 13,
     "half a group written": 9,
     "group applied": 19,
+    "events encoded": 11,
+    "events entered": 7,
+    "events applied": 13,
 }
 """Point: which time that it is reached is the last."""
 

@@ -30,8 +30,12 @@ def _history(tmp_path_factory: pytest.TempPathFactory) -> History:
 
 
 @pytest.mark.timeout(180)
-def test_power_loss_takes_nothing_that_was_acknowledged(shim: Path, history: History, tmp_path: Path) -> None:
-    crashed = power_lost(shim, history, tmp_path, seed=1, commits=200, states=6)
+@pytest.mark.parametrize("at_rest", [False, True], ids=["at work", "at rest"])
+def test_power_loss_takes_nothing_that_was_acknowledged(
+    at_rest: bool, shim: Path, history: History, tmp_path: Path
+) -> None:
+    """At work, the last commits that entered may not be acknowledged yet; at rest all of them are."""
+    crashed = power_lost(shim, history, tmp_path, seed=1, commits=200, states=6, at_rest=at_rest)
     assert all(each.commits >= 200 for each in crashed)
 
 

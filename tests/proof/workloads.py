@@ -25,9 +25,22 @@ from typing import Any
 import kivi
 from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists, SnapshotTooOld, Unavailable
 from kivi.model.outcomes import ABORTED
-from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table
+from tests.oracle import Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read, RowTable, Table
 
-__all__ = ["TABLES", "WORKLOADS", "Bank", "Client", "Counters", "LongFork", "Mix", "Sessions", "make_tables", "micros"]
+__all__ = [
+    "TABLES",
+    "WORKLOADS",
+    "Bank",
+    "Client",
+    "Counters",
+    "LongFork",
+    "MemberToken",
+    "Mix",
+    "Sessions",
+    "make_tables",
+    "micros",
+    "settled",
+]
 
 KEYS = 10
 ACCOUNTS = 16
@@ -54,6 +67,12 @@ TABLES: dict[str, Table] = {
         lambda event: (event["b"],),
         {"total": ("sum", lambda e: e["x"]), "fast": ("min", lambda e: e["x"])},
     ),
+    "kept": Aggregate(
+        "e",
+        ("a",),
+        lambda event: (event["a"],),
+        {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
+    ),
     "bank": RowTable(("id",), {"balance": "sum"}),
     "counters": RowTable(("id",), {"n": "sum"}),
     "fork": RowTable(("id",), {"v": None}),
@@ -68,6 +87,7 @@ def make_tables(db: Any) -> None:
     db.create_event_table("e", event_time="ts", columns=EVENT)
     measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
     db.create_aggregate("by_a", source="e", group_by=["a"], measures=measures)
+    db.create_aggregate("kept", source="e", group_by=["a"], measures=measures, history="1h")
     db.create_aggregate("by_b", source="e", group_by=["b"], measures={"total": kivi.sum("x"), "fast": kivi.min("x")})
     db.create_table("bank", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
     db.create_table("counters", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
@@ -86,9 +106,21 @@ def fund(db: Any, oracle: Oracle) -> int:
     return int(tx.commit_ts)
 
 
+class MemberToken(str):
+    """What stands in an attempt for (token, place), where many transactions share one token (R16, R19)."""
+
+    token: str
+    place: int
+
+    def __new__(cls, token: str, place: int) -> MemberToken:
+        made = super().__new__(cls, f"{token} at {place}")
+        made.token, made.place = token, place
+        return made
+
+
 def settled(db: Any, token: str) -> int | None:
     """What became of a token, for ``Oracle.resolve``: its commit timestamp, or None if it never will commit."""
-    found = db.outcome(token)
+    found = db.outcome(token.token, token.place) if isinstance(token, MemberToken) else db.outcome(token)
     assert isinstance(found, int) or found is ABORTED, f"the outcome of {token!r} stays unknown"
     return found if isinstance(found, int) else None
 
@@ -154,7 +186,7 @@ class Client:
         token = next(self._tokens)
         tx = self.db.transaction(token=token)
         if tx.start_ts < self.acknowledged:
-            raise AssertionError(f"R17: {self.name} has seen {self.acknowledged} and begins at {tx.start_ts}")
+            raise Mismatch(f"R17: {self.name} has seen {self.acknowledged} and begins at {tx.start_ts}")
         return tx, token
 
     def scan(self, snap: Any, table: str) -> list[dict[str, Any]]:
@@ -281,7 +313,7 @@ class Bank(Client):
             with self.db.snapshot(min_snapshot=self.acknowledged) as snap:
                 total = sum(row["balance"] for row in self.scan(snap, "bank"))
                 if total != TOTAL:
-                    raise AssertionError(f"bank: {total} instead of {TOTAL} at {snap.ts}")
+                    raise Mismatch(f"bank: {total} instead of {TOTAL} at {snap.ts}")
             return
         tx, token = self.begin()
         source, target = ((i,) for i in self.random.sample(range(ACCOUNTS), 2))
@@ -332,7 +364,7 @@ class Counters(Client):
             ops.append(op)
         before = self.unknown + self.restarted
         if self.commit(tx, ops, token) is None and self.unknown + self.restarted == before:
-            raise AssertionError("R3: a transaction of deltas was aborted")
+            raise Mismatch("R3: a transaction of deltas was aborted")
 
 
 class LongFork(Client):
@@ -360,7 +392,7 @@ class Sessions(Client):
     def step(self) -> None:
         with self.db.snapshot() as snap:
             if snap.ts < self.acknowledged:
-                raise AssertionError(f"R17: {self.name} has seen {self.acknowledged} and now {snap.ts}")
+                raise Mismatch(f"R17: {self.name} has seen {self.acknowledged} and now {snap.ts}")
             self.acknowledged = snap.ts
             self.scan(snap, self.random.choice(("bank", "counters", "fork")))
         if self.random.random() < 0.3:
@@ -371,7 +403,7 @@ class Sessions(Client):
             if committed is not None:
                 with self.db.snapshot(min_snapshot=committed) as snap:
                     if snap.ts < committed:
-                        raise AssertionError(f"R17: min_snapshot={committed} gave {snap.ts}")
+                        raise Mismatch(f"R17: min_snapshot={committed} gave {snap.ts}")
                     self.scan(snap, "counters")
 
 
