@@ -106,7 +106,7 @@ class RowsLive(Live):
 
     def define(self, schema: TableSchema) -> None:
         super().define(schema)
-        self.range = key_range(schema, self.query.scan)
+        self.range = (None, None) if schema.kind == "event" else key_range(schema, self.query.scan)
 
     @property
     def dirty(self) -> bool:

@@ -7,6 +7,7 @@ snapshot can be asked.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import random
 import threading
 import time
@@ -368,20 +369,24 @@ def test_rows_are_noted_while_nobody_may_be_told(db: Database, monkeypatch: pyte
 
 
 def test_windows_of_events(db: Database) -> None:
-    """The latest, and the slowest, of an event table; they come and go as others come."""
+    """The latest, the slowest, and the first from a moment on, of an event table; they come and go as others come."""
     rng = random.Random(3)
+    change(db, rng)
+    with db.snapshot() as snapshot:
+        moment = min(event["ts"] for event in snapshot.scan("calls")) + dt.timedelta(microseconds=1)
     where = kivi.col("us") >= 500
     with (
         db.subscribe(
             "calls", order_by="-us", limit=5, interval_ms=0, heartbeat_ms=10, where=where, columns=["us", "endpoint"]
         ) as slow,
         db.subscribe("calls", order_by="-ts", limit=3, interval_ms=0, heartbeat_ms=10) as latest,
+        db.subscribe("calls", from_time=moment, order_by="ts", limit=3, interval_ms=0, heartbeat_ms=10) as first,
     ):
         for _ in range(25):
             for _ in range(3):
                 change(db, rng)
             ts = db.watermark()
-            for live in (slow, latest):
+            for live in (slow, latest, first):
                 while live.ts < ts:
                     live.next(0.05)
                 with db.snapshot(as_of=live.ts) as snapshot:
@@ -389,8 +394,11 @@ def test_windows_of_events(db: Database) -> None:
                 if live is slow:
                     wanted = sorted((e for e in events if e["us"] >= 500), key=lambda e: -e["us"])[:5]
                     assert live.rows == [{"us": e["us"], "endpoint": e["endpoint"]} for e in wanted]
-                else:
+                elif live is latest:
                     wanted = sorted(events, key=lambda e: -e["ts"].timestamp())[:3]
+                    assert live.rows == wanted
+                else:
+                    wanted = sorted((e for e in events if e["ts"] >= moment), key=lambda e: e["ts"])[:3]
                     assert live.rows == wanted
 
 
