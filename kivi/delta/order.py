@@ -1,8 +1,9 @@
 """The keys of many runs in order, or numbered in that order: what gathering, combining and scans have in common.
 
 Keys of one width are read as words of 64 bits, and what varies in these becomes one integer per row, its *code*, in
-the same order, by mixed radix: of the words (7, 17:50), (7, 17:55), (9, 17:50) the second has two digits, since slots
-are multiples of their length. Then, by what the codes are like (decision 0014 has what each takes):
+the same order: by mixed radix (of the words (7, 17:50), (7, 17:55), (9, 17:50) the second has two digits, since slots
+are multiples of their length), or else by the bits that vary (a digit in a text is 4 of 8). Then, by what the codes are
+like (decision 0014 has what each takes):
 
 * Where their range is small, *a table of it*, however many runs there are. Nothing is sorted, and sums are added by
   number (``np.add.at``), so no column is put in order first.
@@ -164,8 +165,13 @@ def _begins(changes: Array) -> Array:
 
 def _coded(strings: Array) -> tuple[Array, int] | None:
     """Codes of byte strings of one width, and what these are below; None if what varies does not fit 64 bits."""
+    return _by_radix(_words(strings)) or _by_bits(_words(strings))
+
+
+def _by_radix(words: Sequence[Array]) -> tuple[Array, int] | None:
+    """Overwrites the words."""
     codes, span = None, 1
-    for word in _words(strings):
+    for word in words:
         word -= word.min()
         digits, most = _digits(word)
         span *= most + 1
@@ -191,6 +197,37 @@ def _digits(values: Array) -> tuple[Array, int]:
             return digits, int(digits.max())
         step = math.gcd(step, int(np.gcd.reduce(others[:_SAMPLE])))
     return values, int(values.max())
+
+
+def _by_bits(words: Sequence[Array]) -> tuple[Array, int] | None:
+    if not words:
+        return None
+    bits = 0
+    codes = np.zeros(len(words[0]), np.uint64)
+    for word in words:
+        varying = int(np.bitwise_or.reduce(word ^ word[0]))
+        bits += varying.bit_count()
+        if bits > 64:
+            return None
+        for shift, width in _stretches(varying):
+            part = word >> np.uint64(shift)
+            part &= np.uint64((1 << width) - 1)
+            if width < 64:
+                codes <<= np.uint64(width)
+            codes |= part
+    return codes, 1 << bits
+
+
+def _stretches(mask: int) -> list[tuple[int, int]]:
+    """(place of the lowest bit, how many) of each stretch of ones, the highest first."""
+    found = []
+    while mask:
+        low = (mask & -mask).bit_length() - 1
+        above = (mask >> low) + 1
+        width = (above & -above).bit_length() - 1
+        found.append((low, width))
+        mask &= ~(((1 << width) - 1) << low)
+    return found[::-1]
 
 
 def _strings(windows: Sequence[Window]) -> Array | None:
