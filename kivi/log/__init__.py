@@ -37,11 +37,11 @@ touch: tables, the engine. Begin reading here, then at ``segmented``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kivi.errors import InvalidArgument, KiviError, Unavailable
 from kivi.runtime.histogram import Histogram
@@ -57,7 +57,6 @@ __all__ = [
     "LogFailed",
     "Record",
     "Ticket",
-    "first_of",
 ]
 
 MAX_RECORD_BYTES = 256 << 20
@@ -65,9 +64,6 @@ MAX_RECORD_BYTES = 256 << 20
 
 MAX_RECORD_NUMBERS = 1 << 20
 """How many numbers one record may take."""
-
-
-_TAIL_BYTES: Final = 4 << 20
 
 
 class Kind(IntEnum):
@@ -207,15 +203,6 @@ class CommitLog(ABC):
         """The durable record that has this number. Raises `NotFound` if there is none, or no longer."""
 
     @abstractmethod
-    def tail(self, after: int, timeout: float | None) -> list[Record]:
-        """Durable records with a number above ``after``, waiting up to ``timeout`` seconds (None: for ever) for the
-        first.
-
-        Some megabytes a call at most, but always a whole record. Empty when the time is up. Raises
-        `DataLoss` if the record after ``after`` is not kept any more, `Unavailable` once closed or failed.
-        """
-
-    @abstractmethod
     def truncate(self, below: int) -> None:
         """Allow records whose numbers are all below ``below`` to be forgotten; more of them may be kept.
 
@@ -234,15 +221,3 @@ class CommitLog(ABC):
     @abstractmethod
     def close(self) -> None:
         """Finish what is queued, calling every ``done``, and release the files. Idempotent."""
-
-
-def first_of(records: Iterable[Record]) -> list[Record]:
-    """As many of them as `CommitLog.tail` gives at once."""
-    found: list[Record] = []
-    size = 0
-    for record in records:
-        size += len(record.body)
-        if found and size > _TAIL_BYTES:
-            break
-        found.append(record)
-    return found

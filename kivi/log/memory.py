@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from kivi.errors import DataLoss, NotFound, Unavailable
-from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket, first_of
+from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket
 from kivi.runtime.histogram import Histogram
 
 __all__ = ["MemoryLog"]
@@ -147,13 +147,6 @@ class MemoryLog(CommitLog):
             if position < len(self._records) and self._records[position].sequence <= sequence:
                 return self._records[position]
             raise NotFound(f"the log has no record {sequence}")
-
-    def tail(self, after: int, timeout: float | None) -> list[Record]:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._failed is not None or self.durable > after, timeout)
-            self._check()
-            self._check_kept(after)
-            return first_of(self._records[self._position(after) :])
 
     def truncate(self, below: int) -> None:
         with self._lock:

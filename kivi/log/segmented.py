@@ -49,7 +49,7 @@ from kivi.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket, first_of
+from kivi.log import MAX_RECORD_BYTES, CommitLog, Done, Entry, LogFailed, Record, Ticket
 from kivi.log.direct import Direct
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, Mark, MarkFile, open_mark
@@ -128,7 +128,6 @@ class SegmentedLog(CommitLog):
         # Under the lock:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
-        self._progress = threading.Condition(self._lock)
         self._queue: deque[_Group] = deque()
         self._taken = False  # by one who has not completed yet what was in the queue
         self._here = threading.local()  # `written_by_leader`: what this thread has appended while it is leading
@@ -376,7 +375,6 @@ class SegmentedLog(CommitLog):
             counts["sync_s"] += sync_s
             self._sync_s += (sync_s - self._sync_s) / 8
             self.sync_times.observe(sync_s)
-            self._progress.notify_all()
         if not self._abandoned:
             self._call_done(groups, failed)
         with self._lock:
@@ -404,7 +402,6 @@ class SegmentedLog(CommitLog):
                     logging.getLogger("kivi.log").error("the log in %s failed: %s", self._path, error)
             self._room.wake()
             self._ready.notify_all()
-            self._progress.notify_all()
 
     def _sync_mark(self) -> None:
         if self._failed is None:
@@ -437,16 +434,6 @@ class SegmentedLog(CommitLog):
             if sequence >= self.first:
                 raise
         raise NotFound(f"the log has no durable record {sequence}")
-
-    def tail(self, after: int, timeout: float | None) -> list[Record]:
-        with self._lock:
-            self._progress.wait_for(lambda: self.durable > after or self._failed is not None or self._closing, timeout)
-            self._check_kept(after)
-            found = pieces(self._segments, after, self.durable)
-            if not found:
-                self._check()
-                return []
-        return first_of(read_pieces(self._files, found))
 
     def _check_kept(self, after: int) -> None:
         forgotten = self._segments[0].header.previous if self._segments else self.durable
@@ -523,7 +510,6 @@ class SegmentedLog(CommitLog):
                 return
             self._closing = True
             self._ready.notify_all()
-            self._progress.notify_all()
             self._room.wake()
         self._thread.join()
         clean = self._failed is None

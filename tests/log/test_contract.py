@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-import time
 from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -96,7 +95,6 @@ def bodies(records: list[Record]) -> list[bytes]:
 def test_a_new_log_is_empty(h: Harness) -> None:
     assert (h.log.last, h.log.durable, h.log.first, h.log.last_time_us) == (0, 0, 1, 0)
     assert list(h.log.replay(0)) == []
-    assert h.log.tail(0, 0) == []
 
 
 def test_numbers_start_at_one_and_are_consecutive_in_a_group(h: Harness) -> None:
@@ -256,47 +254,17 @@ def test_read(h: Harness) -> None:
                 log.read(missing)
 
 
-def test_tail_waits_and_is_woken(h: Harness) -> None:
-    began = time.monotonic()
-    assert h.log.tail(0, 0.05) == []
-    assert time.monotonic() - began >= 0.05
-    found: list[Record] = []
-    thread = threading.Thread(target=lambda: found.extend(h.log.tail(0, 20)))
-    thread.start()
-    time.sleep(0.05)
-    h.append(b"a")
-    thread.join()
-    assert bodies(found) == [b"a"]
-    h.append(b"b")
-    assert bodies(h.log.tail(0, None)) == [b"a", b"b"]
-    assert bodies(h.log.tail(1, None)) == [b"b"]
-
-
-def test_tail_is_bounded_and_complete(h: Harness) -> None:
-    for _ in range(10):
-        h.append(bytes(1 << 20))
-    after, calls = 0, 0
-    while after < 10:
-        found = h.log.tail(after, 0)
-        assert 1 <= len(found) <= 4
-        after, calls = found[-1].sequence, calls + 1
-    assert calls >= 3
-
-
 def test_truncate_forgets_and_numbers_do_not_regress(h: Harness) -> None:
     for i in range(100):
         h.append(b"%d" % i * 300)
     h.log.truncate(50)
     first = h.log.first
     assert 1 < first <= 50
-    assert h.log.tail(first - 1, 0)
     assert h.reopen().first == first
     assert [record.sequence for record in h.log.replay(first - 1)] == list(range(first, 101))
     for after in (0, first - 2):
         with pytest.raises(DataLoss):
             h.log.replay(after)
-        with pytest.raises(DataLoss):
-            h.log.tail(after, 0)
     with pytest.raises(NotFound):
         h.log.read(first - 1)
     h.log.truncate(10**9)
@@ -358,7 +326,7 @@ def test_a_record_may_take_several_numbers(h: Harness) -> None:
             assert log.read(number).body == b"three"
         assert log.read(first + 50_000).sequence == first + 4
         assert [bytes(record.body[:4]) for record in log.replay(first + 2)] == [b"thre", b"many", b"last"]
-        assert [bytes(record.body[:4]) for record in log.tail(first + 3, 0)] == [b"many", b"last"]
+        assert [bytes(record.body[:4]) for record in log.replay(first + 3)] == [b"many", b"last"]
         assert log.last == ticket.last
         assert log.next > log.last
 
