@@ -50,7 +50,7 @@ def inspect(directory: str, files: Files | None = None) -> Iterator[tuple[str, i
     if mark is None:
         if names:
             yield mark_path, 0, Damage("the acknowledged mark is missing or damaged", fatal=True)
-        mark = Mark(b"")
+        mark = Mark()
     names = [name for name in names if int(name[:20]) >= mark.first]
     if mark.first and segment_name(mark.first) not in names:
         path = os.path.join(directory, segment_name(mark.first))

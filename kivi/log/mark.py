@@ -27,7 +27,7 @@ import os
 import struct
 import threading
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from kivi.errors import DataLoss, StoreInUse
 from kivi.log.files import Files
@@ -44,42 +44,30 @@ _SLOT_BYTES = 4096
 _MAGIC = b"mark"
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """The contents of a slot."""
+class Mark(NamedTuple):
+    """The contents of a slot, in the order in which they lie there."""
 
-    store_id: bytes
     generation: int = 0
     sequence: int = 0
     time_us: int = 0
-    chain: int = 0
     start: int = 1
     first: int = 0
+    chain: int = 0
     in_use: bool = False
+    store_id: bytes = b""
 
     def pack(self) -> bytes:
-        bare = _SLOT.pack(
-            _MAGIC,
-            0,
-            self.generation,
-            self.sequence,
-            self.time_us,
-            self.start,
-            self.first,
-            self.chain,
-            int(self.in_use),
-            self.store_id,
-        )
+        bare = _SLOT.pack(_MAGIC, 0, *self)
         return bare[:4] + struct.pack("<I", crc32(bare[8:])) + bare[8:]
 
 
 def _parse_slot(data: bytes) -> Mark | None:
     if len(data) < _SLOT.size:
         return None
-    magic, checksum, generation, sequence, time_us, start, first, chain, flags, store_id = _SLOT.unpack(data)
+    magic, checksum, *numbers, flags, store_id = _SLOT.unpack(data)
     if magic != _MAGIC or checksum != crc32(data[8:]):
         return None
-    return Mark(store_id, generation, sequence, time_us, chain, start, first, bool(flags & 1))
+    return Mark(*numbers, in_use=bool(flags & 1), store_id=store_id)
 
 
 def parse_mark(files: Files, fd: int) -> Mark | None:
@@ -106,42 +94,23 @@ class MarkFile:
         path = os.path.join(directory, MARK_NAME)
         fd = files.open(path + ".tmp", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            files.pwritev(fd, [mark.pack().ljust(_SLOT_BYTES, b"\0"), replace(mark, generation=1).pack()], 0)
+            files.pwritev(fd, [mark.pack().ljust(_SLOT_BYTES, b"\0"), mark._replace(generation=1).pack()], 0)
             files.fsync(fd)
         finally:
             files.close(fd)
         files.rename(path + ".tmp", path)
         files.fsync_directory(directory)
 
-    def put(
-        self,
-        *,
-        sequence: int | None = None,
-        time_us: int = 0,
-        chain: int = 0,
-        start: int | None = None,
-        first: int | None = None,
-        begins: int = 0,
-        in_use: bool | None = None,
-    ) -> None:
-        """Write a slot with the given fields changed. Raises ``OSError``.
+    def put(self, *, begins: int = 0, **changes: Any) -> None:
+        """Write a slot with these fields of the mark changed. Raises ``OSError``.
 
         ``begins`` is ``first`` for a log that has no segment yet, and nothing for another: a roll must not bring back a
         segment that a truncation at the same moment has just given up.
         """
         with self._lock:
             old = self.current
-            acknowledged = sequence is not None
-            new = Mark(
-                old.store_id,
-                old.generation + 1,
-                sequence if sequence is not None else old.sequence,
-                time_us if acknowledged else old.time_us,
-                chain if acknowledged else old.chain,
-                old.start if start is None else start,
-                first if first is not None else old.first or begins,
-                old.in_use if in_use is None else in_use,
-            )
+            changes.setdefault("first", old.first or begins)
+            new = old._replace(generation=old.generation + 1, **changes)
             data = new.pack()
             if self._files.pwritev(self._fd, [data], (new.generation % 2) * _SLOT_BYTES) != len(data):
                 raise OSError(f"short write to {self.path}")
@@ -175,7 +144,7 @@ def open_mark(files: Files, directory: str, store_id: bytes) -> MarkFile:
                 path=path,
                 offset=0,
             )
-        MarkFile.create(files, directory, Mark(store_id))
+        MarkFile.create(files, directory, Mark(store_id=store_id))
         files.fsync_directory(os.path.dirname(os.path.abspath(directory)))
     fd = files.open(path, os.O_RDWR)
     with ExitStack() as undo:

@@ -27,6 +27,7 @@ import time
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from kivi.errors import DataLoss, FormatTooNew
 from kivi.log.files import Files, write_all
@@ -324,17 +325,16 @@ def _raise_mark(mark_file: MarkFile, segments: list[Segment], end: End) -> None:
     start = max(end.sequence + 1, mark.start)
     if mark.in_use:
         start += INFLIGHT_RECORDS_MAX
-    first = segments[0].header.first if segments else 0
-    raised = Mark(mark.store_id, mark.generation, end.sequence, end.time_us, end.chain, start, first, in_use=False)
-    if raised != mark:
-        mark_file.put(
-            sequence=end.sequence,
-            time_us=end.time_us,
-            chain=end.chain,
-            start=start,
-            first=first,
-            in_use=False,
-        )
+    changes: dict[str, Any] = {
+        "sequence": end.sequence,
+        "time_us": end.time_us,
+        "chain": end.chain,
+        "start": start,
+        "first": segments[0].header.first if segments else 0,
+        "in_use": False,
+    }
+    if mark._replace(**changes) != mark:
+        mark_file.put(**changes)
     mark_file.sync()
 
 

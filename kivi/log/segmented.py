@@ -171,7 +171,7 @@ class SegmentedLog(CommitLog):
         files.makedirs(path)
         if files.listdir(path):
             raise InvalidArgument(f"{path} is not empty: a log can only be started in a new directory", path=path)
-        MarkFile.create(files, path, Mark(store_id, sequence=last, time_us=time_us, start=last + 1))
+        MarkFile.create(files, path, Mark(sequence=last, time_us=time_us, start=last + 1, store_id=store_id))
 
     # -- entering
 
