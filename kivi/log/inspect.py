@@ -15,7 +15,7 @@ from kivi.log import Record
 from kivi.log.files import Files
 from kivi.log.mark import MARK_NAME, Mark, parse_mark
 from kivi.log.records import VERSION, End, SegmentHeader, is_segment_name, segment_name, walk
-from kivi.log.recovery import Segment
+from kivi.log.recovery import Segment, read_header
 
 __all__ = ["Damage", "inspect", "read_mark"]
 
@@ -55,10 +55,12 @@ def inspect(directory: str, files: Files | None = None) -> Iterator[tuple[str, i
     if mark.first and segment_name(mark.first) not in names:
         path = os.path.join(directory, segment_name(mark.first))
         yield path, 0, Damage("the first segment is missing", fatal=True)
-    headers = [_header(files, os.path.join(directory, name), mark) for name in names]
+    headers = [read_header(files, os.path.join(directory, name), mark) for name in names]
     before: tuple[str, End] | None = None
     for i, name in enumerate(names):
         path, header = os.path.join(directory, name), headers[i]
+        if isinstance(header, SegmentHeader) and header.version > VERSION:
+            header = f"format {header.version} is newer than this kivi"
         if isinstance(header, str):
             yield path, 0, Damage(header, fatal=True)
             before = None
@@ -81,22 +83,6 @@ def inspect(directory: str, files: Files | None = None) -> Iterator[tuple[str, i
     if before is not None and before[1].sequence < mark.sequence and before[1].damage is None:
         reason = f"the log ends at {before[1].sequence}, but {mark.sequence} was acknowledged"
         yield before[0], before[1].offset, Damage(reason, fatal=True)
-
-
-def _header(files: Files, path: str, mark: Mark) -> SegmentHeader | str:
-    fd = files.open(path, os.O_RDONLY)
-    try:
-        header = SegmentHeader.parse(files.pread(fd, 4096, 0))
-    finally:
-        files.close(fd)
-    if isinstance(header, SegmentHeader):
-        if header.version > VERSION:
-            return f"format {header.version} is newer than this kivi"
-        if segment_name(header.first) != os.path.basename(path):
-            return f"the header block is that of segment {header.first}"
-        if mark.store_id and header.store_id != mark.store_id:
-            return "the segment belongs to another store"
-    return header
 
 
 def _segment(files: Files, path: str, header: SegmentHeader, limit: int | None) -> Iterator[tuple[int, Record | End]]:

@@ -43,7 +43,7 @@ from kivi.log.records import (
     walk,
 )
 
-__all__ = ["NUMBERS_MAX", "Cut", "Recovery", "Segment", "recover"]
+__all__ = ["NUMBERS_MAX", "Cut", "Recovery", "Segment", "read_header", "recover"]
 
 NUMBERS_MAX = 1 << 32
 """A segment spans no more numbers. A record may have many in few bytes: one whose events were all late has none."""
@@ -116,22 +116,14 @@ class Segment:
         return End(BLOCK_BYTES, head.first - 1, head.previous_time_us, head.chain, None)
 
 
-@dataclass(slots=True)
-class State:
-    """The log as recovered; ``last``, ``time_us`` and ``chain`` are those of the newest record."""
+def recover(files: Files, directory: str, mark_file: MarkFile) -> tuple[list[Segment], End, Recovery]:
+    """Apply the rules above. Gives the segments, the end of the newest record, and what was found.
 
-    segments: list[Segment]
-    last: int
-    time_us: int
-    chain: int
-    recovery: Recovery
-
-
-def recover(files: Files, directory: str, mark_file: MarkFile) -> State:
-    """Apply the rules above. Raises `DataLoss`, `FormatTooNew`, or ``OSError`` from the files."""
+    Raises `DataLoss`, `FormatTooNew`, or ``OSError`` from the files.
+    """
     began = time.perf_counter()
     mark = mark_file.current
-    segments, sizes = _headers(files, directory, mark)
+    segments = _headers(files, directory, mark)
     cut: list[Cut] = []
     # Without a segment the log is new, or begins empty behind a number that was acknowledged elsewhere.
     end, rewritten = End(BLOCK_BYTES, mark.sequence, mark.time_us, mark.chain, None), 0
@@ -139,17 +131,15 @@ def recover(files: Files, directory: str, mark_file: MarkFile) -> State:
         following = segments[i + 1].header if i + 1 < len(segments) else None
         fd = files.open(segment.path, os.O_RDWR)
         try:
-            end, known = _verify(files, fd, sizes[i], segment, following, mark)
+            size = files.size(fd)
+            end, known = _verify(files, fd, size, segment, following, mark)
             if following is None:
-                torn = _torn(files, fd, sizes[i], segment, end)
-                cut += torn
-                if end.sequence > known.sequence and not _empty(segment):
+                cut += _torn(files, fd, size, segment, end)
+                if end.sequence > known.sequence and segment.offsets:
                     rewritten = end.sequence - known.sequence
                     segments[i:] = _rewrite(files, directory, fd, segment, known, end, mark)
-                elif sizes[i] > end.offset:
-                    _truncate(files, fd, end.offset)
-                break
-            if sizes[i] > end.offset:
+                    break
+            if size > end.offset:
                 _truncate(files, fd, end.offset)
         finally:
             files.close(fd)
@@ -163,15 +153,26 @@ def recover(files: Files, directory: str, mark_file: MarkFile) -> State:
         cut=tuple(cut),
         seconds=time.perf_counter() - began,
     )
-    return State(segments, end.sequence, end.time_us, end.chain, recovery)
+    return segments, end, recovery
 
 
-def _empty(segment: Segment) -> bool:
-    return not segment.offsets
+def read_header(files: Files, path: str, mark: Mark) -> SegmentHeader | str:
+    """The header of a segment, or what is wrong with it. Of a newer version nothing more is known than that it is."""
+    fd = files.open(path, os.O_RDONLY)
+    try:
+        header = SegmentHeader.parse(files.pread(fd, BLOCK_BYTES, 0))
+    finally:
+        files.close(fd)
+    if isinstance(header, SegmentHeader) and header.version <= VERSION:
+        if segment_name(header.first) != os.path.basename(path) or header.previous >= header.first:
+            return f"the header block is that of segment {header.first}"
+        if mark.store_id and header.store_id != mark.store_id:
+            return "the segment belongs to another store"
+    return header
 
 
-def _headers(files: Files, directory: str, mark: Mark) -> tuple[list[Segment], list[int]]:
-    """The segments that belong to the log, oldest first, with valid headers, and their sizes."""
+def _headers(files: Files, directory: str, mark: Mark) -> list[Segment]:
+    """The segments that belong to the log, oldest first, with valid headers."""
     names = sorted(name for name in files.listdir(directory) if is_segment_name(name))
     for name in list(names):
         if int(name[:20]) < mark.first:  # a crash came between the mark of a truncation and its unlink
@@ -180,30 +181,20 @@ def _headers(files: Files, directory: str, mark: Mark) -> tuple[list[Segment], l
     if mark.first and (not names or int(names[0][:20]) != mark.first):
         path = os.path.join(directory, segment_name(mark.first))
         raise DataLoss(f"{path}, the first segment of the log, is missing: {_RESTORE}", path=path, offset=0)
-    segments, sizes = [], []
+    segments = []
     for name in names:
         path = os.path.join(directory, name)
-        fd = files.open(path, os.O_RDONLY)
-        try:
-            sizes.append(files.size(fd))
-            header = SegmentHeader.parse(files.pread(fd, BLOCK_BYTES, 0))
-        finally:
-            files.close(fd)
-        if isinstance(header, SegmentHeader):
-            if header.version > VERSION:
-                raise FormatTooNew(f"{path} has format {header.version}, this kivi reads {VERSION}: use a newer one")
-            if header.first != int(name[:20]) or header.previous >= header.first:
-                header = f"the header block is that of segment {header.first}"
-            elif header.store_id != mark.store_id:
-                header = "the segment belongs to another store"
+        header = read_header(files, path, mark)
         if isinstance(header, str):
             raise DataLoss(f"{path}, offset 0: {header}; {_RESTORE}", path=path, offset=0)
+        if header.version > VERSION:
+            raise FormatTooNew(f"{path} has format {header.version}, this kivi reads {VERSION}: use a newer one")
         segments.append(Segment(path, header))
     if segments and segments[0].header.previous > mark.sequence:
         path = os.path.join(directory, MARK_NAME)
         message = f"{path}: the mark is at {mark.sequence}, but the log begins at {segments[0].header.first}"
         raise DataLoss(f"{message}: {_RESTORE}", path=path, offset=0)
-    return segments, sizes
+    return segments
 
 
 def _verify(

@@ -38,7 +38,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
+from operator import attrgetter
 
 from kivi.errors import (
     DataLoss,
@@ -54,12 +55,7 @@ from kivi.log.direct import Direct
 from kivi.log.files import Files, is_no_space
 from kivi.log.mark import INFLIGHT_RECORDS_MAX, Mark, MarkFile, open_mark
 from kivi.log.reading import pieces, read_pieces
-from kivi.log.records import (
-    BLOCK_BYTES,
-    HEADER_BYTES,
-    SegmentHeader,
-    pack_records,
-)
+from kivi.log.records import BLOCK_BYTES, HEADER_BYTES, SegmentHeader, pack_records
 from kivi.log.records import segment_name as name_of
 from kivi.log.recovery import NUMBERS_MAX, Segment, recover
 from kivi.log.room import Room
@@ -120,11 +116,10 @@ class SegmentedLog(CommitLog):
             with ExitStack() as undo:
                 self._mark = open_mark(self._files, self._path, store_id)
                 undo.callback(self._mark.close)
-                state = recover(self._files, self._path, self._mark)
+                self._segments, end, self.recovered = recover(self._files, self._path, self._mark)
                 undo.pop_all()
         except OSError as error:
             raise _at_open(self._path, error) from error
-        self.recovered = state.recovery
         # Under the lock:
         self._lock = threading.Lock()
         self._ready = threading.Condition(self._lock)
@@ -132,19 +127,18 @@ class SegmentedLog(CommitLog):
         self._taken = False  # by one who has not completed yet what was in the queue
         self._here = threading.local()  # `written_by_leader`: what this thread has appended while it is leading
         self._sync_s = 0.0  # the syncs' moving average
-        self._segments = state.segments
         self._active: Segment | None = None
         self.next = self._mark.current.start
-        self.last = self.durable = state.last
-        self.last_time_us = state.time_us
+        self.last = self.durable = end.sequence
+        self.last_time_us = end.time_us
         self._inflight_records = self._inflight_bytes = 0
         self._failed: LogFailed | None = None
-        self._closing = self._closed = self._abandoned = False
+        self._closing = self._abandoned = False
         self.sync_times = Histogram()
         self._counts = {"groups": 0, "syncs": 0, "written_bytes": 0, "rolls": 0, "sync_s": 0.0}
         # Who has taken the queue: the segment being written, and the state of the chain at its end.
         self._writing: Segment | None = None
-        self._chain, self._written, self._written_time_us = state.chain, state.last, state.time_us
+        self._chain, self._written, self._written_time_us = end.chain, end.sequence, end.time_us
         self._direct = Direct()
         self._truncating = threading.Lock()
         self.on_room = lambda error: None
@@ -304,31 +298,25 @@ class SegmentedLog(CommitLog):
         sync_s = 0.0
         if self._failed is None:
             try:
-                self._write(groups)
+                for _, of_segment in groupby(groups, attrgetter("segment")):
+                    self._write(list(of_segment))
                 began = time.perf_counter()
-                if self._writing is not None:
-                    self._files.fdatasync(self._writing.fd)
+                self._files.fdatasync(groups[-1].segment.fd)
                 sync_s = time.perf_counter() - began
             except Exception as error:
                 self._fail(error)
         self._complete(groups, sync_s)
 
     def _write(self, groups: list[_Group]) -> None:
+        """Writes groups that follow each other in one segment."""
+        if groups[0].segment is not self._writing:
+            self._roll(groups[0])
         buffers: list[bytes | memoryview] = []
-        start = 0
         for group in groups:
-            if group.segment is not self._writing:
-                if self._writing is not None and buffers:
-                    self._direct.write(self._files, self._writing, buffers, start)
-                buffers = []
-                self._roll(group)
-            if not buffers:
-                start = group.offset
             parts, self._chain = pack_records(group.records, group.lengths, group.first, group.time_us, self._chain)
             buffers += parts
             self._written, self._written_time_us = group.first + group.count - 1, group.time_us
-        if self._writing is not None and buffers:
-            self._direct.write(self._files, self._writing, buffers, start)
+        self._direct.write(self._files, groups[0].segment, buffers, groups[0].offset)
 
     def _roll(self, group: _Group) -> None:
         """Make the group's segment the one that is written, with all before it durable."""
@@ -354,18 +342,16 @@ class SegmentedLog(CommitLog):
         self._writing = new
 
     def _complete(self, groups: list[_Group], sync_s: float) -> None:
-        newest = groups[-1]
-        last = newest.first + newest.count - 1
         if self._failed is None:
             try:
-                self._mark.put(sequence=last, time_us=newest.time_us, chain=self._chain)
+                self._mark.put(sequence=self._written, time_us=self._written_time_us, chain=self._chain)
             except Exception as error:
                 self._fail(error)
         size = sum(group.size for group in groups)
         with self._lock:
             failed = self._failed
             if failed is None:
-                self.durable = last
+                self.durable = self._written
             self._inflight_records -= sum(group.count for group in groups)
             self._inflight_bytes -= size
             counts = self._counts
@@ -449,25 +435,21 @@ class SegmentedLog(CommitLog):
         with self._truncating:
             with self._lock:
                 self._check()
-                keep = 0
                 # A segment goes if the next one begins at or below `below` and already holds an acknowledged
                 # record, so that the mark is always inside what is kept.
-                while keep + 1 < len(self._segments) and (
-                    self._segments[keep + 1].header.first <= min(below, self.durable)
-                ):
-                    keep += 1
-                gone = self._segments[:keep]
-                first = self._segments[keep].header.first if gone else 0
+                upto = min(below, self.durable)
+                count = sum(segment.header.first <= upto for segment in self._segments[1:])
+                gone, kept = self._segments[:count], self._segments[count:]
             if not gone:
                 return
             try:
-                self._mark.put(first=first)
+                self._mark.put(first=kept[0].header.first)
                 self._mark.sync()
             except OSError as error:
                 self._fail(error)
                 raise LogFailed(f"{self._mark.path}: {error}", path=self._mark.path) from error
             with self._lock:
-                del self._segments[:keep]
+                del self._segments[:count]
             try:
                 for segment in gone:
                     self._files.unlink(segment.path)
@@ -495,16 +477,13 @@ class SegmentedLog(CommitLog):
 
     # -- ending
 
-    def close(self) -> None:
-        self._end()
-
     def abandon(self) -> None:
         """Stop as a kill would: the queue is dropped, no ``done`` is called, nothing is tidied. For tests."""
         self._abandoned = True
         self._fail(RuntimeError("abandoned"))
-        self._end()
+        self.close()
 
-    def _end(self) -> None:
+    def close(self) -> None:
         with self._lock:
             if self._closing:
                 return
@@ -525,7 +504,6 @@ class SegmentedLog(CommitLog):
             logging.getLogger("kivi.log").error("could not close %s: %s", self._mark.path, error)
         finally:
             self._mark.close()
-            self._closed = True
 
 
 def _at_open(path: str, error: OSError) -> KiviError:
