@@ -59,6 +59,17 @@ class TablePending:
     def empty(self) -> bool:
         return not self.index and not self.runs and not self.events
 
+    def keep(self, key: bytes, ops: list[tuple[int, RowOp]]) -> None:
+        """These are all that the row has from now on."""
+        if ops:
+            self.index[key] = ops
+        else:
+            del self.index[key]
+
+
+_NOTHING = TablePending()
+"""A table of which nothing is pending is read as this one."""
+
 
 class Pending:
     """Thread safe."""
@@ -143,13 +154,11 @@ class Pending:
 
     def runs_of(self, table: int) -> int:
         """How many delta runs a read of one of its rows searches."""
-        pending = self._tables.get(table)
-        return 0 if pending is None else len(pending.runs)
+        return len(self._tables.get(table, _NOTHING).runs)
 
     def runs_above(self, table: int, cts: int) -> int:
         """How many delta runs are of later commits only."""
-        pending = self._tables.get(table)
-        return 0 if pending is None else sum(run.first_cts > cts for run in pending.runs)
+        return sum(run.first_cts > cts for run in self._tables.get(table, _NOTHING).runs)
 
     def newest(self, table: int, key: bytes) -> int:
         """The CTS of the newest operation on a row, visible or not; 0 if none is pending."""
@@ -160,9 +169,7 @@ class Pending:
         self, table: int, start: bytes | None, end: bytes | None, upto: int
     ) -> tuple[list[tuple[bytes, tuple[tuple[int, RowOp], ...]]], tuple[DeltaRun, ...]]:
         """For a scan of [start, end): the rows of the index in key order, and the runs as they are now."""
-        pending = self._tables.get(table)
-        if pending is None:
-            return [], ()
+        pending = self._tables.get(table, _NOTHING)
         with self._mutex:
             keys = pending.index.irange(start, end, inclusive=(True, False))
             rows = [(key, tuple(pending.index[key])) for key in keys]
@@ -171,8 +178,8 @@ class Pending:
 
     def events(self, table: int, upto: int) -> list[PendingEvents]:
         """The pending events of a table with cts <= upto, in commit order."""
-        pending = self._tables.get(table)
-        return [] if pending is None else [cut for item in pending.events if (cut := item.upto(upto)) is not None]
+        events = self._tables.get(table, _NOTHING).events
+        return [cut for item in events if (cut := item.upto(upto)) is not None]
 
     # -- consolidation --------------------------------------------------------------------------
 
@@ -182,17 +189,13 @@ class Pending:
 
     def dirty(self, table: int, upto: int) -> tuple[list[bytes], tuple[DeltaRun, ...]]:
         """The keys in the index with an operation at or below ``upto``, in key order, and the runs with one."""
-        pending = self._tables.get(table)
-        if pending is None:
-            return [], ()
+        pending = self._tables.get(table, _NOTHING)
         with self._mutex:
             keys = [key for key, ops in pending.index.items() if ops[0][0] <= upto]
             return keys, tuple(run for run in pending.runs if run.first_cts <= upto)
 
     def row_ops(self, table: int, key: bytes) -> tuple[tuple[int, RowOp], ...]:
-        pending = self._tables.get(table)
-        ops = pending.index.get(key) if pending else None
-        return tuple(ops) if ops else ()
+        return tuple(self._tables.get(table, _NOTHING).index.get(key, ()))
 
     def replace(
         self, table: int, runs: Sequence[DeltaRun], rows: Sequence[tuple[bytes, int, RowOp]], by: DeltaRun
@@ -206,11 +209,7 @@ class Pending:
             kept = tuple(run for run in pending.runs if id(run) not in gone)
             pending.changes += 1
             for key, cts, _ in rows:
-                left = [item for item in pending.index[key] if item[0] != cts]
-                if left:
-                    pending.index[key] = left
-                else:
-                    del pending.index[key]
+                pending.keep(key, [item for item in pending.index[key] if item[0] != cts])
             pending.runs = _in_order(kept, [by], _last_cts)
             pending.changes += 1
             freed = sum(run.nbytes for run in runs) + sum(_row_bytes(key, op) for key, _, op in rows)
@@ -219,18 +218,13 @@ class Pending:
     def drop_rows(self, table: int, keys: Iterable[bytes], upto: int) -> None:
         """Base has everything at or below ``upto`` for these keys."""
         with self._mutex:
-            pending = self._tables.get(table)
-            if pending is None:
-                return
+            pending = self._tables.get(table, _NOTHING)
             for key in keys:
                 ops = pending.index.get(key)
                 if ops is None:
                     continue
                 end = bisect_right(ops, upto, key=_cts)
-                if end < len(ops):
-                    pending.index[key] = ops[end:]
-                else:
-                    del pending.index[key]
+                pending.keep(key, ops[end:])
                 sizes: dict[int, int] = {}  # of those that many commits share, once
                 nbytes = end * (ROW_BYTES + len(key))
                 for _, op in ops[:end]:
@@ -243,9 +237,7 @@ class Pending:
     def drop_runs(self, table: int, upto: int) -> None:
         """Base has every run whose last CTS is at or below ``upto``."""
         with self._mutex:
-            pending = self._tables.get(table)
-            if pending is None:
-                return
+            pending = self._tables.get(table, _NOTHING)
             gone = [run for run in pending.runs if run.last_cts <= upto]
             pending.runs = tuple(run for run in pending.runs if run.last_cts > upto)
             self._release(sum(run.nbytes for run in gone), len(gone))
@@ -253,9 +245,7 @@ class Pending:
     def drop_events(self, table: int, upto: int) -> None:
         """Blocks hold every event at or below ``upto``."""
         with self._mutex:
-            pending = self._tables.get(table)
-            if pending is None:
-                return
+            pending = self._tables.get(table, _NOTHING)
             gone = [cut for item in pending.events if (cut := item.upto(upto)) is not None]
             pending.events = tuple(cut for item in pending.events if (cut := item.after(upto)) is not None)
             self._release(sum(int(item.batch.nbytes) for item in gone), len(gone))
@@ -274,14 +264,11 @@ class Pending:
         """The commit at ``cts`` turned out to have aborted (found while replaying); nobody has seen it."""
         with self._mutex:
             for pending in self._tables.values():
-                for key in [key for key, ops in pending.index.items() if any(item[0] == cts for item in ops)]:
-                    left = [item for item in pending.index[key] if item[0] != cts]
-                    dropped = [op for at, op in pending.index[key] if at == cts]
-                    if left:
-                        pending.index[key] = left
-                    else:
-                        del pending.index[key]
-                    self._release(sum(_row_bytes(key, op) for op in dropped), len(dropped))
+                for key, ops in tuple(pending.index.items()):
+                    dropped = [op for at, op in ops if at == cts]
+                    if dropped:
+                        pending.keep(key, [item for item in ops if item[0] != cts])
+                        self._release(sum(_row_bytes(key, op) for op in dropped), len(dropped))
                 gone = [run for run in pending.runs if run.last_cts == cts]
                 pending.runs = tuple(run for run in pending.runs if run.last_cts != cts)
                 events = [item for item in pending.events if item.last == cts]
