@@ -362,9 +362,9 @@ class Committer:
         try:
             if part.lease is not None:
                 self._leases.check(part.lease)
-            if part.start_ts < self._facts.floor:
+            if part.commit.start_ts < self._facts.floor:
                 raise SnapshotTooOld(
-                    f"the transaction began at {part.start_ts}, and conflicts are only known from "
+                    f"the transaction began at {part.commit.start_ts}, and conflicts are only known from "
                     f"{self._facts.floor} on; nothing was applied: begin again"
                 )
         except SnapshotTooOld:
@@ -383,7 +383,7 @@ class Committer:
                 table=table,
                 key=key,
                 column=column,
-                start_ts=part.start_ts,
+                start_ts=part.commit.start_ts,
                 commit_ts=None if flying else collision.commit_ts,
             )
 
@@ -398,7 +398,7 @@ class Committer:
 
     def _derived_collision(self, part: Single) -> Collision | None:
         """Deltas that an append derives, against guards on the aggregate rows they touch."""
-        start = part.start_ts
+        start = part.commit.start_ts
         for table, key, _ in part.commit.derived:
             stamp = self._facts.guarded(table, key)
             if stamp > start:
@@ -499,11 +499,10 @@ class Committer:
         on_enter: Callable[[int], None] | None = None,
     ) -> int:
         """Enters a stage, abort or floor record; ``done`` runs once it is durable. Returns its sequence number."""
-        entered = threading.Event()
-        sequence = 0
 
         def durable(error: BaseException | None) -> None:
-            entered.wait()
+            with self._entry:  # the log may be faster than this
+                sequence = ticket.first
             done(error)
             if error is None:
                 self._watermark.finish(sequence)
@@ -511,17 +510,14 @@ class Committer:
         try:
             with self._entry:
                 ticket = self._log.append([Entry(kind, body)], durable)
-                sequence = ticket.first
-                self._watermark.enter(sequence)
+                self._watermark.enter(ticket.first)
                 if on_enter:
-                    on_enter(sequence)
+                    on_enter(ticket.first)
         except DiskFull:
             if kind is Kind.STAGE:
                 self._shortage.refused()
             raise
-        finally:
-            entered.set()
-        return sequence
+        return ticket.first
 
     def find_token(self, token: str, done: Tell) -> tuple[Remembered | None, bool]:
         """(what is remembered of it, whether ``done`` now waits for an attempt or a fence in flight)."""

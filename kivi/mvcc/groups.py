@@ -72,7 +72,7 @@ class Answer(Protocol):
 
 
 class Part(ABC):
-    """Members of one shape.
+    """Members of one shape: so many commits, each of which takes a CTS.
 
     ``tokens`` are their request tokens, each with a digest of what came under it and a tag for whoever is told. Once
     the part has entered, its members have the CTS from ``first`` on. ``waiters`` came with a token meanwhile ("": with
@@ -80,9 +80,16 @@ class Part(ABC):
     """
 
     def __init__(
-        self, catalog_version: int, tokens: Sequence[str], digests: Sequence[bytes], tags: Sequence[Any], answer: Answer
+        self,
+        catalog_version: int,
+        members: int,
+        tokens: Sequence[str],
+        digests: Sequence[bytes],
+        tags: Sequence[Any],
+        answer: Answer,
     ) -> None:
         self.catalog_version = catalog_version
+        self.members = members
         self.tokens = tokens
         self.digests = digests
         self.tags = tags
@@ -95,14 +102,9 @@ class Part(ABC):
         self.unknown: CommitUnknown | None = None
         self.waiters: dict[str, list[Tell]] = {}
 
-    @property
-    @abstractmethod
-    def members(self) -> int:
-        """How many commits it is, and CTS it takes."""
-
-    @abstractmethod
     def without(self, gone: set[int]) -> Part | None:
-        """The members of the tokens at the other places; None if none are left."""
+        """The members of the tokens at the other places; None if none are left. This is for a part of one token."""
+        return None if gone else self
 
     @abstractmethod
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
@@ -187,7 +189,7 @@ class Single(Part):
         aggregate_newest: Callable[[int, bytes], int | None],
     ) -> None:
         tokens, digests = ([commit.request[0]], [commit.request[1]]) if commit.request else ([], [])
-        super().__init__(catalog_version, tokens, digests, (None,), told(lambda outcome: None))
+        super().__init__(catalog_version, 1, tokens, digests, (None,), told(lambda outcome: None))
         self.commit = commit
         self.body = body
         self.events = events
@@ -200,14 +202,6 @@ class Single(Part):
         self.on_abort: Callable[[int], None] | None = None
 
     @property
-    def members(self) -> int:
-        return 1
-
-    @property
-    def start_ts(self) -> int:
-        return self.commit.start_ts
-
-    @property
     def blind(self) -> bool:
         """Whether it has read nothing."""
         return self.commit.start_ts == BLIND
@@ -215,9 +209,6 @@ class Single(Part):
     @property
     def footprint(self) -> Footprint:
         return Footprint(self.commit.start_ts, self.commit.rows, [*self.commit.guards, *self.schema_guards])
-
-    def without(self, gone: set[int]) -> Part | None:
-        return None if gone else self
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first, self.footprint
@@ -267,12 +258,8 @@ class Writes(Part):
     def __init__(
         self, catalog_version: int, does: Sequence[WriteSet], tokens: Sequence[str], tags: Sequence[Any], answer: Answer
     ) -> None:
-        super().__init__(catalog_version, tokens, [each.digest for each in does], tags, answer)
+        super().__init__(catalog_version, len(does), tokens, [each.digest for each in does], tags, answer)
         self.does = does
-
-    @property
-    def members(self) -> int:
-        return len(self.does)
 
     def without(self, gone: set[int]) -> Part | None:
         kept = [i for i in range(len(self.does)) if i not in gone]
@@ -318,20 +305,12 @@ class Events(Part):
         guards: Sequence[Guard],
     ) -> None:
         token, digest = record.request
-        super().__init__(catalog_version, (token,), (digest,), (None,), answer)
+        super().__init__(catalog_version, members, (token,), (digest,), (None,), answer)
         self.record = record
         self.body = record.encode()
         self.batch = batch
         self.runs = runs
         self.guards = guards
-        self._members = members
-
-    @property
-    def members(self) -> int:
-        return self._members
-
-    def without(self, gone: set[int]) -> Part | None:
-        return None if gone else self
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
         yield first + self.members - 1, Footprint(0, (), self.guards)
