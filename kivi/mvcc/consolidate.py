@@ -36,7 +36,7 @@ the next fold finds fewer runs. (8 and 4 s each, alternately, three times.)
 What a pass leaves behind for open snapshots goes later, a bounded step at a time: ``mvcc.sweep``.
 
 Where base cannot be written, for want of disk space most of all, nothing is dropped from pending: the same is tried
-again, and only a flush counts as success (`_go_on`). What happens meanwhile: ``mvcc.shortage``.
+again, and only a flush counts as success (`_round`). What happens meanwhile: ``mvcc.shortage``.
 """
 
 from __future__ import annotations
@@ -236,7 +236,8 @@ class Consolidator:
         """Whatever is due; False if base could not be written, which the next round tries again."""
         try:
             if self._shortage.why(BASE) is not None:
-                self._go_on()
+                with self.paused():  # only a flush shows that base can be written again
+                    self._shortage.works(BASE)
             due = self._is_due()
             if not due:
                 self.run_light()
@@ -251,12 +252,6 @@ class Consolidator:
             self._shortage.failed(BASE, error)
             return False
         return True
-
-    def _go_on(self) -> None:
-        """Base could not be written: only a flush shows that it can be again."""
-        with self.paused():
-            pass
-        self._shortage.works(BASE)
 
     # -- one pass -------------------------------------------------------------------------------
 
@@ -274,15 +269,12 @@ class Consolidator:
             self._whole_upto = upto
             with self._entry_lock:
                 self._tokens.cut()
-            for table in self._pending.tables():
-                schema = self._schema_of(table)
-                if schema is None:
-                    self._pending.drop_table(table)
-                elif schema.kind == "event":
+            for schema in self._unfolded():
+                if schema.kind == "event":
                     self._seal(schema, upto)
                 else:
                     if is_combined(schema):
-                        self._begun[table] = upto
+                        self._begun[schema.id] = upto
                     self._folding.fold(schema, upto, keep)
             self._record_position(upto)
             self.passes += 1
@@ -290,6 +282,14 @@ class Consolidator:
         self._folded_at = time.monotonic()
         self._took(time.perf_counter() - started)
         return upto
+
+    def _unfolded(self) -> Iterator[TableSchema]:
+        """The tables of which something is pending. What is left of one that was dropped goes."""
+        for table in self._pending.tables():
+            if (schema := self._schema_of(table)) is not None:
+                yield schema
+            else:
+                self._pending.drop_table(table)
 
     def _above(self, table: int) -> int:
         """Base has no later commit of the table: see ``mvcc.combine``."""
@@ -309,15 +309,12 @@ class Consolidator:
             upto, keep = self._leases.boundaries()
             if upto == self._seen:
                 return
-            for table in self._pending.tables():
-                schema = self._schema_of(table)
-                if schema is None:
-                    self._pending.drop_table(table)
-                elif schema.kind == "event":
+            for schema in self._unfolded():
+                if schema.kind == "event":
                     self._seal(schema, upto, full=True)
                 elif is_combined(schema):
                     with self._computing:
-                        combine(self._pending, schema, self._above(table), upto, keep)
+                        combine(self._pending, schema, self._above(schema.id), upto, keep)
                 else:
                     self._folding.fold(schema, upto, keep)
             self._seen = upto
@@ -330,12 +327,9 @@ class Consolidator:
         Nothing at or below the F of a whole pass, whether or not it has come to that table: what base will have with
         the position must not become part of a row that it will not have.
         """
-        for table in self._pending.tables():
-            above = max(self._above(table), self._whole_upto)
-            if self._pending.runs_above(table, above) < _RUNS_MEANWHILE:
-                continue
-            schema = self._schema_of(table)
-            if schema is not None and is_combined(schema):
+        for schema in self._unfolded():
+            above = max(self._above(schema.id), self._whole_upto)
+            if is_combined(schema) and self._pending.runs_above(schema.id, above) >= _RUNS_MEANWHILE:
                 upto, keep = self._leases.boundaries()
                 with self._computing:
                     combine(self._pending, schema, above, upto, keep)

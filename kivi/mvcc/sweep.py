@@ -194,7 +194,7 @@ class Sweeper:
         space = space_prefix(Space.VERSION)
         end = prefix_end(space)
         with_floor: dict[int, int | None] = {}
-        boundaries = self._open_boundaries()
+        _, boundaries = self._leases.boundaries()
         batch = WriteBatch()
         newer_of: tuple[int, bytes] | None = None
         newer = 0
@@ -225,10 +225,6 @@ class Sweeper:
         self._version_cursor = resume
         if resume is None and not len(batch):
             self._versions_dirty = any(floor is not None for floor in with_floor.values())
-
-    def _open_boundaries(self) -> list[int]:
-        _, keep = self._leases.boundaries()
-        return keep
 
 
 def _load_floors(engine: Engine) -> dict[int, int]:
