@@ -67,7 +67,7 @@ def _parse_slot(data: bytes) -> Mark | None:
     magic, checksum, *numbers, flags, store_id = _SLOT.unpack(data)
     if magic != _MAGIC or checksum != crc32(data[8:]):
         return None
-    return Mark(*numbers, in_use=bool(flags & 1), store_id=store_id)
+    return Mark(*numbers, bool(flags & 1), store_id)
 
 
 def parse_mark(files: Files, fd: int) -> Mark | None:

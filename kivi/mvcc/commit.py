@@ -35,7 +35,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any, Final
@@ -105,40 +105,28 @@ def _other_payload(token: str, how: str) -> InvalidArgument:
     return InvalidArgument(f"the token {token!r} {how} for another payload; nothing was applied")
 
 
+@dataclass(eq=False)
 class Committer:
     """Thread safe. The only way into the log."""
 
-    def __init__(
-        self,
-        log: CommitLog,
-        pending: Pending,
-        watermark: Watermark,
-        leases: Leases,
-        facts: Facts,
-        tokens: Tokens,
-        *,
-        pending_soft_bytes: int,
-        pending_hard_bytes: int,
-        catalog_version: Callable[[], int],
-        is_aggregate: Callable[[int], bool],
-        timeline: Timeline,
-        shortage: Shortage,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
-        self._log = log
-        self._pending = pending
-        self._watermark = watermark
-        self._leases = leases
-        self._facts = facts
-        self._tokens = tokens
-        self._soft_bytes = pending_soft_bytes
-        self._hard_bytes = pending_hard_bytes
-        self._catalog_version = catalog_version
-        self._is_aggregate = is_aggregate
-        self._timeline = timeline
-        self._shortage = shortage
-        self._clock = clock
-        self._entry = threading.Lock()
+    log: CommitLog
+    pending: Pending
+    watermark: Watermark
+    leases: Leases
+    facts: Facts
+    tokens: Tokens
+    _: KW_ONLY
+    pending_soft_bytes: int
+    pending_hard_bytes: int
+    catalog_version: Callable[[], int]
+    is_aggregate: Callable[[int], bool]
+    timeline: Timeline
+    shortage: Shortage
+    clock: Callable[[], float] = time.time
+
+    def __post_init__(self) -> None:
+        self.entry_lock = threading.Lock()
+        """Held while a record enters the log; tokens and stages live under it too."""
         self._by_token: dict[str, Part] = {}
         self._by_batch: dict[tuple[str, int], Single] = {}
         self._in_flight: dict[int, Part] = {}  # by the first CTS of each
@@ -150,26 +138,21 @@ class Committer:
         self.on_pressure: Callable[[], None] = lambda: None
 
     @property
-    def entry_lock(self) -> threading.Lock:
-        """Held while a record enters the log; tokens and stages live under it too."""
-        return self._entry
-
-    @property
     def facts_floor(self) -> int:
-        return self._facts.floor
+        return self.facts.floor
 
     @property
     def facts_size(self) -> int:
-        return len(self._facts)
+        return len(self.facts)
 
     @property
     def is_full(self) -> bool:
         """Whether a commit would wait for room in pending."""
-        return self._pending.nbytes > self._hard_bytes
+        return self.pending.nbytes > self.pending_hard_bytes
 
     def now_us(self) -> int:
         """Microseconds UTC, never before the newest record: a clock that was set back revives no token."""
-        return max(int(self._clock() * 1_000_000), self._log.last_time_us)
+        return max(int(self.clock() * 1_000_000), self.log.last_time_us)
 
     # -- 2 to 8 ---------------------------------------------------------------------------------
 
@@ -182,7 +165,7 @@ class Committer:
         turn = _Turn()
         try:
             parts = self._admit(parts, turn, may_wait)
-            with self._entry:
+            with self.entry_lock:
                 alone = sum([part.members for part in parts]) == 1
                 for part in parts:
                     if (new := self._new_of(part, turn)) is not None:
@@ -200,7 +183,7 @@ class Committer:
 
     def _admit(self, parts: Sequence[Part], turn: _Turn, may_wait: bool) -> Sequence[Part]:
         """Waits for room in pending; those whose tokens are known need none, since they were applied before."""
-        if self._pending.nbytes <= self._soft_bytes:
+        if self.pending.nbytes <= self.pending_soft_bytes:
             return parts
         self.on_pressure()
         if not self.is_full:
@@ -208,31 +191,31 @@ class Committer:
         if not may_wait:
             turn.given_back += parts
             return ()
-        with self._entry:
+        with self.entry_lock:
             parts = [new for part in parts if (new := self._new_of(part, turn)) is not None]
-        short = self._shortage.why(BASE)
-        if short is None and self._pending.wait_for_room(self._hard_bytes, _ADMISSION_TIMEOUT_S):
+        short = self.shortage.why(BASE)
+        if short is None and self.pending.wait_for_room(self.pending_hard_bytes, _ADMISSION_TIMEOUT_S):
             return parts
         for part in parts:
             self._refuse(part, self._no_room(), turn)
         return ()
 
     def _no_room(self) -> KiviError:
-        short = self._shortage.why(BASE)
+        short = self.shortage.why(BASE)
         if short is not None:
             return self._base_takes_nothing(short)
         self.counters.no_room += 1
         return ResourceExhausted(
-            f"{self._pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
+            f"{self.pending.nbytes} bytes are waiting to be consolidated; nothing was applied: try again"
         )
 
     def _base_takes_nothing(self, short: KiviError) -> KiviError:
-        self._shortage.refused()
+        self.shortage.refused()
         self.counters.storage += 1
         full = isinstance(short, DiskFull)
         todo = "make room on the disk, and try again" if full else "restart the server if this stays, and try again"
         return (DiskFull if full else Unavailable)(
-            f"{self._pending.nbytes} bytes in memory cannot be written ({short.message}); nothing was applied: {todo}",
+            f"{self.pending.nbytes} bytes in memory cannot be written ({short.message}); nothing was applied: {todo}",
             **short.details,
         )
 
@@ -242,7 +225,7 @@ class Committer:
     def _new_of(self, part: Part, turn: _Turn) -> Part | None:
         """Step 3, of all tokens of the part: what is left of it is new. The others are answered, or wait."""
         tokens = part.tokens
-        known = self._tokens.known(tokens, self.now_us()) if tokens else set[str]()
+        known = self.tokens.known(tokens, self.now_us()) if tokens else set[str]()
         flying, fencing = self._by_token.keys(), self._fencing.keys()
         if not (flying.isdisjoint(tokens) and fencing.isdisjoint(tokens)):
             known = known.union(flying & {*tokens}, fencing & {*tokens})
@@ -265,7 +248,7 @@ class Committer:
         """The i-th token of the part is known, or too old to be: its members get the first outcome, or wait for it."""
         token, tell = part.tokens[i], partial(part.answer.apart, part.tags[i])
         flying = self._by_token.get(token)
-        found = None if flying is not None else self._tokens.find(token)
+        found = None if flying is not None else self.tokens.find(token)
         outcome: Outcome | None = None
         if flying is not None:
             if flying.digests[flying.tokens.index(token)] != part.digests[i]:
@@ -278,7 +261,7 @@ class Committer:
             self._fencing[token].append(tell)
         elif found is None:
             try:
-                self._tokens.check_age(token, self.now_us())
+                self.tokens.check_age(token, self.now_us())
                 outcome = Outcome(None, Aborted(f"the attempt {token!r} did not enter; nothing was applied"))
             except InvalidArgument as error:
                 outcome = Outcome(None, error)
@@ -303,7 +286,7 @@ class Committer:
                 flying.waiters.setdefault("", []).append(tell)
             return True
         try:
-            first = self._tokens.find_batch(*part.commit.batch)
+            first = self.tokens.find_batch(*part.commit.batch)
         except KiviError as error:
             turn.answers.append(partial(tell, Outcome(None, error)))
             return True
@@ -316,12 +299,12 @@ class Committer:
         if outcome.commit_ts is None:
             tell(outcome)
         else:
-            self._watermark.when(outcome.commit_ts, lambda: tell(outcome))
+            self.watermark.when(outcome.commit_ts, lambda: tell(outcome))
 
     def _enter(self, part: Part, turn: _Turn) -> None:
         """Steps 4 to 8."""
         try:
-            if part.catalog_version != self._catalog_version():
+            if part.catalog_version != self.catalog_version():
                 raise StaleCatalog
             if isinstance(part, Single) and not part.blind:
                 self._check_start(part)
@@ -329,7 +312,7 @@ class Committer:
                 part.on_check()
             if isinstance(part, Single) and not part.blind:
                 self._judge(part)
-            ticket = self._log.append(part.entries(), lambda error: self._durable(part, error))
+            ticket = self.log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1
             turn.given_back.append(part)
@@ -337,35 +320,35 @@ class Committer:
         except KiviError as error:
             if isinstance(error, DiskFull):
                 self.counters.storage += 1
-                self._shortage.refused()
+                self.shortage.refused()
             self._refuse(part, error, turn)
             return
         first = part.first = ticket.first
-        self._watermark.enter(first, ticket.last)
-        self._timeline.note(first, ticket.time_us, part.members)
+        self.watermark.enter(first, ticket.last)
+        self.timeline.note(first, ticket.time_us, part.members)
         self._in_flight[first] = part
         self._by_token.update(zip(part.tokens, repeat(part)))
         if isinstance(part, Single):
             for guard in part.commit.guards:
-                if self._is_aggregate(guard.table):
-                    self._facts.is_aggregate(guard.table)
+                if self.is_aggregate(guard.table):
+                    self.facts.is_aggregate(guard.table)
             if part.commit.batch:
                 self._by_batch[part.commit.batch] = part
-                self._tokens.remember_batch(*part.commit.batch, first)
+                self.tokens.remember_batch(*part.commit.batch, first)
         if part.on_enter:
             part.on_enter(first)
         for cts, footprint in part.written(first):
-            self._facts.note(footprint, cts, ticket.time_us)
+            self.facts.note(footprint, cts, ticket.time_us)
 
     def _check_start(self, part: Single) -> None:
         """Step 5. Raises SnapshotTooOld."""
         try:
             if part.lease is not None:
-                self._leases.check(part.lease)
-            if part.commit.start_ts < self._facts.floor:
+                self.leases.check(part.lease)
+            if part.commit.start_ts < self.facts.floor:
                 raise SnapshotTooOld(
                     f"the transaction began at {part.commit.start_ts}, and conflicts are only known from "
-                    f"{self._facts.floor} on; nothing was applied: begin again"
+                    f"{self.facts.floor} on; nothing was applied: begin again"
                 )
         except SnapshotTooOld:
             self.counters.too_old += 1
@@ -373,12 +356,12 @@ class Committer:
 
     def _judge(self, part: Single) -> None:
         """Step 6. Raises Conflict."""
-        collision = self._facts.check(part.footprint, self._newest_of(part))
+        collision = self.facts.check(part.footprint, self._newest_of(part))
         collision = collision or self._derived_collision(part)
         if collision is not None:
             self.counters.conflicts += 1
             table, key, column = part.describe(collision)
-            flying = collision.commit_ts > self._watermark.value
+            flying = collision.commit_ts > self.watermark.value
             raise Conflict(
                 table=table,
                 key=key,
@@ -400,11 +383,11 @@ class Committer:
         """Deltas that an append derives, against guards on the aggregate rows they touch."""
         start = part.commit.start_ts
         for table, key, _ in part.commit.derived:
-            stamp = self._facts.guarded(table, key)
+            stamp = self.facts.guarded(table, key)
             if stamp > start:
                 return Collision(table, key, None, stamp)
         for table, run in part.runs:
-            for key, stamp in self._facts.guarded_rows(table, start):
+            for key, stamp in self.facts.guarded_rows(table, start):
                 if run.find(key):
                     return Collision(table, key, None, stamp)
         return None
@@ -413,7 +396,7 @@ class Committer:
 
     def _durable(self, part: Part, error: BaseException | None) -> None:
         """Called by the log, in log order, on its thread."""
-        with self._entry:  # the log may be faster than ``_enter``, which gives the part its CTS under this lock
+        with self.entry_lock:  # the log may be faster than ``_enter``, which gives the part its CTS under this lock
             if error is not None:
                 self.counters.unknown += part.members
                 self._in_flight.pop(part.first, None)
@@ -431,23 +414,23 @@ class Committer:
         self._finish(part)
 
     def _finish(self, part: Part) -> None:
-        self._pending.apply(part.last, part.applied())
+        self.pending.apply(part.last, part.applied())
         if isinstance(part, Single) and part.on_apply:
             part.on_apply(part.first)
-        with self._entry:
+        with self.entry_lock:
             self._in_flight.pop(part.first, None)
             self._remember(part)
         self.counters.commits += part.members
         if not part.alone:
             self.counters.commits_grouped += part.members
-        self._watermark.finish(part.last, part.settle)
+        self.watermark.finish(part.last, part.settle)
 
     def _remember(self, part: Part) -> None:
         """Its tokens are no longer those of commits in flight."""
         if len(part.tokens) == 1:
-            self._tokens.remember(part.tokens[0], part.first, part.digests[0], part.members)
+            self.tokens.remember(part.tokens[0], part.first, part.digests[0], part.members)
         elif part.tokens:
-            self._tokens.remember_many(part.tokens, part.first, part.digests)
+            self.tokens.remember_many(part.tokens, part.first, part.digests)
         for token in part.tokens:
             del self._by_token[token]
         if isinstance(part, Single) and part.commit.batch:
@@ -470,20 +453,20 @@ class Committer:
 
         def durable(error: BaseException | None) -> None:
             if error is None:
-                with self._entry:
+                with self.entry_lock:
                     self._in_flight.pop(cts, None)
                     for token in part.tokens:
                         self._by_token.pop(token, None)
-                        self._tokens.forget(token)
+                        self.tokens.forget(token)
                     if part.commit.batch:
                         self._by_batch.pop(part.commit.batch, None)
-                        self._tokens.forget_batch(*part.commit.batch)
+                        self.tokens.forget_batch(*part.commit.batch)
                     if part.on_abort:
                         part.on_abort(cts)
                 aborted = Outcome(None, Aborted("the commit was aborted; it did nothing"))
                 waiters = [tell for tells in part.waiters.values() for tell in tells]
                 told: list[Tell] = [partial(part.answer.apart, None), *waiters]
-                self._watermark.finish(cts, lambda: call_all([partial(tell, aborted) for tell in told]))
+                self.watermark.finish(cts, lambda: call_all([partial(tell, aborted) for tell in told]))
             settled.set()
 
         self.log_other(Kind.ABORT, Abort(commits=(cts,)).encode(), durable)
@@ -501,30 +484,30 @@ class Committer:
         """Enters a stage, abort or floor record; ``done`` runs once it is durable. Returns its sequence number."""
 
         def durable(error: BaseException | None) -> None:
-            with self._entry:  # the log may be faster than this
+            with self.entry_lock:  # the log may be faster than this
                 sequence = ticket.first
             done(error)
             if error is None:
-                self._watermark.finish(sequence)
+                self.watermark.finish(sequence)
 
         try:
-            with self._entry:
-                ticket = self._log.append([Entry(kind, body)], durable)
-                self._watermark.enter(ticket.first)
+            with self.entry_lock:
+                ticket = self.log.append([Entry(kind, body)], durable)
+                self.watermark.enter(ticket.first)
                 if on_enter:
                     on_enter(ticket.first)
         except DiskFull:
             if kind is Kind.STAGE:
-                self._shortage.refused()
+                self.shortage.refused()
             raise
         return ticket.first
 
     def find_token(self, token: str, done: Tell) -> tuple[Remembered | None, bool]:
         """(what is remembered of it, whether ``done`` now waits for an attempt or a fence in flight)."""
-        with self._entry:
+        with self.entry_lock:
             flying = self._by_token.get(token)
             if flying is None and token not in self._fencing:
-                return self._tokens.find(token), False
+                return self.tokens.find(token), False
             if flying is None:
                 self._fencing[token].append(done)
             elif flying.unknown is None:
@@ -543,21 +526,21 @@ class Committer:
             if error is not None:
                 failure.append(error)
                 outcome = Outcome(None, CommitUnknown(f"the log failed while fencing {token!r}", token=token))
-            with self._entry:
+            with self.entry_lock:
                 if error is None:
-                    self._tokens.forget(token)
+                    self.tokens.forget(token)
                 waiters = self._fencing.pop(token)
             call_all([partial(done, outcome) for done in waiters])
             settled.set()
 
-        with self._entry:
-            if token in self._by_token or token in self._fencing or self._tokens.find(token) is not None:
+        with self.entry_lock:
+            if token in self._by_token or token in self._fencing or self.tokens.find(token) is not None:
                 return False
-            ticket = self._log.append([Entry(Kind.ABORT, Abort(tokens=(token,)).encode())], durable)
+            ticket = self.log.append([Entry(Kind.ABORT, Abort(tokens=(token,)).encode())], durable)
             self._fencing[token] = []
-            self._watermark.enter(ticket.first)
+            self.watermark.enter(ticket.first)
         settled.wait()
         if failure:
             raise CommitUnknown(f"the log failed while fencing {token!r}: restart the store", token=token)
-        self._watermark.finish(ticket.first)
+        self.watermark.finish(ticket.first)
         return True

@@ -45,6 +45,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Protocol
 
 import pyarrow as pa
@@ -100,47 +101,31 @@ class StageIndex(Protocol):
     def folded(self, upto: int) -> None: ...
 
 
+@dataclass(eq=False)
 class Consolidator:
     """One at a time: ``run`` holds a mutex. ``start`` runs it in the background."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        log: CommitLog,
-        pending: Pending,
-        leases: Leases,
-        tokens: Tokens,
-        timeline: Timeline,
-        settings: Settings,
-        *,
-        schema_of: Callable[[int], TableSchema | None],
-        schemas: Callable[[], list[TableSchema]],
-        sealer_of: Callable[[int], Sealer | None],
-        stages: StageIndex,
-        before_position: Callable[[int], None],
-        entry_lock: Any,
-        clock: Callable[[], float],
-        position: int,
-        computing: Turns,
-        shortage: Shortage,
-    ) -> None:
-        self._shortage = shortage
-        self._engine = engine
-        self._log = log
-        self._pending = pending
-        self._leases = leases
-        self._tokens = tokens
-        self._timeline = timeline
-        self._settings = settings
-        self._schema_of = schema_of
-        self._schemas = schemas
-        self._sealer_of = sealer_of
-        self._stages = stages
-        self._before_position = before_position
-        self._entry_lock = entry_lock
-        self._computing = computing
-        self.position = position
-        self.durable_position = position
+    engine: Engine
+    log: CommitLog
+    pending: Pending
+    leases: Leases
+    tokens: Tokens
+    timeline: Timeline
+    settings: Settings
+    _: KW_ONLY
+    schema_of: Callable[[int], TableSchema | None]
+    schemas: Callable[[], list[TableSchema]]
+    sealer_of: Callable[[int], Sealer | None]
+    stages: StageIndex
+    before_position: Callable[[int], None]
+    entry_lock: Any
+    clock: Callable[[], float]
+    position: int
+    computing: Turns
+    shortage: Shortage
+
+    def __post_init__(self) -> None:
+        self.durable_position = self.position
         self._mutex = threading.Lock()
         self._wake = threading.Event()
         self._stop = threading.Event()
@@ -150,15 +135,15 @@ class Consolidator:
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
         self.sweeper = Sweeper(
-            engine, leases, tokens, timeline, settings,
-            schema_of=schema_of, schemas=schemas, clock=clock, log=log, write=self._write,
+            self.engine, self.leases, self.tokens, self.timeline, self.settings,
+            schema_of=self.schema_of, schemas=self.schemas, clock=self.clock, log=self.log, write=self._write,
         )  # fmt: skip
         self._folding = Folding(
-            engine, pending, computing, max_rows=settings.consolidate_rows,
+            self.engine, self.pending, self.computing, max_rows=self.settings.consolidate_rows,
             write=self._write, kept=self.sweeper.kept, meanwhile=lambda: self._combine_meanwhile(),
         )  # fmt: skip
-        self._seen = position
-        self._replayed = log.last
+        self._seen = self.position
+        self._replayed = self.log.last
         self._begun: dict[int, int] = {}  # table -> up to where a fold of it was begun
         self._whole_upto = 0  # F of the newest whole pass
         self._applied_bytes = 0
@@ -215,7 +200,7 @@ class Consolidator:
     def _work(self) -> None:
         use_batch_scheduling()
         while not self._stop.is_set():
-            hurried = self._wake.wait(self._settings.consolidate_every_s)
+            hurried = self._wake.wait(self.settings.consolidate_every_s)
             self._wake.clear()
             if self._stop.is_set():
                 return
@@ -235,13 +220,13 @@ class Consolidator:
     def _round(self) -> bool:
         """Whatever is due; False if base could not be written, which the next round tries again."""
         try:
-            if self._shortage.why(BASE) is not None:
+            if self.shortage.why(BASE) is not None:
                 with self.paused():  # only a flush shows that base can be written again
-                    self._shortage.works(BASE)
+                    self.shortage.works(BASE)
             due = self._is_due()
             if not due:
                 self.run_light()
-                due = self._pending.nbytes > self._settings.pending_soft_bytes  # what is left is not for light passes
+                due = self.pending.nbytes > self.settings.pending_soft_bytes  # what is left is not for light passes
             if due:
                 self.run()
             self.sweep()
@@ -249,7 +234,7 @@ class Consolidator:
         except LogFailed:  # at truncation: the log tells that itself, and it has nothing to do with base
             return False
         except Unavailable as error:
-            self._shortage.failed(BASE, error)
+            self.shortage.failed(BASE, error)
             return False
         return True
 
@@ -264,11 +249,11 @@ class Consolidator:
 
     def _pass(self) -> int:
         started = time.perf_counter()
-        upto, keep = self._leases.boundaries()
+        upto, keep = self.leases.boundaries()
         if upto > self.position:
             self._whole_upto = upto
-            with self._entry_lock:
-                self._tokens.cut()
+            with self.entry_lock:
+                self.tokens.cut()
             for schema in self._unfolded():
                 if schema.kind == "event":
                     self._seal(schema, upto)
@@ -278,25 +263,25 @@ class Consolidator:
                     self._folding.fold(schema, upto, keep)
             self._record_position(upto)
             self.passes += 1
-        self._seen, self._applied_bytes = upto, self._pending.applied_bytes
+        self._seen, self._applied_bytes = upto, self.pending.applied_bytes
         self._folded_at = time.monotonic()
         self._took(time.perf_counter() - started)
         return upto
 
     def _unfolded(self) -> Iterator[TableSchema]:
         """The tables of which something is pending. What is left of one that was dropped goes."""
-        for table in self._pending.tables():
-            if (schema := self._schema_of(table)) is not None:
+        for table in self.pending.tables():
+            if (schema := self.schema_of(table)) is not None:
                 yield schema
             else:
-                self._pending.drop_table(table)
+                self.pending.drop_table(table)
 
     def _above(self, table: int) -> int:
         """Base has no later commit of the table: see ``mvcc.combine``."""
         return self._begun.get(table, self._replayed)
 
     def _is_due(self) -> bool:
-        settings, pending = self._settings, self._pending
+        settings, pending = self.settings, self.pending
         return (
             time.monotonic() - self._folded_at >= settings.fold_every_s
             or pending.applied_bytes - self._applied_bytes > _LOG_FACTOR * settings.pending_soft_bytes
@@ -306,15 +291,15 @@ class Consolidator:
         """A light pass: pending stays small and quick to search, and base is written only where that cannot wait."""
         with self._mutex:
             started = time.perf_counter()
-            upto, keep = self._leases.boundaries()
+            upto, keep = self.leases.boundaries()
             if upto == self._seen:
                 return
             for schema in self._unfolded():
                 if schema.kind == "event":
                     self._seal(schema, upto, full=True)
                 elif is_combined(schema):
-                    with self._computing:
-                        combine(self._pending, schema, self._above(schema.id), upto, keep)
+                    with self.computing:
+                        combine(self.pending, schema, self._above(schema.id), upto, keep)
                 else:
                     self._folding.fold(schema, upto, keep)
             self._seen = upto
@@ -329,10 +314,10 @@ class Consolidator:
         """
         for schema in self._unfolded():
             above = max(self._above(schema.id), self._whole_upto)
-            if is_combined(schema) and self._pending.runs_above(schema.id, above) >= _RUNS_MEANWHILE:
-                upto, keep = self._leases.boundaries()
-                with self._computing:
-                    combine(self._pending, schema, above, upto, keep)
+            if is_combined(schema) and self.pending.runs_above(schema.id, above) >= _RUNS_MEANWHILE:
+                upto, keep = self.leases.boundaries()
+                with self.computing:
+                    combine(self.pending, schema, above, upto, keep)
 
     @property
     def rows_folded(self) -> int:
@@ -345,32 +330,32 @@ class Consolidator:
 
     def _write(self, batch: WriteBatch) -> None:
         if len(batch):
-            self._engine.write(batch)
+            self.engine.write(batch)
             self._unflushed_bytes += batch.size_bytes
 
     def _record_position(self, upto: int) -> None:
-        self._before_position(upto)
+        self.before_position(upto)
         batch = WriteBatch()
-        for key, value in self._tokens.rows(upto):  # without the position they say what the log says
+        for key, value in self.tokens.rows(upto):  # without the position they say what the log says
             batch.put(key, value)
             if len(batch) == _TOKENS_AT_ONCE:
                 self._write(batch)
                 batch = WriteBatch()
-        with self._entry_lock:
-            rows = [*self._tokens.batch_rows(upto), *self._stages.rows(upto)]
-        rows += self._timeline.take(upto)
+        with self.entry_lock:
+            rows = [*self.tokens.batch_rows(upto), *self.stages.rows(upto)]
+        rows += self.timeline.take(upto)
         for key, value in rows:
             batch.put(key, value)
         batch.put(POSITION, upto.to_bytes(8, "little"))
         self._write(batch)
-        self._tokens.drop(upto, self._entry_lock)
-        self._timeline.forget(upto)
+        self.tokens.drop(upto, self.entry_lock)
+        self.timeline.forget(upto)
         self.position = upto
 
     def _maybe_flush(self) -> None:
         if self.position == self.durable_position:
             return
-        settings = self._settings
+        settings = self.settings
         waited = time.monotonic() - self._flushed_at
         if self._unflushed_bytes >= settings.flush_bytes or waited >= settings.flush_every_s:
             self.flush()
@@ -378,42 +363,42 @@ class Consolidator:
     @property
     def engine_errors(self) -> int:
         """Errors of the engine's background work that it has not got over by a flush."""
-        return max(0, self._engine.stats().get("background_errors", 0) - self._errors_before)
+        return max(0, self.engine.stats().get("background_errors", 0) - self._errors_before)
 
     def flush(self) -> None:
         """Makes the recorded position durable and drops the log below it. Called with the mutex held, or alone."""
         position = self.position
-        self._engine.flush()
-        self._errors_before = self._engine.stats().get("background_errors", 0)
+        self.engine.flush()
+        self._errors_before = self.engine.stats().get("background_errors", 0)
         self._unflushed_bytes = 0
         self._flushed_at = time.monotonic()
         self.durable_position = position
-        with self._entry_lock:
-            oldest = self._stages.oldest(position)
-            self._stages.folded(position)
-        self._log.truncate(position + 1 if oldest is None else min(position + 1, oldest))
+        with self.entry_lock:
+            oldest = self.stages.oldest(position)
+            self.stages.folded(position)
+        self.log.truncate(position + 1 if oldest is None else min(position + 1, oldest))
 
     # -- events ---------------------------------------------------------------------------------
 
     def _seal(self, schema: TableSchema, upto: int, *, full: bool = False) -> None:
         """Blocks for all that is pending; ``full``: only as many as are of their full size."""
-        sealer = self._sealer_of(schema.id)
+        sealer = self.sealer_of(schema.id)
         if sealer is None:
             return
         parts: list[tuple[Array, Array, pa.RecordBatch]] = []
         rows = 0
-        waiting = self._pending.events(schema.id, upto)
+        waiting = self.pending.events(schema.id, upto)
         for i, item in enumerate(waiting):
             cts = item.last
             parts.append((*item.commits(), item.batch))
             rows += item.batch.num_rows
             last_of_commit = i + 1 == len(waiting) or waiting[i + 1].last != cts
-            if last_of_commit and (rows >= self._settings.block_rows or (i + 1 == len(waiting) and not full)):
+            if last_of_commit and (rows >= self.settings.block_rows or (i + 1 == len(waiting) and not full)):
                 writes = WriteBatch()
-                with self._computing:
+                with self.computing:
                     sealer.seal(writes, parts, cts)
                     self._write(writes)
-                self._pending.drop_events(schema.id, cts)
+                self.pending.drop_events(schema.id, cts)
                 self._compactable.add(schema.id)
                 self._events_sealed += rows
                 parts, rows = [], 0
@@ -427,16 +412,16 @@ class Consolidator:
     def compact(self) -> None:
         """One bounded step of block compaction in each event table that has work."""
         self._rounds += 1
-        for schema in self._schemas():
+        for schema in self.schemas():
             due = schema.id in self._compactable or self._rounds % 256 == 0  # the latter: data that views had held back
             if due and schema.kind == "event" and not self._stop.is_set():
                 with self._mutex:
                     self._compact(schema)
 
     def _compact(self, schema: TableSchema) -> None:
-        if (sealer := self._sealer_of(schema.id)) is not None:
-            with self._computing:
-                merged = sealer.compact(self._settings.block_rows)
+        if (sealer := self.sealer_of(schema.id)) is not None:
+            with self.computing:
+                merged = sealer.compact(self.settings.block_rows)
             if merged:
                 self.compactions += 1
                 self.compacted_rows += merged

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from kivi.delta.derive import run_from_rows
@@ -29,51 +30,47 @@ _CHUNK_BYTES: Final = 4 << 20
 """A chunk of rows is at most ``max_rows``, and as many as will read and write about this much."""
 
 
+@dataclass(eq=False)
 class Folding:
     """Called with consolidation's mutex held. ``write`` writes a batch to base, ``kept`` counts the bytes of versions
     of a table, ``meanwhile`` is called between two chunks of runs."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        pending: Pending,
-        computing: Turns,
-        *,
-        max_rows: int,
-        write: Callable[[WriteBatch], None],
-        kept: Callable[[TableSchema, int], None],
-        meanwhile: Callable[[], None],
-    ) -> None:
-        self._engine, self._pending, self._computing = engine, pending, computing
-        self._max_rows, self._write, self._kept, self._meanwhile = max_rows, write, kept, meanwhile
-        self.rows = 0
-        """How many were folded, ever."""
+    engine: Engine
+    pending: Pending
+    computing: Turns
+    _: KW_ONLY
+    max_rows: int
+    write: Callable[[WriteBatch], None]
+    kept: Callable[[TableSchema, int], None]
+    meanwhile: Callable[[], None]
+    rows: int = field(default=0, init=False)
+    """How many were folded, ever."""
 
     def fold(self, schema: TableSchema, upto: int, keep: list[int]) -> None:
         """Everything at or below ``upto``; ``keep``: the open snapshots below that."""
-        keys, runs = self._pending.dirty(schema.id, upto)
+        keys, runs = self.pending.dirty(schema.id, upto)
         if runs and schema.history_us is None:
             self._fold_runs(schema, keys, runs, upto, keep)
             return
         if runs:
             keys = sorted({*keys, *(run.key_at(i) for run in runs for i in range(run.rows))})
-        at, size = 0, min(_FIRST_ROWS, self._max_rows)
+        at, size = 0, min(_FIRST_ROWS, self.max_rows)
         while at < len(keys):
             chunk = keys[at : at + size]
             nbytes = self._fold_rows(schema, chunk, upto, keep)
             at += len(chunk)
             fitting = _CHUNK_BYTES * len(chunk) // max(1, nbytes)
-            size = max(1, min(2 * size, fitting, self._max_rows))
-        self._pending.drop_runs(schema.id, upto)
+            size = max(1, min(2 * size, fitting, self.max_rows))
+        self.pending.drop_runs(schema.id, upto)
 
     def _fold_rows(self, schema: TableSchema, keys: list[bytes], upto: int, keep: list[int]) -> int:
         """One chunk. Returns how many bytes it read and wrote, from which the next one's size follows."""
         layout = RowLayout.of(schema)
-        raws = self._engine.get_many([row_key(schema.id, key) for key in keys])
+        raws = self.engine.get_many([row_key(schema.id, key) for key in keys])
         batch = WriteBatch()
         for key, raw in zip(keys, raws, strict=True):
             base = layout.decode(raw) if raw is not None else None
-            ops = self._pending.ops(schema.id, key, upto)
+            ops = self.pending.ops(schema.id, key, upto)
             if keep or schema.history_us is not None:
                 states = _states(schema, base, ops)
             else:
@@ -87,14 +84,14 @@ class Folding:
             for state in states[:-1] if schema.history_us is not None else _needed(states, keep):
                 self._keep_version(batch, schema, key, state.cts, layout.encode(state))
             self.rows += 1
-        self._write(batch)
-        self._pending.drop_rows(schema.id, keys, upto)
+        self.write(batch)
+        self.pending.drop_rows(schema.id, keys, upto)
         return batch.size_bytes + sum(len(raw) for raw in raws if raw is not None)
 
     def _keep_version(self, batch: WriteBatch, schema: TableSchema, key: bytes, cts: int, data: bytes) -> None:
         stored = version_key(schema.id, key, cts)
         batch.put(stored, data)
-        self._kept(schema, len(stored) + len(data))
+        self.kept(schema, len(stored) + len(data))
 
     def _fold_runs(
         self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
@@ -104,18 +101,18 @@ class Folding:
         small = [
             (key, cts, dict(op.deltas))
             for key in keys
-            for cts, op in self._pending.row_ops(schema.id, key)
+            for cts, op in self.pending.row_ops(schema.id, key)
             if cts <= upto
         ]
         every = [*runs, run_from_rows(schema, small)] if small else list(runs)
         start: bytes | None = None
         while True:
-            with self._computing:
-                gathered = gather(every, start, self._max_rows, upto)
+            with self.computing:
+                gathered = gather(every, start, self.max_rows, upto)
                 if gathered.keys:
                     prefix = table_prefix(Space.ROW, schema.id)
                     stored = [prefix + key for key in gathered.keys]
-                    base = self._engine.get_many(stored)
+                    base = self.engine.get_many(stored)
                     final = gathered.fold(layout, base, upto)
                     batch = WriteBatch()
                     if None in final:
@@ -125,14 +122,14 @@ class Folding:
                         batch.put_all(stored, final)  # type: ignore[arg-type]
                     if keep:
                         self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
-                    self._write(batch)
+                    self.write(batch)
                     self.rows += len(gathered.keys)
             if gathered.next_start is None:
                 break
             start = gathered.next_start
-            self._meanwhile()
-        self._pending.drop_rows(schema.id, keys, upto)
-        self._pending.drop_runs(schema.id, upto)
+            self.meanwhile()
+        self.pending.drop_rows(schema.id, keys, upto)
+        self.pending.drop_runs(schema.id, upto)
 
     def _keep_run_versions(
         self,

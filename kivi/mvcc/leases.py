@@ -21,7 +21,7 @@ import itertools
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from kivi.errors import InvalidArgument, ResourceExhausted, SnapshotTooOld
 from kivi.mvcc.watermark import Watermark
@@ -42,31 +42,25 @@ class Lease:
     used: bool = False
 
 
+@dataclass(eq=False)
 class Leases:
     """Thread safe. ``clock`` gives seconds that only ever move forward: not the wall clock, which may be set."""
 
-    def __init__(
-        self,
-        watermark: Watermark,
-        lock: threading.RLock,
-        *,
-        clock: Callable[[], float],
-        ttl_s: float,
-        ttl_max_s: float,
-        max_leases: int,
-    ) -> None:
-        self._watermark = watermark
-        self._lock = lock
-        self._clock = clock
-        self._ttl_s = ttl_s
-        self._ttl_max_s = ttl_max_s
-        self._max = max_leases
+    watermark: Watermark
+    lock: threading.RLock
+    _: KW_ONLY
+    clock: Callable[[], float]
+    ttl_s: float
+    ttl_max_s: float
+    max_leases: int
+
+    def __post_init__(self) -> None:
         self._ids = itertools.count(1)
         self._open: dict[int, Lease] = {}
         self._count: dict[int, int] = {}
         self._kept: dict[int, int] = {}  # the same without historical leases, which keep nothing alive
         self._deadlines: list[tuple[float, int]] = []
-        self.horizon = watermark.value
+        self.horizon = self.watermark.value
         self.released_below_horizon = False
         self.cut = 0
 
@@ -75,32 +69,32 @@ class Leases:
 
     def open(self, as_of: int | None = None, ttl_s: float | None = None) -> Lease:
         """A lease on the watermark, or on ``as_of``. Raises InvalidArgument for a snapshot in the future."""
-        with self._lock:
+        with self.lock:
             self._expire()
             self._check_room(1)
-            watermark = self._watermark.value
+            watermark = self.watermark.value
             ts = watermark if as_of is None else as_of
             if ts > watermark:
                 raise InvalidArgument(f"as_of {ts} is past the watermark {watermark}: wait for it with min_snapshot")
             if ts < 0:
                 raise InvalidArgument(f"as_of {ts} is negative")
-            return self._opened(ts, self._clock() + self._limit(ttl_s))
+            return self._opened(ts, self.clock() + self._limit(ttl_s))
 
     def open_together(self, count: int) -> list[Lease]:
         """So many leases on the watermark, all on one S."""
-        with self._lock:
+        with self.lock:
             self._expire()
             self._check_room(count)
-            ts, expires_at = self._watermark.value, self._clock() + self._ttl_s
+            ts, expires_at = self.watermark.value, self.clock() + self.ttl_s
             return [self._opened(ts, expires_at) for _ in range(count)]
 
     def _check_room(self, count: int) -> None:
-        if len(self._open) + count > self._max:
-            raise ResourceExhausted(f"{self._max} snapshots are open, which is the limit: close some first")
+        if len(self._open) + count > self.max_leases:
+            raise ResourceExhausted(f"{self.max_leases} snapshots are open, which is the limit: close some first")
 
     def _opened(self, ts: int, expires_at: float) -> Lease:
         historical = ts < self.horizon and ts not in self._kept
-        lease = Lease(next(self._ids), ts, expires_at, historical, self._clock())
+        lease = Lease(next(self._ids), ts, expires_at, historical, self.clock())
         self._open[lease.id] = lease
         for counts in (self._count,) if historical else (self._count, self._kept):
             counts[ts] = counts.get(ts, 0) + 1
@@ -112,7 +106,7 @@ class Leases:
 
         It must not be read with. It never ends by itself: its commit is judged by the conflict facts.
         """
-        return Lease(0, self._watermark.value, math.inf, False)
+        return Lease(0, self.watermark.value, math.inf, False)
 
     def _note(self, lease: Lease) -> None:
         """Puts its deadline on the heap, which is rebuilt when most of it is about leases that have ended."""
@@ -123,9 +117,9 @@ class Leases:
 
     def _limit(self, ttl_s: float | None) -> float:
         if ttl_s is None:
-            return self._ttl_s
-        if not 0 < ttl_s <= self._ttl_max_s:
-            raise InvalidArgument(f"a snapshot's time limit is between 0 and {self._ttl_max_s:.0f} s, not {ttl_s}")
+            return self.ttl_s
+        if not 0 < ttl_s <= self.ttl_max_s:
+            raise InvalidArgument(f"a snapshot's time limit is between 0 and {self.ttl_max_s:.0f} s, not {ttl_s}")
         return ttl_s
 
     def find(self, lease_id: int) -> Lease:
@@ -137,24 +131,24 @@ class Leases:
 
     def check(self, lease: Lease) -> None:
         """Raises SnapshotTooOld if the lease has ended. Reads call it after they have read, commits before."""
-        if not lease.ended and lease.expires_at <= self._clock():
-            with self._lock:
+        if not lease.ended and lease.expires_at <= self.clock():
+            with self.lock:
                 self._end(lease, "its time limit passed")
         if lease.ended:
             raise SnapshotTooOld(f"the snapshot at {lease.ts} can no longer be read: {lease.ended}; begin again")
 
     def renew(self, lease: Lease, ttl_s: float | None = None) -> None:
         """Extends the time limit from now; never shortens it. SnapshotTooOld if it has already ended."""
-        with self._lock:
+        with self.lock:
             self.check(lease)
-            deadline = self._clock() + self._limit(ttl_s)
+            deadline = self.clock() + self._limit(ttl_s)
             if deadline > lease.expires_at:
                 lease.expires_at = deadline
                 self._note(lease)
 
     def release(self, lease: Lease) -> None:
         """Ends a lease; harmless if it has ended."""
-        with self._lock:
+        with self.lock:
             self._end(lease, "it was closed")
 
     def _end(self, lease: Lease, why: str) -> None:
@@ -173,7 +167,7 @@ class Leases:
             self.released_below_horizon = True
 
     def _expire(self) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._deadlines and self._deadlines[0][0] <= now:
             _, lease_id = heapq.heappop(self._deadlines)
             lease = self._open.get(lease_id)
@@ -182,33 +176,33 @@ class Leases:
 
     def boundaries(self) -> tuple[int, list[int]]:
         """(F, every open S < F in order): fold up to F, keeping a version for each of these. Raises the horizon."""
-        with self._lock:
+        with self.lock:
             self._expire()
-            upto = self._watermark.value
+            upto = self.watermark.value
             self.horizon = max(self.horizon, upto)
             return upto, sorted(ts for ts in self._count if ts < upto)
 
     def may_read(self, low: int, high: int) -> bool:
         """Whether a snapshot with low <= S < high is open, or the next one may be of this kind."""
-        with self._lock:
+        with self.lock:
             self._expire()
-            return self._watermark.value < high or any(low <= ts < high for ts in self._count)
+            return self.watermark.value < high or any(low <= ts < high for ts in self._count)
 
     def oldest(self) -> int | None:
-        with self._lock:
+        with self.lock:
             self._expire()
             return min(self._count, default=None)
 
     def oldest_age_s(self) -> float:
         """For how long the snapshot that was opened first has been open; 0 if there is none."""
-        with self._lock:
+        with self.lock:
             self._expire()
             first = next(iter(self._open.values()), None)  # in the order in which they were opened
-            return 0.0 if first is None else self._clock() - first.opened_at
+            return 0.0 if first is None else self.clock() - first.opened_at
 
     def cut_oldest(self, why: str) -> bool:
         """Ends every lease on the oldest S, to free what it keeps. False if none is open below the horizon."""
-        with self._lock:
+        with self.lock:
             oldest = min(self._count, default=None)
             if oldest is None or oldest >= self.horizon:
                 return False

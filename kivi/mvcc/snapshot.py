@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from kivi.delta.gather import merged_items
@@ -44,26 +45,20 @@ _OLDER_RANGE_KEYS: Final = 32
 _OLDER_RANGE_FACTOR: Final = 8
 
 
+@dataclass(eq=False)
 class Reader:
     """Rows at a snapshot. ``history_floor(schema)`` is the oldest S that a table with history still answers."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        pending: Pending,
-        leases: Leases,
-        history_floor: Callable[[TableSchema], int | None],
-        *,
-        exists: Callable[[int], bool],
-        missing: Callable[[TableSchema], KiviError],
-    ) -> None:
-        self._engine = engine
-        self._pending = pending
-        self._leases = leases
-        self._history_floor = history_floor
-        self._exists = exists
+    engine: Engine
+    pending: Pending
+    leases: Leases
+    history_floor: Callable[[TableSchema], int | None]
+    _: KW_ONLY
+    exists: Callable[[int], bool]
+    missing: Callable[[TableSchema], KiviError]
+
+    def __post_init__(self) -> None:
         self.runs_searched = Histogram(COUNTS)  # delta runs, for each row that was read by its key
-        self._missing = missing
 
     def check(self, lease: Lease, schema: TableSchema) -> None:
         """Raises SnapshotTooOld if ``lease`` cannot (any longer) read ``schema``'s rows, ``missing`` if it has gone.
@@ -73,16 +68,16 @@ class Reader:
         """
         self.check_events(lease, schema)
         if lease.historical:
-            floor = self._history_floor(schema)
+            floor = self.history_floor(schema)
             if floor is None or lease.ts < floor:
                 kept = "keeps no history" if floor is None else f"keeps history from {floor} on"
                 raise SnapshotTooOld(f"table {schema.name!r} {kept}, and cannot be read as of {lease.ts}")
 
     def check_events(self, lease: Lease, schema: TableSchema) -> None:
         """``check`` for an event table, which keeps its history by itself."""
-        self._leases.check(lease)
-        if not self._exists(schema.id):
-            raise self._missing(schema)
+        self.leases.check(lease)
+        if not self.exists(schema.id):
+            raise self.missing(schema)
 
     def get(self, lease: Lease, schema: TableSchema, keys: list[bytes]) -> list[Version | None]:
         """Each row at the lease's snapshot, or None. Tombstones count as None."""
@@ -91,12 +86,12 @@ class Reader:
     def get_each(self, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]]) -> list[Version | None]:
         """Rows at a snapshot each, or None. Tombstones count as None."""
         table = schema.id
-        self.runs_searched.observe(self._pending.runs_of(table), len(wanted))
-        ops = [self._pending.ops(table, key, lease.ts) for lease, key in wanted]
+        self.runs_searched.observe(self.pending.runs_of(table), len(wanted))
+        ops = [self.pending.ops(table, key, lease.ts) for lease, key in wanted]
         if len(wanted) == 1:
-            raws = [self._engine.get(row_key(table, wanted[0][1]))]
+            raws = [self.engine.get(row_key(table, wanted[0][1]))]
         else:
-            raws = self._engine.get_many([row_key(table, key) for _, key in wanted])
+            raws = self.engine.get_many([row_key(table, key) for _, key in wanted])
         out: list[Version | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
             version = self._base(schema, key, raw, lease.ts)
@@ -109,8 +104,8 @@ class Reader:
 
     def newest(self, schema: TableSchema, key: bytes) -> int:
         """The CTS of the newest operation on a row, visible or not: for the verdict on guards."""
-        pending = self._pending.newest(schema.id, key)
-        raw = self._engine.get(row_key(schema.id, key))
+        pending = self.pending.newest(schema.id, key)
+        raw = self.engine.get(row_key(schema.id, key))
         return max(pending, RowLayout.stamp_of(raw) if raw else 0)
 
     def scan(
@@ -131,11 +126,11 @@ class Reader:
         self, lease: Lease, schema: TableSchema, start: bytes | None, end: bytes | None, reverse: bool
     ) -> tuple[Iterator[tuple[bytes, bytes]], Iterator[tuple[bytes, list[tuple[int, RowOp]]]]]:
         """Looks at pending first and at base second: what is folded meanwhile is in both, and both say the same."""
-        indexed, runs = self._pending.capture(schema.id, start, end, lease.ts)
+        indexed, runs = self.pending.capture(schema.id, start, end, lease.ts)
         space = table_prefix(Space.ROW, schema.id)
         low = space + (start or b"")
         high = prefix_end(space) if end is None else space + end
-        base = self._engine.scan(low, high, reverse=reverse)
+        base = self.engine.scan(low, high, reverse=reverse)
         self.check(lease, schema)
         if reverse:
             indexed.reverse()
@@ -181,13 +176,13 @@ class Reader:
         portion and ``first_rows`` in the first. Everything is captured at the call, not at the first next().
         """
         upto = lease.ts
-        indexed, runs = self._pending.capture(schema.id, start, end, upto)
+        indexed, runs = self.pending.capture(schema.id, start, end, upto)
         space = table_prefix(Space.ROW, schema.id)
         low = space + (start or b"")
         high = prefix_end(space) if end is None else space + end
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
         layout = RowLayout.of(schema)
-        chunks = self._engine.scan_records(low, high, size, layout.width)
+        chunks = self.engine.scan_records(low, high, size, layout.width)
         self.check(lease, schema)
 
         def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
@@ -222,7 +217,7 @@ class Reader:
         reached: bytes | None = b""  # below it ``found`` says all; None: everywhere
         if len(keys) >= _OLDER_RANGE_KEYS:
             low, high = version_prefix(schema.id, keys[0]), prefix_end(version_prefix(schema.id, keys[-1]))
-            versions, left = self._engine.scan(low, high), _OLDER_RANGE_FACTOR * len(keys)
+            versions, left = self.engine.scan(low, high), _OLDER_RANGE_FACTOR * len(keys)
             for stored, data in versions:
                 _, key, cts = split_version_key(stored)
                 if cts <= upto:
@@ -248,7 +243,7 @@ class Reader:
     def _version(self, schema: TableSchema, key: bytes, upto: int) -> bytes | None:
         """The newest older version at or below ``upto``, as bytes."""
         prefix = version_prefix(schema.id, key)
-        for _, older in self._engine.scan(version_key(schema.id, key, upto), prefix_end(prefix)):
+        for _, older in self.engine.scan(version_key(schema.id, key, upto), prefix_end(prefix)):
             return older
         return None
 

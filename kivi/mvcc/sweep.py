@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from kivi.encoding.base_rows import RowLayout
@@ -45,60 +46,50 @@ _FLOOR: Final = "history/"
 """META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
 
+@dataclass(eq=False)
 class Sweeper:
     """Consolidation's, and called with its mutex held. ``write`` writes a batch to base."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        leases: Leases,
-        tokens: Tokens,
-        timeline: Timeline,
-        settings: Settings,
-        *,
-        schema_of: Callable[[int], TableSchema | None],
-        schemas: Callable[[], list[TableSchema]],
-        clock: Callable[[], float],
-        log: CommitLog,
-        write: Callable[[WriteBatch], None],
-    ) -> None:
-        self._engine = engine
-        self._log = log
-        self._leases = leases
-        self._tokens = tokens
-        self._timeline = timeline
-        self._settings = settings
-        self._schema_of = schema_of
-        self._schemas = schemas
-        self._clock = clock
-        self._write = write
+    engine: Engine
+    leases: Leases
+    tokens: Tokens
+    timeline: Timeline
+    settings: Settings
+    _: KW_ONLY
+    schema_of: Callable[[int], TableSchema | None]
+    schemas: Callable[[], list[TableSchema]]
+    clock: Callable[[], float]
+    log: CommitLog
+    write: Callable[[WriteBatch], None]
+
+    def __post_init__(self) -> None:
         self._version_cursor: bytes | None = None
         self._tombstone_cursor: bytes | None = None
         self._versions_dirty = True
         self._version_bytes = self._load_version_bytes()
-        self.history_floors = _load_floors(engine)
+        self.history_floors = _load_floors(self.engine)
         self._floors_saved = dict(self.history_floors)
 
     def step(self, durable_position: int, *, trim: bool) -> None:
         """One bounded step: tombstones, versions; with ``trim`` also old tokens and moments."""
         self._sweep_tombstones(durable_position)
-        if self._leases.released_below_horizon:
-            self._leases.released_below_horizon = False
+        if self.leases.released_below_horizon:
+            self.leases.released_below_horizon = False
             self._versions_dirty = True
         if self._versions_dirty:
             self._sweep_versions()
         if trim:
-            now_us = int(self._clock() * 1_000_000)
+            now_us = int(self.clock() * 1_000_000)
             for trimmed in (
                 # Not before the log has come as far: whoever brings such a token is refused by what it says, also when
                 # the clock was ahead and is set right.
-                self._tokens.trim(min(now_us, self._log.last_time_us), _ROWS),
-                self._timeline.trim(now_us - self._longest_history_us(), _ROWS),
+                self.tokens.trim(min(now_us, self.log.last_time_us), _ROWS),
+                self.timeline.trim(now_us - self._longest_history_us(), _ROWS),
             ):
                 if trimmed is not None:
-                    self._write(trimmed)
-        if self.versions_bytes > self._settings.version_budget_bytes:
-            self._leases.cut_oldest("the versions kept for it cost more than version_budget_bytes")
+                    self.write(trimmed)
+        if self.versions_bytes > self.settings.version_budget_bytes:
+            self.leases.cut_oldest("the versions kept for it cost more than version_budget_bytes")
 
     def kept(self, schema: TableSchema, nbytes: int) -> None:
         """A version of so many bytes was written."""
@@ -119,10 +110,10 @@ class Sweeper:
 
     def _load_version_bytes(self) -> dict[int, int]:
         out = {}
-        for schema in self._schemas():
+        for schema in self.schemas():
             if schema.kind != "event" and schema.history_us is None:
                 prefix = table_prefix(Space.VERSION, schema.id)
-                out[schema.id] = sum(len(k) + len(v) for k, v in self._engine.scan(prefix, prefix_end(prefix)))
+                out[schema.id] = sum(len(k) + len(v) for k, v in self.engine.scan(prefix, prefix_end(prefix)))
         return out
 
     def forget_versions(self, table: int) -> None:
@@ -132,17 +123,17 @@ class Sweeper:
     # -- one step ---------------------------------------------------------------------------------
 
     def _longest_history_us(self) -> int:
-        return max([24 * 3_600_000_000, *(s.history_us for s in self._schemas() if s.history_us is not None)])
+        return max([24 * 3_600_000_000, *(s.history_us for s in self.schemas() if s.history_us is not None)])
 
     def _sweep_tombstones(self, durable_position: int) -> None:
-        oldest = self._leases.oldest()
+        oldest = self.leases.oldest()
         limit = min(durable_position, oldest if oldest is not None else durable_position)
         prefix = space_prefix(Space.TOMBSTONE)
         batch = WriteBatch()
         resume: bytes | None = None
-        for seen, (key, _) in enumerate(self._engine.scan(self._tombstone_cursor or prefix, prefix_end(prefix))):
+        for seen, (key, _) in enumerate(self.engine.scan(self._tombstone_cursor or prefix, prefix_end(prefix))):
             cts, table, row = split_tombstone_key(key)
-            schema = self._schema_of(table)
+            schema = self.schema_of(table)
             if cts > limit:
                 break
             if seen >= _ROWS:
@@ -150,11 +141,11 @@ class Sweeper:
                 break
             if schema is not None and schema.history_us is not None and cts > self._history_floor(schema):
                 continue
-            raw = self._engine.get(row_key(table, row))
+            raw = self.engine.get(row_key(table, row))
             if raw is not None and RowLayout.stamp_of(raw) == cts:
                 batch.delete(row_key(table, row))
                 versions = version_prefix(table, row)
-                for version, data in self._engine.scan(versions, prefix_end(versions)):
+                for version, data in self.engine.scan(versions, prefix_end(versions)):
                     batch.delete(version)
                     self._count_version(schema, table, -len(version) - len(data))
             batch.delete(key)
@@ -168,18 +159,18 @@ class Sweeper:
                 if self._floors_saved.get(table) != floor:
                     batch.put(meta_key(f"{_FLOOR}{table}"), floor.to_bytes(8, "little"))
             self._floors_saved = dict(self.history_floors)
-        self._write(batch)
+        self.write(batch)
 
     def _history_floor(self, schema: TableSchema) -> int:
         """The oldest S that a table with history answers; raised before anything below it is deleted."""
         floor = self.history_floors.get(schema.id, 0)
         if schema.history_us is not None:
-            moment = int(self._clock() * 1_000_000) - schema.history_us
+            moment = int(self.clock() * 1_000_000) - schema.history_us
             try:
-                reached = self._timeline.at(moment)
+                reached = self.timeline.at(moment)
             except SnapshotTooOld:  # nothing that old is known: everything is kept
                 reached = 0
-            oldest = self._leases.oldest()
+            oldest = self.leases.oldest()
             floor = max(floor, min(reached, oldest if oldest is not None else reached))
             self.history_floors[schema.id] = floor
         return floor
@@ -194,22 +185,22 @@ class Sweeper:
         space = space_prefix(Space.VERSION)
         end = prefix_end(space)
         with_floor: dict[int, int | None] = {}
-        _, boundaries = self._leases.boundaries()
+        _, boundaries = self.leases.boundaries()
         batch = WriteBatch()
         newer_of: tuple[int, bytes] | None = None
         newer = 0
         cursor = self._version_cursor or space
         resume: bytes | None = None
-        for seen, (key, value) in enumerate(self._engine.scan(cursor, end)):
+        for seen, (key, value) in enumerate(self.engine.scan(cursor, end)):
             table, row, cts = split_version_key(key)
             if newer_of != (table, row):
                 if seen >= _ROWS:
                     resume = version_prefix(table, row)
                     break
                 newer_of = (table, row)
-                raw = self._engine.get(row_key(table, row))
+                raw = self.engine.get(row_key(table, row))
                 newer = RowLayout.stamp_of(raw) if raw is not None else 2**63
-            schema = self._schema_of(table)
+            schema = self.schema_of(table)
             if table not in with_floor:
                 with_floor[table] = (
                     self._history_floor(schema) if schema is not None and schema.history_us is not None else None

@@ -175,7 +175,7 @@ def test_a_commit_that_meets_any_of_a_group_is_told_of_the_last_of_those(db):
         with pytest.raises(kivi.Conflict) as conflict:
             tx.commit()
     assert (conflict.value.key, conflict.value.commit_ts) == ((1,), group[5].cts)
-    assert db.store.committer._facts._last == group[6].cts
+    assert db.store.committer.facts._last == group[6].cts
 
 
 @pytest.mark.parametrize("change", ["drop", "create"])
