@@ -16,10 +16,12 @@ past timestamp) can read only tables that keep history that far back; every othe
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Final
+from operator import itemgetter
+from typing import Final, TypeVar
 
 from kivi.delta.gather import merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
@@ -43,6 +45,10 @@ _CHUNK_ROWS: Final = 1_024
 
 _OLDER_RANGE_KEYS: Final = 32
 _OLDER_RANGE_FACTOR: Final = 8
+
+_first: Final = itemgetter(0)
+Rows = TypeVar("Rows", bound=FixedRows | list[tuple[bytes, Version]])
+"""A portion of rows, in columns or one by one."""
 
 
 @dataclass(eq=False)
@@ -119,32 +125,14 @@ class Reader:
         check_every: int = 1_024,
     ) -> Iterator[tuple[bytes, Version]]:
         """Live rows of [start, end) in key order. Everything is captured at the call, not at the first next()."""
-        base, changed = self._captured(lease, schema, start, end, reverse)
-        return self._checked(self._rows(schema, base, changed, lease.ts, reverse), lease, schema, check_every)
-
-    def _captured(
-        self, lease: Lease, schema: TableSchema, start: bytes | None, end: bytes | None, reverse: bool
-    ) -> tuple[Iterator[tuple[bytes, bytes]], Iterator[tuple[bytes, list[tuple[int, RowOp]]]]]:
-        """Looks at pending first and at base second: what is folded meanwhile is in both, and both say the same."""
+        # Pending first and base second: what is folded meanwhile is in both, and both say the same.
         indexed, runs = self.pending.capture(schema.id, start, end, lease.ts)
-        space = table_prefix(Space.ROW, schema.id)
-        low = space + (start or b"")
-        high = prefix_end(space) if end is None else space + end
-        base = self.engine.scan(low, high, reverse=reverse)
+        base = self.engine.scan(*_range(schema, start, end), reverse=reverse)
         self.check(lease, schema)
-        if reverse:
-            indexed.reverse()
-        return base, _joined(indexed, runs, start, end, lease.ts, reverse)
-
-    def _checked(
-        self, rows: Iterator[tuple[bytes, Version]], lease: Lease, schema: TableSchema, every: int
-    ) -> Iterator[tuple[bytes, Version]]:
-        """Rows in portions that were read wholly while the lease held. That there are no more is such an answer too."""
-        portion: list[tuple[bytes, Version]] | None = None
-        while portion is None or portion:
-            portion = list(itertools.islice(rows, every))
-            self.check(lease, schema)
-            yield from portion
+        changed = _joined(indexed, runs, start, end, lease.ts, reverse)
+        rows = self._rows(schema, base, changed, lease.ts, reverse)
+        portions = iter(lambda: list(itertools.islice(rows, check_every)), [])
+        return itertools.chain.from_iterable(self._held(portions, lease, schema))
 
     def _rows(
         self,
@@ -177,12 +165,9 @@ class Reader:
         """
         upto = lease.ts
         indexed, runs = self.pending.capture(schema.id, start, end, upto)
-        space = table_prefix(Space.ROW, schema.id)
-        low = space + (start or b"")
-        high = prefix_end(space) if end is None else space + end
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
         layout = RowLayout.of(schema)
-        chunks = self.engine.scan_records(low, high, size, layout.width)
+        chunks = self.engine.scan_records(*_range(schema, start, end), size, layout.width)
         self.check(lease, schema)
 
         def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
@@ -200,10 +185,8 @@ class Reader:
 
         return self._held(portions(), lease, schema)
 
-    def _held(
-        self, portions: Iterator[FixedRows | list[tuple[bytes, Version]]], lease: Lease, schema: TableSchema
-    ) -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
-        """As ``_checked``."""
+    def _held(self, portions: Iterator[Rows], lease: Lease, schema: TableSchema) -> Iterator[Rows]:
+        """Portions that were read wholly while the lease held. That there are no more is such an answer too."""
         for portion in portions:
             self.check(lease, schema)
             if len(portion.rows if isinstance(portion, FixedRows) else portion):
@@ -248,6 +231,12 @@ class Reader:
         return None
 
 
+def _range(schema: TableSchema, start: bytes | None, end: bytes | None) -> tuple[bytes, bytes | None]:
+    """Where the rows of [start, end) lie in the engine."""
+    space = table_prefix(Space.ROW, schema.id)
+    return space + (start or b""), prefix_end(space) if end is None else space + end
+
+
 def _merged(
     table: int,
     base: Iterator[tuple[bytes, bytes]],
@@ -281,8 +270,9 @@ def _joined(
     reverse: bool,
 ) -> Iterator[tuple[bytes, list[tuple[int, RowOp]]]]:
     """Pending operations of both kinds by key, each in CTS order."""
-    if not runs:
-        yield from ((key, list(ops)) for key, ops in indexed)
+    listed = ((key, list(ops)) for key, ops in (reversed(indexed) if reverse else indexed))
+    if not runs:  # a fifth of the time
+        yield from listed
         return
     columnar: Iterable[tuple[bytes, list[tuple[int, RowOp]]]] = (
         (key, [(cts, RowOp(Barrier.PATCH, {}, deltas)) for cts, deltas in found])
@@ -290,16 +280,5 @@ def _joined(
     )
     if reverse:
         columnar = list(columnar)[::-1]
-    left, right = iter(indexed), iter(columnar)
-    a, b = next(left, None), next(right, None)
-    while a is not None or b is not None:
-        if b is None or (a is not None and a[0] != b[0] and (a[0] < b[0]) != reverse):
-            assert a is not None
-            yield a[0], list(a[1])
-            a = next(left, None)
-        elif a is None or a[0] != b[0]:
-            yield b
-            b = next(right, None)
-        else:
-            yield a[0], sorted([*a[1], *b[1]], key=lambda item: item[0])
-            a, b = next(left, None), next(right, None)
+    for key, found in itertools.groupby(heapq.merge(listed, columnar, key=_first, reverse=reverse), _first):
+        yield key, sorted([item for _, ops in found for item in ops], key=_first)
