@@ -8,7 +8,7 @@ How the contract of `kivi.engine` is kept here:
   (``tests/engine/test_crash.py`` kills a process at random moments, with and without blob files.)
 * **Point-in-time scans**: a plain iterator is fixed when it is created, so `scan` creates it at the
   call. The iterators of a rocksdict ``Snapshot`` are *not* isolated and are not used.
-* **A scan never ends early as if it were done**: `_forward` and `_backward` ask ``status()`` at the
+* **A scan never ends early as if it were done**: `_pairs` asks ``status()`` at the
   end, and `_Scan` refuses to go on once the engine is closed.
 
 Found in rocksdict 0.3.29, each the reason for something below. The tests pin what we do about them, and for
@@ -176,8 +176,8 @@ class RocksEngine(Engine):
         return values
 
     def scan(self, start: bytes, end: bytes | None, *, reverse: bool = False) -> Iterator[tuple[bytes, bytes]]:
-        walk, records = _backward if reverse else _forward, self._records_from(start, end)
-        return self._begun(start, end, lambda bounds: walk(self._db.iter(bounds), start, records, bounds))
+        records = self._records_from(start, end)
+        return self._begun(start, end, lambda bounds: _pairs(self._db.iter(bounds), start, records, bounds, reverse))
 
     def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
         if start[:1] not in self._records or not _is_within(start[:1], end):
@@ -365,16 +365,26 @@ def _value(key: bytes, record: bytes) -> bytes:
     return record[: len(record) - len(key)]
 
 
-def _forward(
-    iterator: rocksdict.RdictIter, start: bytes, records: frozenset[bytes], bounds: rocksdict.ReadOptions
+def _pairs(
+    iterator: rocksdict.RdictIter,
+    start: bytes,
+    records: frozenset[bytes],
+    bounds: rocksdict.ReadOptions,
+    reverse: bool = False,
 ) -> Iterator[tuple[bytes, bytes]]:
     # `bounds` is a parameter only to stay alive as long as the iterator that points into it.
-    iterator.seek(start)
+    if reverse:
+        iterator.seek_to_last()  # the last key below the upper bound
+    else:
+        iterator.seek(start)
+    step = iterator.prev if reverse else iterator.next
     while iterator.valid():
         key: bytes = iterator.key()
+        if reverse and key < start:
+            return
         value: bytes = iterator.value()
         yield key, _value(key, value) if records and key[:1] in records else value
-        iterator.next()
+        step()
     iterator.status()
 
 
@@ -400,7 +410,7 @@ def _records(
         if len(part) < rows:
             break
         yield part
-    behind = (record for _, record in _forward(rest, start, frozenset(), bounds))
+    behind = (record for _, record in _pairs(rest, start, frozenset(), bounds))
     while part := [*part, *itertools.islice(behind, rows - len(part))]:
         yield part
         part = []
@@ -409,20 +419,6 @@ def _records(
 def _is_within(first: bytes, end: bytes | None) -> bool:
     """Whether every key from one that begins with that byte up to ``end`` begins with it."""
     return end is not None and (end[:1] <= first or (len(end) == 1 and end[0] == first[0] + 1))
-
-
-def _backward(
-    iterator: rocksdict.RdictIter, start: bytes, records: frozenset[bytes], bounds: rocksdict.ReadOptions
-) -> Iterator[tuple[bytes, bytes]]:
-    iterator.seek_to_last()  # the last key below the upper bound
-    while iterator.valid():
-        key: bytes = iterator.key()
-        if key < start:
-            return
-        value: bytes = iterator.value()
-        yield key, _value(key, value) if records and key[:1] in records else value
-        iterator.prev()
-    iterator.status()
 
 
 def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> rocksdict.Options:
