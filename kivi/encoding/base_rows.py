@@ -94,7 +94,7 @@ class RowLayout:
 
     def encode(self, version: Version) -> bytes:
         if not version.alive:
-            return self._struct.pack(version.cts, 0, bytes(self.null_bytes), *self._zeros())
+            return version.cts.to_bytes(8, "little").ljust(self.width, b"\0")
         nulls = bytearray(self.null_bytes)
         fixed: list[Any] = []
         tail: list[bytes] = []
@@ -113,9 +113,6 @@ class RowLayout:
                 fixed.append(cell)
         head = self._struct.pack(version.cts, _ALIVE, bytes(nulls), *fixed)
         return head + b"".join(tail) if tail else head
-
-    def _zeros(self) -> list[int]:
-        return [0] * (len(self.columns) + sum(self._wide))
 
     def decode(self, data: bytes) -> Version:
         """Raises DataLoss for bytes that are not a row of this layout."""

@@ -51,6 +51,7 @@ __all__ = [
     "encode_key_columns",
     "encode_text",
     "key_width",
+    "large_binary",
     "prefix_end",
 ]
 
@@ -394,10 +395,11 @@ def _from_matrix(columns: Sequence[Bytes]) -> Any:
         for i, (column, each) in enumerate(zip(columns, widths, strict=True)):
             matrix[str(i)] = np.ascontiguousarray(column).view(f"V{each}").reshape(rows)
     offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
-    return _large_binary(offsets, matrix.view(np.uint8))
+    return large_binary(offsets, matrix.view(np.uint8))
 
 
-def _large_binary(offsets: Offsets, data: npt.NDArray[Any]) -> Any:
+def large_binary(offsets: Offsets, data: npt.NDArray[Any]) -> Any:
+    """A LargeBinaryArray of these buffers."""
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, buffers)
 

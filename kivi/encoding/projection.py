@@ -7,7 +7,6 @@ that does not fit its column's type is OUT_OF_RANGE only if that column was aske
 from __future__ import annotations
 
 import ast
-import datetime as dt
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
@@ -29,8 +28,6 @@ from kivi.model.types import ColumnType
 __all__ = ["Projection"]
 
 _FLOAT: Final = ColumnType("float64")
-_FIRST: Final = dt.datetime.min.replace(tzinfo=dt.UTC)
-_LAST: Final = dt.datetime.max.replace(tzinfo=dt.UTC)
 
 
 class Projection:

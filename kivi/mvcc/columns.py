@@ -24,14 +24,14 @@ import pyarrow as pa
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
-from kivi.delta.runs import Array, DeltaRun
+from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import RowLayout
-from kivi.encoding.keys import key_width
+from kivi.encoding.keys import key_width, large_binary
 from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.errors import DataLoss
 from kivi.model.schema import TableSchema
 
-__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "damaged", "overlaid", "pairs_of"]
+__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "overlaid", "pairs_of"]
 
 Indexed = list[tuple[bytes, tuple[tuple[int, RowOp], ...]]]
 Older = Callable[[list[bytes]], list[bytes | None]]
@@ -45,7 +45,7 @@ def pairs_of(records: list[bytes], schema: TableSchema, layout: RowLayout) -> It
     prefix, width = table_prefix(Space.ROW, schema.id), layout.width
     for record in records:
         if not record.startswith(prefix, width):
-            raise damaged(layout)
+            raise _damaged(layout)
         yield record[width:], record[:width]
 
 
@@ -70,7 +70,7 @@ def base_rows(
         yield portion.made(parts)
 
 
-def damaged(layout: RowLayout) -> DataLoss:
+def _damaged(layout: RowLayout) -> DataLoss:
     """The error for a row of another width."""
     return DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
 
@@ -89,15 +89,15 @@ class _Joined:
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         parts.append(b"".join(chunk))
         if len(parts[-1]) != len(chunk) * self._record.itemsize:
-            raise damaged(self._layout)
+            raise _damaged(self._layout)
         return len(parts[-1])
 
     def made(self, parts: list[Any]) -> FixedRows:
         records = np.frombuffer(b"".join(parts), self._record)
         if not ((records["space"] == self._space).all() and (records["table"] == self._table).all()):
-            raise damaged(self._layout)
+            raise _damaged(self._layout)
         keys = np.ascontiguousarray(records["key"])
-        return FixedRows(_binary(np.arange(len(keys) + 1) * keys.itemsize, keys), records["row"])
+        return FixedRows(large_binary(np.arange(len(keys) + 1) * keys.itemsize, keys), records["row"])
 
 
 class _Each:
@@ -109,7 +109,7 @@ class _Each:
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         width, head = self._layout.width, self._layout.width + len(self._prefix)
         if {record[width:head] for record in chunk} != {self._prefix}:
-            raise damaged(self._layout)
+            raise _damaged(self._layout)
         keys, rows = b"".join([record[head:] for record in chunk]), b"".join([record[:width] for record in chunk])
         parts.append((np.fromiter(map(len, chunk), np.int64, len(chunk)) - head, keys, rows))
         return len(keys) + len(rows)
@@ -120,12 +120,7 @@ class _Each:
         offsets = np.zeros(len(length) + 1, np.int64)
         np.cumsum(length, out=offsets[1:])
         joined = np.frombuffer(b"".join(keys), np.uint8)
-        return FixedRows(_binary(offsets, joined), np.frombuffer(b"".join(rows), self._layout.dtype))
-
-
-def _binary(offsets: Array, data: Array) -> Any:
-    """A LargeBinaryArray."""
-    return pa.Array.from_buffers(pa.large_binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+        return FixedRows(large_binary(offsets, joined), np.frombuffer(b"".join(rows), self._layout.dtype))
 
 
 def at_snapshot(portions: Iterator[FixedRows], layout: RowLayout, upto: int, older: Older) -> Iterator[FixedRows]:
