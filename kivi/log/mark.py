@@ -64,10 +64,11 @@ class Mark(NamedTuple):
 def _parse_slot(data: bytes) -> Mark | None:
     if len(data) < _SLOT.size:
         return None
-    magic, checksum, *numbers, flags, store_id = _SLOT.unpack(data)
+    magic, checksum, *fields = _SLOT.unpack(data)
     if magic != _MAGIC or checksum != crc32(data[8:]):
         return None
-    return Mark(*numbers, bool(flags & 1), store_id)
+    mark = Mark(*fields)
+    return mark._replace(in_use=bool(mark.in_use & 1))
 
 
 def parse_mark(files: Files, fd: int) -> Mark | None:
