@@ -20,6 +20,7 @@
 ``status``        errors to gRPC status
 ``calls``         what was asked for, how it ended and how long it took
 ``metrics``       the store's stats, distributions and calls for Prometheus
+``wsgi``          a port for one WSGI application: the metrics, rows over HTTP
 ``otlp``          OpenTelemetry in: spans become events, each once
 ``http``          rows over HTTP as JSON and CSV, read only: Grafana's Infinity data source, a spreadsheet
 ================= =====================================================================

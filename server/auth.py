@@ -157,9 +157,6 @@ class Tokens:
     def grant(self, metadata: Iterable[tuple[str, str | bytes]]) -> Grant:
         """What the caller may do. Raises Unauthenticated."""
         self.refresh()
-        known = self._known
-        if known is None:
-            return Grant()
         value = next((value for name, value in metadata if name == "authorization"), "")
         text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         return self.of_header(text)

@@ -11,9 +11,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import grpc
+from kivi_server import status
 from kivi_server.logs import request_id
 
 from kivi.errors import KiviError
@@ -23,9 +24,11 @@ from kivi.wire.status import status_code
 __all__ = ["Calls"]
 
 _log = logging.getLogger("kivi.server")
-_LONG: Final = frozenset({"Session", "Stage", "Consolidate", "Checkpoint", "Backup", "Subscribe"})
+_LONG: Final = frozenset({"Session", "Stage", "CreateAggregate", "Consolidate", "Checkpoint", "Backup", "Subscribe"})
 """Calls that last as long as their client or the disk takes."""
-Handler = Callable[[Any, Any], Awaitable[Any]]
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Handler = Callable[[Any, Context], Awaitable[Any]]
+RetryS = Callable[[Exception], float | None]
 
 
 class Calls:
@@ -63,19 +66,22 @@ class Calls:
         with self._lock:
             return dict(self._times)
 
-    def counted(self, call: str, handler: Handler) -> Handler:
-        """A handler of one request, or of a stream that it reads and writes by itself."""
+    def counted(self, call: str, handler: Handler, retry_s: RetryS | None = None) -> Handler:
+        """A handler of one request, or of streams that it reads and writes by itself. What it raises ends the call.
 
-        async def measured(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        ``retry_s``: after how long the caller should try again what failed like that, if at all.
+        """
+
+        async def measured(request: Any, context: Context) -> Any:
             began = time.monotonic()
             code = grpc.StatusCode.CANCELLED  # what is left if it ends without a word
             try:
                 answer = await handler(request, context)
                 code = grpc.StatusCode.OK
                 return answer
-            except grpc.aio.AbortError:
-                code = _status(context.code())
-                raise
+            except Exception as error:
+                code = code_of(error)
+                await status.abort(context, error, retry_s=retry_s(error) if retry_s is not None else None)
             finally:
                 took = time.monotonic() - began
                 self._ended(call, took, code)
@@ -85,31 +91,6 @@ class Calls:
 
         return measured
 
-    def counted_stream(self, call: str, handler: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """A handler that gives its answers one by one."""
-
-        async def measured(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            began = time.monotonic()
-            code = grpc.StatusCode.CANCELLED
-            try:
-                async for answer in handler(request, context):
-                    yield answer
-                code = grpc.StatusCode.OK
-            except grpc.aio.AbortError:
-                code = _status(context.code())
-                raise
-            finally:
-                self._ended(call, time.monotonic() - began, code)
-
-        return measured
-
 
 def code_of(error: BaseException) -> grpc.StatusCode:
     return status_code(error) if isinstance(error, KiviError) else grpc.StatusCode.INTERNAL
-
-
-def _status(code: Any) -> grpc.StatusCode:
-    """gRPC gives it as itself or as its number."""
-    if isinstance(code, grpc.StatusCode):
-        return code
-    return next((each for each in grpc.StatusCode if each.value[0] == code), grpc.StatusCode.UNKNOWN)

@@ -22,13 +22,13 @@ _KNOWN_MAX: Final = 10_000  # beyond it those that have not connected for longes
 class Client:
     """One of them. Thread safe."""
 
-    __slots__ = ("_filled_at", "_lock", "_tokens", "allowance", "name", "used_at")
+    __slots__ = ("_filled_at", "_lock", "_tokens", "allowance", "name")
 
     def __init__(self, name: str, allowance: Allowance) -> None:
         self.name = name
         self.allowance = allowance
         self._tokens = allowance.rate or 0.0
-        self._filled_at = self.used_at = time.monotonic()
+        self._filled_at = time.monotonic()
         self._lock = threading.Lock()
 
     def take(self, requests: int) -> None:
@@ -48,10 +48,10 @@ class Client:
                 )
             self._tokens -= requests  # a message is taken whole; what it was too much is waited for
 
-    def check_snapshots(self, held: int, more: int) -> None:
-        """Raises ResourceExhausted if ``more`` may not be open beside the ``held`` ones."""
+    def check_snapshots(self, held: int) -> None:
+        """Raises ResourceExhausted if another one may not be open beside the ``held`` ones."""
         most = self.allowance.snapshots
-        if most is not None and held + more > most:
+        if most is not None and held >= most:
             raise ResourceExhausted(
                 f"this client has {held} snapshots open, and {most} is its limit: close some first",
                 limit="client_snapshots",
@@ -76,20 +76,15 @@ class Clients:
     def __init__(self, default: Allowance) -> None:
         self._default = default
         self._lock = threading.Lock()
-        self._known: dict[str, Client] = {}
+        self._known: dict[str, Client] = {}  # in the order in which they connected last
 
     def of(self, grant: Grant, peer: str) -> Client:
         name = grant.name or peer
         allowance = grant.allowance.or_else(self._default)
         with self._lock:
-            client = self._known.get(name)
-            if client is None:
-                if len(self._known) >= _KNOWN_MAX:
-                    oldest = sorted(self._known.values(), key=lambda each: each.used_at)[: _KNOWN_MAX // 2]
-                    for each in oldest:
-                        del self._known[each.name]
-                client = self._known[name] = Client(name, allowance)
-            elif client.allowance != allowance:
-                client.allowance = allowance
-            client.used_at = time.monotonic()
+            client = self._known.pop(name, None) or Client(name, allowance)
+            client.allowance = allowance
+            self._known[name] = client
+            if len(self._known) > _KNOWN_MAX:
+                del self._known[next(iter(self._known))]
             return client

@@ -16,15 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, NamedTuple
 
 from kivi_server.calls import Calls
-from kivi_server.options import host_and_port
-from prometheus_client import PROCESS_COLLECTOR, start_http_server
+from prometheus_client import PROCESS_COLLECTOR, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from kivi.errors import InvalidArgument
 from kivi.runtime.histogram import Histogram
 
-__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "serve"]
+__all__ = ["DISTRIBUTIONS", "METRICS", "NO_SPANS", "UNSERVED", "application", "version_of"]
 
 Stats = Callable[[], dict[str, int | float]]
 Histograms = Callable[[], dict[str, Histogram]]
@@ -216,30 +214,22 @@ def _buckets(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
     return list(zip([*bounds, "+Inf"], map(float, counts), strict=True)), total
 
 
+def version_of(package: str) -> str:
+    """Of an installed package; "unknown" where it runs from its sources."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def _build() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("kivi", "grpcio", "pyarrow", "rocksdict"):
-        try:
-            found[package if package != "kivi" else "version"] = version(package)
-        except PackageNotFoundError:
-            found[package if package != "kivi" else "version"] = "unknown"
-    return found
+    packages = {package: version_of(package) for package in ("grpcio", "pyarrow", "rocksdict")}
+    return {"python": platform.python_version(), "version": version_of("kivi"), **packages}
 
 
-def serve(endpoint: str, stats: Stats, histograms: Histograms, calls: Calls) -> tuple[str, Callable[[], None]]:
-    """Serves /metrics on "host:port"; its real address (port 0 picks a free one), and what stops it."""
-    host, port = host_and_port(endpoint, "--metrics")
+def application(stats: Stats, histograms: Histograms, calls: Calls) -> Any:
+    """WSGI, of /metrics."""
     registry = CollectorRegistry()
     registry.register(_Collector(stats, histograms, calls))
     registry.register(PROCESS_COLLECTOR)
-    try:
-        server, thread = start_http_server(port, host.strip("[]"), registry=registry)
-    except OSError as error:
-        raise InvalidArgument(f"cannot serve metrics on {endpoint}: {error}") from None
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return f"{host}:{server.server_port}", stop
+    return make_wsgi_app(registry)

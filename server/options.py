@@ -22,13 +22,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import math
 import os
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, get_args, get_type_hints
 
 from kivi_server.logs import FORMATS
 
@@ -38,82 +39,53 @@ from kivi.runtime.settings import Settings
 __all__ = ["Options", "add_arguments", "host_and_port", "options_of", "printed", "size_of"]
 
 
+def _told(metavar: str, text: str, default: Any = None) -> Any:
+    """A field of ``Options``, and how the command line describes it."""
+    return field(default=default, metadata={"metavar": metavar, "help": text})
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What a server was told. ``source`` says of each name, ``store.<name>`` for settings, where its value is from."""
 
-    data: str
-    listen: str = "localhost:7420"
-    metrics: str | None = None
-    http: str | None = None
-    otlp: str | None = None
-    otlp_table: str = "invocations"
-    otlp_retention_s: float = 30 * 86_400.0
-    otlp_window_s: float = 15 * 60.0
-    otlp_window_spans: int = 8_000_000
-    otlp_late: str = "fail"
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_client_ca: str | None = None
-    token_file: str | None = None
-    insecure: bool = False
-    metrics_insecure: bool = False
-    grace_s: float = 10.0
-    log_format: str = "text"
-    slow_call_s: float = 1.0
-    client_rate: float | None = None
-    client_snapshots: int | None = None
-    client_staged_bytes: int | None = None
+    data: str = _told("DIR", "the store's directory; created if it is missing", MISSING)
+    listen: str = _told("HOST:PORT", "default localhost:7420; port 0 picks a free one", "localhost:7420")
+    metrics: str | None = _told("HOST:PORT", "serve Prometheus metrics over HTTP")
+    http: str | None = _told("HOST:PORT", "serve rows as JSON and CSV over HTTP, read only: /rows?table=...")
+    otlp: str | None = _told("HOST:PORT", "take OpenTelemetry traces by OTLP/gRPC: server spans become events")
+    otlp_table: str = _told(
+        "NAME", "the event table they go to; default invocations, created if it is missing", "invocations"
+    )
+    otlp_retention_s: float = _told(
+        "SECONDS", "how long it keeps them, if it is created; default 30d, 0 is for ever", 30 * 86_400.0
+    )
+    otlp_window_s: float = _told("SECONDS", "for how long a span that is sent again is found; default 15m", 15 * 60.0)
+    otlp_window_spans: int = _told("N", "span ids held for that, 32 bytes each; default 8000000", 8_000_000)
+    otlp_late: str = _told(
+        "fail|drop", "spans below the retention floor: told to the sender (default), or only counted", "fail"
+    )
+    tls_cert: str | None = _told("FILE", "the server's certificate chain (PEM)")
+    tls_key: str | None = _told("FILE", "its private key (PEM)")
+    tls_client_ca: str | None = _told("FILE", "ask clients for a certificate of this authority")
+    token_file: str | None = _told("FILE", "access tokens, one a line, each with its access")
+    insecure: bool = _told("", "serve plaintext beyond this machine", False)
+    metrics_insecure: bool = _told("", "serve the metrics, and them alone, in plaintext beyond this machine", False)
+    log_format: str = _told("FORMAT", "text or json, on standard error; default text", "text")
+    slow_call_s: float = _told("SECONDS", "calls that take longer are logged; default 1", 1.0)
+    client_rate: float | None = _told("N", "requests a second that one client may ask for; default no limit")
+    client_snapshots: int | None = _told("N", "snapshots that one client may have open; default no limit")
+    client_staged_bytes: int | None = _told("SIZE", "what one client may have staged; default no limit")
+    grace_s: float = _told("SECONDS", "for commits in flight, on a stop; default 10", 10.0)
     settings: Settings = field(default_factory=Settings)
     source: Mapping[str, str] = field(default_factory=dict)
 
 
-class _Option(NamedTuple):
-    name: str
-    metavar: str
-    text: str
-    kind: type = str
-    flag: str = ""
-
-
-_OPTIONS: Final = (
-    _Option("data", "DIR", "the store's directory; created if it is missing"),
-    _Option("listen", "HOST:PORT", "default localhost:7420; port 0 picks a free one"),
-    _Option("metrics", "HOST:PORT", "serve Prometheus metrics over HTTP"),
-    _Option("http", "HOST:PORT", "serve rows as JSON and CSV over HTTP, read only: /rows?table=..."),
-    _Option("otlp", "HOST:PORT", "take OpenTelemetry traces by OTLP/gRPC: server spans become events"),
-    _Option("otlp_table", "NAME", "the event table they go to; default invocations, created if it is missing"),
-    _Option(
-        "otlp_retention_s",
-        "SECONDS",
-        "how long it keeps them, if it is created; default 30d, 0 is for ever",
-        float,
-        "--otlp-retention",
-    ),
-    _Option(
-        "otlp_window_s",
-        "SECONDS",
-        "for how long a span that is sent again is found; default 15m",
-        float,
-        "--otlp-window",
-    ),
-    _Option("otlp_window_spans", "N", "span ids held for that, 32 bytes each; default 8000000", int),
-    _Option("otlp_late", "fail|drop", "spans below the retention floor: told to the sender (default), or only counted"),
-    _Option("tls_cert", "FILE", "the server's certificate chain (PEM)"),
-    _Option("tls_key", "FILE", "its private key (PEM)"),
-    _Option("tls_client_ca", "FILE", "ask clients for a certificate of this authority"),
-    _Option("token_file", "FILE", "access tokens, one a line, each with its access"),
-    _Option("insecure", "", "serve plaintext beyond this machine", bool),
-    _Option("metrics_insecure", "", "serve the metrics, and them alone, in plaintext beyond this machine", bool),
-    _Option("log_format", "FORMAT", "text or json, on standard error; default text"),
-    _Option("slow_call_s", "SECONDS", "calls that take longer are logged; default 1", float, "--slow-call"),
-    _Option("client_rate", "N", "requests a second that one client may ask for; default no limit", float),
-    _Option("client_snapshots", "N", "snapshots that one client may have open; default no limit", int),
-    _Option("client_staged_bytes", "SIZE", "what one client may have staged; default no limit", int),
-    _Option("grace_s", "SECONDS", "for commits in flight, on a stop; default 10", float, "--grace"),
-)
+_OPTIONS: Final = {each.name: each.metadata for each in fields(Options) if each.metadata}
+_KINDS: Final[dict[str, type]] = {
+    name: next(iter(get_args(hint)), hint)  # of `float | None` it is float
+    for name, hint in get_type_hints(Options).items()
+}
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {"log_format": FORMATS, "otlp_late": ("fail", "drop")}
-_BY_NAME: Final = {option.name: option for option in _OPTIONS}
 _SETTINGS: Final = {each.name: each.default for each in fields(Settings)}
 _PREFIX, _STORE_PREFIX = "KIVI_", "KIVI_STORE_"
 _OF_OTHERS: Final = frozenset(
@@ -130,12 +102,12 @@ _TIMES: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for option in _OPTIONS:
-        flag = option.flag or "--" + option.name.replace("_", "-")
-        if option.kind is bool:
-            parser.add_argument(flag, dest=option.name, action="store_const", const="true", help=option.text)
+    for name, described in _OPTIONS.items():
+        flag = "--" + name.removesuffix("_s").replace("_", "-")
+        if _KINDS[name] is bool:
+            parser.add_argument(flag, dest=name, action="store_const", const="true", help=described["help"])
         else:
-            parser.add_argument(flag, dest=option.name, metavar=option.metavar, help=option.text)
+            parser.add_argument(flag, dest=name, **described)
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting of the store")
     parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these, and a [store] of settings")
     parser.add_argument("--print-settings", action="store_true", help="print what is in force, as such a file, and end")
@@ -165,9 +137,9 @@ def _known(name: str, known: Iterable[str], where: str) -> str:
 
 
 def _from_flags(args: argparse.Namespace) -> Iterator[tuple[str, Any, str]]:
-    for option in _OPTIONS:
-        if (text := getattr(args, option.name)) is not None:
-            yield option.name, text, "its flag"
+    for name in _OPTIONS:
+        if (text := getattr(args, name)) is not None:
+            yield name, text, "its flag"
     for pair in args.set:
         name, _, text = pair.partition("=")
         yield f"store.{_known(name, _SETTINGS, f'--set {pair}')}", text, "--set"
@@ -185,7 +157,7 @@ def _from_file(path: str) -> Iterator[tuple[str, Any, str]]:
     if not isinstance(store, dict):
         raise InvalidArgument(f"{path}: store is a section: write [store] above its settings")
     for name, value in given.items():
-        yield _known(name, _BY_NAME, path), value, path
+        yield _known(name, _OPTIONS, path), value, path
     for name, value in store.items():
         yield f"store.{_known(name, _SETTINGS, path)}", value, path
 
@@ -196,17 +168,13 @@ def _from_environment(environment: Mapping[str, str]) -> Iterator[tuple[str, Any
             name = variable.removeprefix(_STORE_PREFIX).lower()
             yield f"store.{_known(name, _SETTINGS, variable)}", text, variable
         elif variable.startswith(_PREFIX) and variable not in _OF_OTHERS and not _OF_CLUSTERS.match(variable):
-            yield _known(variable.removeprefix(_PREFIX).lower(), _BY_NAME, variable), text, variable
+            yield _known(variable.removeprefix(_PREFIX).lower(), _OPTIONS, variable), text, variable
 
 
 def _value(name: str, value: Any, where: str) -> Any:
     """As its type asks: text may come from anywhere, other types from a file only."""
     setting = name.removeprefix("store.")
-    if setting != name:
-        default = _SETTINGS[setting]
-        kind: type = type(default)
-    else:
-        kind = _BY_NAME[name].kind
+    kind: type = _KINDS[name] if setting == name else type(_SETTINGS[setting])
     refused = InvalidArgument(f"{where}: {setting} cannot be {value!r}: {_asked(setting, kind)}")
     if kind is bool:
         text = str(value).lower()
@@ -267,15 +235,14 @@ def size_of(text: str) -> float:
 def printed(options: Options) -> str:
     """All settings in force as a TOML file, each with where it is from."""
     lines = []
-    for option in _OPTIONS:
-        value = getattr(options, option.name)
-        line = f"# {option.name} is not set" if value is None else f"{option.name} = {_toml(value)}"
-        lines.append(_with_source(line, options.source.get(option.name)))
+    for name in _OPTIONS:
+        value = getattr(options, name)
+        line = f"# {name} is not set" if value is None else f"{name} = {_toml(value)}"
+        lines.append(_with_source(line, options.source.get(name)))
     lines += ["", "[store]"]
-    for each in fields(Settings):
-        assert each.default is not MISSING
-        line = f"{each.name} = {_toml(getattr(options.settings, each.name))}"
-        lines.append(_with_source(line, options.source.get(f"store.{each.name}")))
+    for name in _SETTINGS:
+        line = f"{name} = {_toml(getattr(options.settings, name))}"
+        lines.append(_with_source(line, options.source.get(f"store.{name}")))
     return "\n".join(lines)
 
 
@@ -283,10 +250,6 @@ def _with_source(line: str, source: str | None) -> str:
     return f"{line:<44}# {'default' if source is None else 'from ' + source}" if not line.startswith("#") else line
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = "".join(f"\\u{ord(c):04x}" if c < " " or c in '"\\\x7f' else c for c in value)
-        return f'"{escaped}"'
-    return repr(value)
+def _toml(value: bool | int | float | str) -> str:
+    """TOML writes these as JSON does, but for one character."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -28,13 +28,9 @@ class Pages:
         self._pages = pages
         self._room = room
         self._lock = threading.Lock()
-        self._ahead: Future[Page] | None = None
-        self._closed = False
-
-    @property
-    def ahead(self) -> Future[Page] | None:
+        self.ahead: Future[Page] | None = None
         """The page that is read, or was read, before it is asked for."""
-        return self._ahead
+        self._closed = False
 
     def next(self) -> Page:
         """The next page. Raises what reading it raised, also if that was ahead."""
@@ -51,7 +47,7 @@ class Pages:
         with self._lock:
             if not self._closed and self._room.acquire(blocking=False):
                 try:
-                    self._ahead = pool.submit(next, self._pages)
+                    self.ahead = pool.submit(next, self._pages)
                 except RuntimeError:  # the pool is shut down
                     self._room.release()
 
@@ -63,7 +59,7 @@ class Pages:
 
     def _taken(self) -> Future[Page] | None:
         with self._lock:
-            ahead, self._ahead = self._ahead, None
+            ahead, self.ahead = self.ahead, None
         if ahead is not None:
             self._room.release()
         return ahead

@@ -31,11 +31,6 @@ SLOW_OPERATIONS: Final = 256
 """A transaction of more is for a pool."""
 
 _READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
-_STATES: Final = {
-    "committed": session_pb2.OutcomeReply.STATE_COMMITTED,
-    "aborted": session_pb2.OutcomeReply.STATE_ABORTED,
-    "unknown": session_pb2.OutcomeReply.STATE_UNKNOWN,
-}
 
 
 def stopping() -> Unavailable:
@@ -115,12 +110,11 @@ class Requests(ABC):
         self._has_none(request, "a Begin")
         if self.sessions.stopping:
             raise stopping()
-        if not begin.lease:
-            self.sessions.check_snapshots(self.client)
         if begin.lease:
             transaction.shared = begin.lease
             transaction.lease = self.sessions.find_shared(begin.lease)
         else:
+            self.sessions.check_snapshots(self.client)
             transaction.lease = self.store.begin(
                 as_of_ts=begin.as_of_ts if begin.HasField("as_of_ts") else None,
                 as_of_us=begin.as_of_us if begin.HasField("as_of_us") else None,
@@ -141,18 +135,22 @@ class Requests(ABC):
         if not request.operations:
             return
         self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
-        if transaction.txn is None:
-            if transaction.shared:
-                raise InvalidArgument("a shared snapshot is read only")
-            transaction.txn = self.store.transaction(transaction.lease)
+        txn = self._writing(transaction)
         try:
             for operation in request.operations:
-                self.translator.apply(transaction.txn, operation, asked.bodies)
+                self.translator.apply(txn, operation, asked.bodies)
         except RowExists:
             raise
         except BaseException as error:
             transaction.failed = error
             raise
+
+    def _writing(self, transaction: Transaction) -> Txn:
+        if transaction.txn is None:
+            if transaction.shared:
+                raise InvalidArgument("a shared snapshot is read only")
+            transaction.txn = self.store.transaction(transaction.lease)
+        return transaction.txn
 
     def _has_none(self, request: session_pb2.Request, body: str) -> None:
         if request.operations:
@@ -288,16 +286,13 @@ class Requests(ABC):
             if token is not None or batch is not None:  # a token is kept, and answers whoever comes with it later
                 self.access.require(Access.WRITE, "committing under a token")
             self._apply(asked, transaction)
-            if transaction.txn is None:
-                if transaction.shared:
-                    raise InvalidArgument("a shared snapshot is read only")
-                transaction.txn = self.store.transaction(transaction.lease)
+            txn = self._writing(transaction)
         except BaseException as error:
             self._end(transaction)
             if isinstance(error, NotFound) and self._committed_before(asked, transaction, batch):
                 return None
             raise
-        return Commit(transaction.txn, token, batch, self._told(asked, transaction))
+        return Commit(txn, token, batch, self._told(asked, transaction))
 
     def _committed_before(
         self, asked: Asked, transaction: Transaction | None, batch: tuple[str, int] | None = None
@@ -358,10 +353,10 @@ class Requests(ABC):
 
     def _told(self, asked: Asked, transaction: Transaction | None) -> Callable[[Outcome], None]:
         """Answers with an outcome."""
-        began, token = time.monotonic(), asked.request.commit.token or None
+        token = asked.request.commit.token or None
 
         def done(outcome: Outcome) -> None:
-            self.sessions.calls.ended("Session/commit", time.monotonic() - began, outcome.error)
+            self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, outcome.error)
             try:
                 if outcome.error is None:
                     self._succeed(asked, transaction, commit=session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0))
@@ -401,7 +396,7 @@ class Requests(ABC):
         self._has_none(asked.request, "an Outcome")
         wanted = asked.request.outcome
         state, commit_ts = self.store.outcome(wanted.token, wanted.place if wanted.HasField("place") else None)
-        reply = session_pb2.OutcomeReply(state=_STATES[state], commit_ts=commit_ts or 0)
+        reply = session_pb2.OutcomeReply(state=f"STATE_{state.upper()}", commit_ts=commit_ts or 0)
         self._succeed(asked, transaction, outcome=reply)
 
     # -- the end --------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import secrets
 import threading
 import time
@@ -53,6 +52,7 @@ from kivi_server.reads import Read, ReadGroups
 from kivi_server.requests import SLOW_OPERATIONS, Requests, Transaction, stopping
 from kivi_server.scheduler import Scheduler
 from kivi_server.sessions import Sessions
+from kivi_server.status import to_error, told
 from kivi_server.waiting import Waiting
 
 from kivi.errors import (
@@ -66,12 +66,10 @@ from kivi.errors import (
 )
 from kivi.store.facade import Commit, Outcome, Writes
 from kivi.wire.frames import Packet, header_bytes, joined
-from kivi.wire.status import to_error
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["Session"]
 
-_log = logging.getLogger("kivi.server")
 _WRITE_BYTES: Final = 4 << 20
 _SLOW_BYTES: Final = 64 << 10  # of an operation, or of a frame's header
 _SLOW_BODY: Final = 16 << 10
@@ -124,7 +122,7 @@ class Session(Requests):
         try:
             await context.write(joined([Packet(session_pb2.ServerFrame(hello=hello).SerializeToString())]))
             writer = asyncio.create_task(self._send_all(context))
-            while (data := await _next_frame(context)) is not None:
+            while (data := await context.read()) is not grpc.aio.EOF:
                 self._bytes_in += len(data)
                 await self._receive(data)
                 while self._full():
@@ -175,7 +173,7 @@ class Session(Requests):
             for asked in requests:
                 request = asked.request
                 if request.HasField("commit_each"):
-                    self._fail_each(request, refused)
+                    self._fail_each(asked, refused)
                 elif request.id:
                     self._fail(request, self.txns.get(request.txn), refused)
                 else:
@@ -284,25 +282,25 @@ class Session(Requests):
             if threading.get_ident() == self._loop_thread:
                 self._wake.set()
             else:
-                self._wake_loop()
-
-    def _wake_loop(self) -> None:
-        self._call_on_loop(self._wake.set)
+                self._call_on_loop(self._wake.set)
 
     def _call_on_loop(self, job: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(job)
 
     def _fail(self, request: session_pb2.Request, transaction: Transaction | None, error: BaseException) -> None:
-        if not isinstance(error, KiviError):
-            name = self._named(request)
-            _log.error("a request failed by a fault of the server", exc_info=error, extra={"request": name})
-            error = KiviError(f"the server failed to answer this request; its log says why, at request {name}")
+        error = told(error, "a request", self._named(request))
         if request.id:
             start_ts = transaction.start_ts if transaction is not None else 0
             self._reply(session_pb2.Response(id=request.id, start_ts=start_ts, error=to_error(error)))
         if transaction is not None and transaction.failed is None and (not request.id or request.HasField("begin")):
             transaction.failed = error  # what is pipelined behind it gets the same answer
+
+    def _refuse(self, asked: Asked, transaction: Transaction | None, error: BaseException) -> None:
+        """Answers it with an error, and counts that."""
+        self._fail(asked.request, transaction, error)
+        call = f"Session/{asked.request.WhichOneof('body')}"
+        self.sessions.calls.ended(call, time.monotonic() - asked.received, error)
 
     def _named(self, request: session_pb2.Request) -> str:
         return f"{self.name.hex()[:8]}/{request.id}"
@@ -320,10 +318,10 @@ class Session(Requests):
         several: list[Asked] = []
         while inbox and len(several) < _GROUP and self._may_join(inbox[0]):
             several.append(inbox.popleft())
-        if len(several) > 1:
+        if several:
             self._commit_several(several)
         else:
-            self._dispatch(several[0] if several else inbox.popleft())
+            self._dispatch(inbox.popleft())
 
     def _may_join(self, asked: Asked) -> bool:
         """Whether it is any small transaction in one step: one that appends an event, say."""
@@ -336,20 +334,18 @@ class Session(Requests):
 
     def _commit_several(self, several: Sequence[Asked]) -> None:
         commits: dict[Asked, Commit] = {}
+        for asked in several:
+            try:
+                if (commit := self._prepared(asked, None)) is not None:
+                    commits[asked] = commit
+            except BaseException as error:
+                self._refuse(asked, None, error)
         try:
-            for asked in several:
-                try:
-                    if (commit := self._prepared(asked, None)) is not None:
-                        commits[asked] = commit
-                except KiviError as error:
-                    self._fail(asked.request, None, error)
-                    self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, error)
             self._commit_together([*commits.values()])
         except BaseException as error:  # a fault of ours
-            for asked in several:
-                if asked in commits:
-                    commits[asked].txn.rollback()
-                self._fail(asked.request, None, error)
+            for asked, commit in commits.items():
+                commit.txn.rollback()
+                self._refuse(asked, None, error)
 
     def _split(self, asked: Asked) -> None:
         """A CommitEach with more than deltas and puts: its transactions come one by one, before all that is behind."""
@@ -357,16 +353,17 @@ class Session(Requests):
             self.access.require(Access.WRITE, "writing")  # before anything is done for who may not
             apart = each_of(asked)
         except (InvalidArgument, PermissionDenied, ResourceExhausted) as error:
-            self._fail_each(asked.request, error)
+            self._fail_each(asked, error)
             return
         self._inbox.extendleft(reversed(apart))
 
-    def _fail_each(self, request: session_pb2.Request, error: KiviError) -> None:
+    def _fail_each(self, asked: Asked, error: Exception) -> None:
         """Refuses a CommitEach: as the one request that it says it is, if it has a number itself."""
-        numbers = [request.id] if request.id else [*request.commit_each.ids]
+        request = asked.request
+        numbers = [request.id] if request.id else request.commit_each.ids
         for number in numbers:
             self._fail(session_pb2.Request(id=number), None, error)
-        self.sessions.calls.ended("Session/commit", 0.0, error, len(numbers))
+        self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, error, len(numbers))
 
     def _may_write(self, tables: Iterable[str]) -> bool:
         """Whether they are of those of the token; what is not is told so by ``_do_commit``."""
@@ -426,23 +423,16 @@ class Session(Requests):
         Gives back those that the store did not take: the catalog has changed under them, or they would have to wait
         for room, which is for a pool's thread to do.
         """
-        count = len(commits.does)
         try:
             if self.sessions.stopping:
                 raise stopping()
             self.access.require(Access.WRITE, "writing")
-            self.sessions.commit_started(count)
-            stale: Sequence[int] = commits.numbers
-            try:
-                stale = self.store.write(
-                    commits.version, commits.does, commits.tokens, commits.numbers, _Answer(self, commits)
-                )
-            finally:
-                self.sessions.commit_ended(len(stale))
+            with self._in_flight(len(commits.does)):
+                answer = _Answer(self, commits)
+                stale = self.store.write(commits.version, commits.does, commits.tokens, commits.numbers, answer)
+            self.sessions.commit_ended(len(stale))
         except Exception as error:
-            for number in commits.numbers:
-                self._fail(session_pb2.Request(id=number), None, error)
-            self.sessions.calls.ended("Session/commit", time.monotonic() - commits.received, error, count)
+            self._fail_each(commits.source, error)
             return ()
         left = {*stale}
         return [asked for asked in each_of(commits.source) if asked.request.id in left] if left else ()
@@ -467,13 +457,11 @@ class Session(Requests):
                 self.sessions.calls.ended("Session/release", time.monotonic() - asked.received)
                 return
         if request.HasField("first") and (number or not request.HasField("get")):
-            if number in self.txns or not number:
-                self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
+            if not self._may_begin(request):
                 return
             self._begin_first(asked)
         transaction = self.txns.get(number) if number else None
-        if transaction is not None and request.HasField("begin"):  # looked at now: it may be busy
-            self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
+        if request.HasField("begin") and not self._may_begin(request):  # looked at now: what is there may be busy
             return
         if transaction is not None and transaction.busy:
             with self._lock:
@@ -483,9 +471,6 @@ class Session(Requests):
                     return
         body = request.WhichOneof("body")
         if body == "begin":
-            if not number:
-                self._fail(request, None, InvalidArgument(f"transaction {number} is there already, or has no number"))
-                return
             transaction = Transaction(number)
             if (count := len(self.txns) + 1) > limits.SESSION_TRANSACTIONS_MAX:
                 most = limits.SESSION_TRANSACTIONS_MAX
@@ -498,15 +483,27 @@ class Session(Requests):
             if body != "release":
                 self._fail(request, None, SnapshotTooOld(f"transaction {number} has ended, or was never begun"))
             return
+        self._start(asked, transaction)
+
+    def _start(self, asked: Asked, transaction: Transaction | None) -> bool:
+        """Runs it here, or if it takes long elsewhere and later: then its transaction is busy, and this is False."""
         if transaction is not None and self._waits_for_page(asked, transaction):
-            return
-        pool = self._pool(asked) if body != "release" else None
-        if pool is not None:
-            if transaction is not None:
-                transaction.busy = True
-            self._run_later(pool, asked, transaction)
-        else:
+            return False
+        pool = None if asked.request.HasField("release") else self._pool(asked)
+        if pool is None:
             self._run(asked, transaction)
+            return True
+        if transaction is not None:
+            transaction.busy = True
+        self._run_later(pool, asked, transaction)
+        return False
+
+    def _may_begin(self, request: session_pb2.Request) -> bool:
+        """Whether its number is free for a transaction; if not, it is told so."""
+        if request.txn and request.txn not in self.txns:
+            return True
+        self._fail(request, None, InvalidArgument(f"transaction {request.txn} is there already, or has no number"))
+        return False
 
     def _begin_first(self, asked: Asked) -> None:
         """Begins the request's transaction, as a Begin before it would."""
@@ -581,14 +578,9 @@ class Session(Requests):
             self._bytes_waiting -= asked.nbytes
         if ts > (watermark := self.store.watermark()) and not self.sessions.stopping:
             error = Unavailable(f"the snapshot {ts} is not readable yet; the watermark is {watermark}")
-            self._fail(asked.request, transaction, error)
-            body = asked.request.WhichOneof("body")
-            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - asked.received, error)
-        elif (pool := self._pool(asked)) is not None:
-            self._run_later(pool, asked, transaction)
+            self._refuse(asked, transaction, error)
+        elif not self._start(asked, transaction):
             return
-        else:
-            self._run(asked, transaction)
         if transaction is not None:
             self._drain(transaction)
 
@@ -625,16 +617,10 @@ class Session(Requests):
                 asked = transaction.backlog.popleft()
                 self._bytes_waiting -= asked.nbytes
             released = asked.request.HasField("release")
-            pool = self._pool(asked)
             if not released and self.txns.get(transaction.number) is not transaction:
                 self._fail(asked.request, None, SnapshotTooOld(f"transaction {transaction.number} has ended"))
-            elif self._waits_for_page(asked, transaction):
+            elif not self._start(asked, transaction):
                 return
-            elif pool is not None:
-                self._run_later(pool, asked, transaction)
-                return
-            else:
-                self._run(asked, transaction)
 
     def _run(self, asked: Asked, transaction: Transaction | None) -> None:
         request = asked.request
@@ -656,8 +642,7 @@ class Session(Requests):
                 if took > self.sessions.calls.slow_s:
                     self.sessions.calls.slow(f"Session/{body}", took, self._named(request), self.client.name)
         except BaseException as error:
-            self._fail(request, transaction, error)
-            self.sessions.calls.ended(f"Session/{body}", time.monotonic() - asked.received, error)
+            self._refuse(asked, transaction, error)
 
 
 class _Answer:
@@ -683,19 +668,5 @@ class _Answer:
             session.sessions.commit_ended(part.members)
 
     def apart(self, number: int, outcome: Outcome) -> None:
-        session = self._session
-        try:
-            if outcome.error is not None:
-                session._fail(session_pb2.Request(id=number), None, outcome.error)
-            else:
-                reply = session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0)
-                session._reply(session_pb2.Response(id=number, commit=reply))
-            took = time.monotonic() - self._commits.received
-            session.sessions.calls.ended("Session/commit", took, outcome.error)
-        finally:
-            session.sessions.commit_ended(1)
-
-
-async def _next_frame(context: grpc.aio.ServicerContext[Any, Any]) -> bytes | None:
-    data: Any = await context.read()
-    return None if data is grpc.aio.EOF else data
+        asked = Asked(session_pb2.Request(id=number), self._commits.received)
+        self._session._told(asked, None)(outcome)

@@ -6,7 +6,6 @@ What a session is and in which order things happen is ``kivi_server.session``.
 from __future__ import annotations
 
 import asyncio
-import logging
 import secrets
 import threading
 import time
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Sessions"]
 
-_log = logging.getLogger("kivi.server")
 _PAGES_AHEAD: Final = 32
 """Pages of scans that are in memory before they are asked for: of 16,384 rows, or of some 4 MiB, each."""
 
@@ -59,7 +57,7 @@ class Sessions:
         self.frames_out = 0
         self.dropped = 0
         self.scheduler: Scheduler | None = None  # comes with the first session, of whose event loop it is
-        self._commits = 0
+        self.commits_in_flight = 0
         self._mutex = threading.Lock()
         self.reads = ThreadPoolExecutor(8, "kivi-reads")
         self.pages_ahead = threading.Semaphore(_PAGES_AHEAD)
@@ -73,29 +71,21 @@ class Sessions:
 
     def commit_started(self, count: int = 1) -> None:
         with self._mutex:
-            self._commits += count
+            self.commits_in_flight += count
 
     def commit_ended(self, count: int = 1) -> None:
         with self._mutex:
-            self._commits -= count
-
-    @property
-    def commits_in_flight(self) -> int:
-        return self._commits
+            self.commits_in_flight -= count
 
     def share(self, lease: Lease, client: Client) -> bytes:
         """A name, not to be guessed, under which any session may use the lease."""
-        self.prune()
+        if len(self.shared) > 1_000 and len(self.shared) % 256 == 0:
+            for other, (shared, _) in list(self.shared.items()):
+                if shared.ended:
+                    self.shared.pop(other, None)
         name = secrets.token_bytes(16)
         self.shared[name] = lease, client
         return name
-
-    def prune(self) -> None:
-        """Forgets shared leases that have ended."""
-        if len(self.shared) > 1_000 and len(self.shared) % 256 == 0:
-            for name, (lease, _) in list(self.shared.items()):
-                if lease.ended:
-                    self.shared.pop(name, None)
 
     def find_shared(self, name: bytes) -> Lease:
         found = self.shared.get(name)
@@ -103,8 +93,8 @@ class Sessions:
             raise SnapshotTooOld("this shared snapshot has been released, or the server was restarted: begin again")
         return found[0]
 
-    def check_snapshots(self, client: Client, more: int = 1) -> None:
-        """Raises ResourceExhausted if that would be more than the client may have open."""
+    def check_snapshots(self, client: Client) -> None:
+        """Raises ResourceExhausted if the client may not have another one open."""
         if client.allowance.snapshots is None:
             return
         held = sum(
@@ -115,7 +105,7 @@ class Sessions:
             if transaction.lease is not None
         )
         held += sum(by is client and not lease.ended for lease, by in list(self.shared.values()))
-        client.check_snapshots(held, more)
+        client.check_snapshots(held)
 
     def regrant(self, tokens: Tokens) -> None:
         """The tokens are others: sessions go on with what theirs may do now, or end."""
@@ -140,14 +130,14 @@ class Sessions:
             "server_frames_in": self.frames_in,
             "server_frames_out": self.frames_out,
             "server_sessions_dropped": self.dropped,
-            "server_commits_in_flight": self._commits,
+            "server_commits_in_flight": self.commits_in_flight,
         }
 
     async def drained(self, grace_s: float) -> bool:
         """True once no commit is in flight and every reply has been handed to gRPC."""
         until = time.monotonic() + grace_s
         while time.monotonic() < until:
-            if not self._commits and not any(session.out or session.writing for session in self.live.values()):
+            if not self.commits_in_flight and not any(session.out or session.writing for session in self.live.values()):
                 return True
             await asyncio.sleep(0.01)
         return False

@@ -23,10 +23,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -34,7 +34,7 @@ from kivi_server import limits, live_queries
 from kivi_server.auth import Access, Grant, Tokens
 from kivi_server.clients import Client
 from kivi_server.sessions import Sessions
-from kivi_server.status import to_error
+from kivi_server.status import to_error, told
 
 from kivi.errors import InvalidArgument, KiviError, Unauthenticated
 from kivi.live.hub import LIVES_MAX
@@ -44,7 +44,6 @@ from kivi.wire.v1 import service_pb2 as pb
 
 __all__ = ["Subscriptions"]
 
-_log = logging.getLogger("kivi.server")
 _BEGIN_TOGETHER: Final = 4
 """Of one stream; each is read by a thread that others want, too."""
 _MESSAGE_BYTES: Final = 256 << 10
@@ -54,18 +53,16 @@ _PART_BYTES_MAX: Final = limits.MESSAGE_BYTES_MAX - _MESSAGE_BYTES
 _CALL: Final = "Subscribe/begin"
 
 
+@dataclass(slots=True, eq=False)
 class _Subscription:
     """One of them. The event loop's alone; ``live`` is None while it begins."""
 
-    __slots__ = ("asked", "live", "number", "room", "table")
-
-    def __init__(self, number: int, room: int, table: str) -> None:
-        self.number = number
-        self.room = room
-        self.table = table
-        self.asked = False
-        """The hub is, or what it said has not left yet."""
-        self.live: Live | None = None
+    number: int
+    room: int
+    table: str
+    asked: bool = False
+    """The hub is, or what it said has not left yet."""
+    live: Live | None = None
 
 
 class Subscriptions:
@@ -180,7 +177,10 @@ class Subscriptions:
 
     def _refuse(self, one: _Subscription, error: Exception, began: float) -> None:
         self._sessions.calls.ended(_CALL, time.monotonic() - began, error)
-        self._put(one, _told(error))
+        self._put(one, self._told(one, error))
+
+    def _told(self, one: _Subscription, error: Exception) -> KiviError:
+        return told(error, "a subscription", f"{self._client.name}/{one.number}")
 
     def _close(self, one: _Subscription) -> None:
         if one.live is not None:
@@ -243,18 +243,10 @@ class Subscriptions:
             ended = said.ended
         except Exception as error:
             ended = True
-            yield _of(one, error=to_error(_told(error)))
+            yield _of(one, error=to_error(self._told(one, error)))
         if ended:
             self._held.pop(one.number, None)
             self._close(one)
-
-
-def _told(error: Exception) -> KiviError:
-    """What the client is told."""
-    if isinstance(error, KiviError):
-        return error
-    _log.error("a subscription failed by a fault of the server", exc_info=error)
-    return KiviError("the server failed to keep this subscription; its log says why")
 
 
 def _of(one: _Subscription, **said: Any) -> bytes:

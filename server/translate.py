@@ -26,7 +26,7 @@ from kivi.model.expressions import Expr
 from kivi.model.schema import Measure, OperatorCall, TableSchema
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
-from kivi.wire.codec import from_expr, from_measures, from_values
+from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_values
 from kivi.wire.columns import column_writer
 from kivi.wire.frames import KEPT_MAX, Bodies
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -45,11 +45,6 @@ _PYTHON: Final[dict[str, type]] = {
 }
 _TIME: Final = ColumnType("timestamp")
 _LITTLE_BYTES: Final = 4 << 10  # a stream of one event is most of all its schema
-_OPERATORS: Final[dict[int, Any]] = {
-    types_pb2.Column.OPERATOR_SUM: "sum",
-    types_pb2.Column.OPERATOR_MIN: "min",
-    types_pb2.Column.OPERATOR_MAX: "max",
-}
 
 
 def pieces(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
@@ -188,16 +183,12 @@ class Translator:
             case _:
                 raise InvalidArgument(f"{kind} is not a kind of operation")
 
-    def _event_table(self, schema: TableSchema) -> None:
-        if schema.kind != "event":
-            raise InvalidArgument(f"{schema.name!r} is not an event table")
-
     def batch(self, schema: TableSchema, data: bytes | memoryview, *, rows: bool = False) -> pa.RecordBatch:
         """Events, or with ``rows`` those of a row table, from an Arrow IPC stream: decoded as from a stranger, then
         held to the table's columns. They refer to ``data``, and to all that it is a part of, unless that is much larger
         than they are: a transaction or a stage keeps them, and is accounted for them alone."""
-        if not rows or schema.kind != "row":
-            self._event_table(schema)
+        if schema.kind != "event" and not (rows and schema.kind == "row"):
+            raise InvalidArgument(f"{schema.name!r} is not an event table")
         decoded = decode_ipc(data, max_bytes=limits.BATCH_BYTES_MAX, max_rows=self._rows_max, codes=True)
         batch = table_batch(schema, decoded, validated=True)
         kept = memoryview(memoryview(data).obj).nbytes
@@ -297,7 +288,7 @@ class Translator:
         self._unique(table.name, [c.name for c in (*table.key, *table.columns)])
         declared: dict[str, object] = {}
         for c in table.columns:
-            operator = _OPERATORS.get(c.operator)
+            operator = OPERATOR_NAMES.get(c.operator)
             declared[c.name] = OperatorCall(operator, c.type) if operator else c.type
         return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
 

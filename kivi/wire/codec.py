@@ -18,6 +18,7 @@ from kivi.wire.frames import NONE, Bodies
 from kivi.wire.v1 import types_pb2 as pb
 
 __all__ = [
+    "OPERATOR_NAMES",
     "fill_values",
     "from_expr",
     "from_table",
@@ -134,26 +135,18 @@ def from_expr(message: pb.Expr) -> Expr:
 
 # -- table definitions ------------------------------------------------------------------------------
 
-_KINDS: Final[dict[str, pb.Table.Kind]] = {
-    "row": pb.Table.KIND_ROW,
-    "event": pb.Table.KIND_EVENT,
-    "aggregate": pb.Table.KIND_AGGREGATE,
-}
-_KIND_NAMES: Final[dict[int, Any]] = {number: name for name, number in _KINDS.items()}
-_OPERATORS: Final[dict[str | None, pb.Column.Operator]] = {
-    None: pb.Column.OPERATOR_UNSPECIFIED,
-    "sum": pb.Column.OPERATOR_SUM,
-    "min": pb.Column.OPERATOR_MIN,
-    "max": pb.Column.OPERATOR_MAX,
-}
-_OPERATOR_NAMES: Final[dict[int, Any]] = {number: name for name, number in _OPERATORS.items()}
-_MEASURES: Final[dict[str, pb.Measure.Kind]] = {
-    "sum": pb.Measure.KIND_SUM,
-    "count": pb.Measure.KIND_COUNT,
-    "min": pb.Measure.KIND_MIN,
-    "max": pb.Measure.KIND_MAX,
-}
-_MEASURE_NAMES: Final[dict[int, Any]] = {number: name for name, number in _MEASURES.items()}
+
+def _numbers(enum: Any) -> dict[Any, Any]:
+    """What messages call KIND_ROW is ``row`` elsewhere. What is not specified has no name."""
+    return {name.partition("_")[2].lower(): number for name, number in enum.items() if number}
+
+
+_KINDS: Final = _numbers(pb.Table.Kind)
+_KIND_NAMES: Final = {number: name for name, number in _KINDS.items()}
+_OPERATORS: Final = _numbers(pb.Column.Operator)
+OPERATOR_NAMES: Final = {number: name for name, number in _OPERATORS.items()}
+_MEASURES: Final = _numbers(pb.Measure.Kind)
+_MEASURE_NAMES: Final = {number: name for name, number in _MEASURES.items()}
 
 
 def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
@@ -181,7 +174,10 @@ def to_table(schema: TableSchema) -> pb.Table:
         state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
         created_ts=schema.created_ts,
         key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
-        columns=[pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS[c.operator]) for c in schema.columns],
+        columns=[
+            pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator])
+            for c in schema.columns
+        ],
         history_us=schema.history_us,
         event_time=schema.event_time or "",
         retention_us=schema.retention_us,
@@ -201,7 +197,7 @@ def from_table(table: pb.Table) -> TableSchema:
         name=table.name,
         kind=_KIND_NAMES[table.kind],
         key=tuple(Column(c.name, ColumnType.parse(c.type)) for c in table.key),
-        columns=tuple(Column(c.name, ColumnType.parse(c.type), _OPERATOR_NAMES.get(c.operator)) for c in table.columns),
+        columns=tuple(Column(c.name, ColumnType.parse(c.type), OPERATOR_NAMES.get(c.operator)) for c in table.columns),
         id=table.id,
         state="building" if table.state == pb.Table.STATE_BUILDING else "ready",
         created_ts=table.created_ts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ __all__ = [
     "messages",
     "metadata",
     "path",
+    "read_file",
 ]
 
 SERVICE: Final = "kivi.v1.Kivi"
@@ -54,11 +54,10 @@ class Tls:
     """The name in the server's certificate, where it is not the one that is dialled."""
 
 
-def _read(name: str | None) -> bytes | None:
-    if name is None:
-        return None
+def read_file(name: str) -> bytes:
+    """What is in it. Raises InvalidArgument."""
     try:
-        with open(os.fspath(name), "rb") as file:
+        with open(name, "rb") as file:
             return file.read()
     except OSError as error:
         raise InvalidArgument(f"cannot read {name}: {error.strerror}") from None
@@ -77,7 +76,8 @@ def as_tls(tls: Tls | bool | str | None) -> Tls | None:
 
 
 def credentials(tls: Tls) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
+    files = [None if name is None else read_file(name) for name in (tls.ca, tls.key, tls.cert)]
+    return grpc.ssl_channel_credentials(*files)
 
 
 def channel_options(tls: Tls | None) -> list[tuple[str, int | str]]:

@@ -27,45 +27,41 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
+import functools
 import io
 import itertools
 import json
-import ssl
-import threading
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from http import HTTPStatus
-from socketserver import ThreadingMixIn
 from typing import Any, Final
 from urllib.parse import parse_qsl
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import grpc
 from kivi_server.auth import Access, Tokens
-from kivi_server.options import host_and_port
 from kivi_server.sessions import Sessions
+from kivi_server.wsgi import TIMEOUT_S
 
-from kivi.api.arguments import type_of
+from kivi.api.arguments import ScanArguments, type_of
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.declarations import parse_duration_us
 from kivi.model.derived_columns import evaluator, parse_expression
-from kivi.model.expressions import Expr, bind
+from kivi.model.expressions import Expr
 from kivi.model.predicate_text import parse_moment, parse_value, where
 from kivi.model.schema import TableSchema
 from kivi.store.facade import Lease, Scan, Store
 from kivi.wire.status import status_code
 
-__all__ = ["serve"]
+__all__ = ["Application"]
 
 _LIMIT: Final = 10_000
 _LIMIT_MAX: Final = 100_000
 _PARAMETERS: Final = frozenset(
     {"table", "prefix", "from", "to", "step", "columns", "where", "limit", "as_of", "format"}
 )
-_CONNECTIONS_MAX: Final = 32
-_TIMEOUT_S: Final = 30.0  # for a client that takes no byte
 _HTTP: Final = {
     grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
     grpc.StatusCode.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
@@ -79,59 +75,8 @@ _HTTP: Final = {
 Row = dict[str, Any]
 
 
-def serve(
-    endpoint: str, sessions: Sessions, tokens: Tokens, secure: ssl.SSLContext | None
-) -> tuple[str, Callable[[], None]]:
-    """Serves /rows on "host:port"; its address (port 0 picks a free one), and what stops it."""
-    host, port = host_and_port(endpoint, "--http")
-    try:
-        server = make_server(host.strip("[]"), port, _Application(sessions, tokens), _Server, _Handler)
-    except OSError as error:
-        raise InvalidArgument(f"cannot serve rows on {endpoint}: {error}") from None
-    if secure is not None:
-        server.socket = secure.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    thread = threading.Thread(target=server.serve_forever, name="kivi-http", daemon=True)
-    thread.start()
-
-    def stop() -> None:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-    return f"{'https' if secure else 'http'}://{host}:{server.server_port}/rows", stop
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    """A thread for each connection, and at most so many: those beyond are closed, as a server that is down would."""
-
-    daemon_threads = True
-
-    def __init__(self, *arguments: Any) -> None:
-        self._room = threading.BoundedSemaphore(_CONNECTIONS_MAX)
-        super().__init__(*arguments)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._room.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._room.release()
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = _TIMEOUT_S
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: calls are counted, and a query may hold what is nobody's business."""
-
-
-class _Application:
-    """WSGI."""
+class Application:
+    """WSGI, of /rows."""
 
     def __init__(self, sessions: Sessions, tokens: Tokens) -> None:
         self._sessions, self._store, self._tokens = sessions, sessions.store, tokens
@@ -215,10 +160,8 @@ def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
     lease = _begun(store, asked)
     try:
         schema = store.table(asked.table, lease)
-        columns = (
-            tuple(name.strip() for name in asked.given["columns"].split(",")) if "columns" in asked.given else None
-        )
-        asked.names = schema.output_columns(columns)
+        names = asked.given.get("columns")
+        asked.names = schema.output_columns(None if names is None else [name.strip() for name in names.split(",")])
         step_us = _step_us(schema, asked)
         wanted = _wanted(schema, asked, None if step_us else asked.names, None if step_us else asked.limit + 1)
         rows: Iterator[Row] = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
@@ -236,48 +179,41 @@ def _begun(store: Store, asked: _Asked) -> Lease:
         return store.begin()
     if text.isdecimal():
         return store.begin(as_of_ts=int(text))
-    return store.begin(as_of_us=asked.moment_us("as_of"), timeout_s=_TIMEOUT_S)
+    return store.begin(as_of_us=asked.moment_us("as_of"), timeout_s=TIMEOUT_S)
 
 
 def _wanted(schema: TableSchema, asked: _Asked, columns: tuple[str, ...] | None, limit: int | None) -> Scan:
     time_column = _time_column(schema)
     low, high = asked.moment_us("from"), asked.moment_us("to")
-    if time_column is None:
-        if low is not None or high is not None:
-            raise InvalidArgument(f"table {schema.name!r} has no time in its key: leave out from and to")
-        time_column = ""
-    terms = [where(asked.given["where"], _types(schema), "parameter where")] if "where" in asked.given else []
+    if time_column is None and not (low is None and high is None):
+        raise InvalidArgument(f"table {schema.name!r} has no time in its key: leave out from and to")
     predicate: Expr | None = None
-    bounds = [(">=", low), ("<", high)] if schema.kind != "event" else []
-    terms += [Expr(op, time_column, bound) for op, bound in bounds if bound is not None]
-    for term in terms:
-        predicate = term if predicate is None else predicate & term
-    if predicate is not None:
-        predicate = bind(predicate, lambda name: type_of(schema, name))
+    if "where" in asked.given:
+        types = {name: str(type_of(schema, name)) for name in schema.output_names}
+        predicate = where(asked.given["where"], types, "parameter where")
+    start: tuple[int] | None = None
+    end: tuple[int] | None = None
     if schema.kind == "event":
         if asked.prefix:
             raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or from and to")
         start, end = ((bound,) if bound is not None else None for bound in (low, high))
-        return Scan(where=predicate, columns=columns, limit=limit, start=start, end=end)
-    return Scan(prefix=_prefix(schema, asked), where=predicate, columns=columns, limit=limit)
+    else:
+        for op, bound in ((">=", low), ("<", high)):
+            if bound is not None:
+                term = Expr(op, time_column or "", bound)
+                predicate = term if predicate is None else predicate & term
+    return ScanArguments(schema.name, _prefix(schema, asked), start, end, predicate, columns, limit).bound(schema)
 
 
-def _prefix(schema: TableSchema, asked: _Asked) -> tuple[Any, ...]:
+def _prefix(schema: TableSchema, asked: _Asked) -> list[Any]:
     if len(asked.prefix) > len(schema.key):
         raise InvalidArgument(
             f"the key of {schema.name!r} has {len(schema.key)} columns: give at most as many prefixes"
         )
-    values = []
-    for column, text in zip(schema.key, asked.prefix, strict=False):
-        value = parse_value(str(column.type), text, f"prefix {column.name}")
-        values.append(column.type.to_stored(value, column.name))
-    return tuple(values)
-
-
-def _types(schema: TableSchema) -> dict[str, str]:
-    return {name: str(column.type) for name, column in schema.by_name.items()} | {
-        n: "float64" for n, _ in schema.derived
-    }
+    return [
+        parse_value(str(column.type), text, f"prefix {column.name}")
+        for column, text in zip(schema.key, asked.prefix, strict=False)
+    ]
 
 
 def _time_column(schema: TableSchema) -> str | None:
@@ -305,33 +241,30 @@ def _step_us(schema: TableSchema, asked: _Asked) -> int:
 def _stepped(schema: TableSchema, rows: Iterator[Row], step_us: int, asked: _Asked) -> Iterator[Row]:
     """Neighbouring rows of one longer slot as one: measures by their operators, derived columns computed anew."""
     step = dt.timedelta(microseconds=step_us)
-    *others, slot = schema.key_names
+    slot = schema.key_names[-1]
     numeric = {c.name for c in schema.columns}
     expressions = [(name, evaluator(parse_expression(text, numeric))) for name, text in schema.derived]
-    held: Row | None = None
-    for row in rows:
+
+    def in_longer_slot(row: Row) -> Row:
         row[slot] = _EPOCH + (row[slot] - _EPOCH) // step * step
-        if held is not None and held[slot] == row[slot] and all(held[name] == row[name] for name in others):
-            for column in schema.columns:
-                held[column.name] = _combined(column.operator, held[column.name], row[column.name])
-            continue
-        if held is not None:
-            yield _finished(held, expressions, asked)
-        held = row
-    if held is not None:
-        yield _finished(held, expressions, asked)
+        return row
+
+    def combined(held: Row, row: Row) -> Row:
+        for column in schema.columns:
+            held[column.name] = _combined(column.operator, held[column.name], row[column.name])
+        return held
+
+    for _, neighbours in itertools.groupby(map(in_longer_slot, rows), operator.itemgetter(*schema.key_names)):
+        row = functools.reduce(combined, neighbours)
+        for name, expression in expressions:
+            row[name] = expression(row)
+        yield {name: row[name] for name in asked.names}
 
 
-def _combined(operator: str | None, a: Any, b: Any) -> Any:
+def _combined(operation: str | None, a: Any, b: Any) -> Any:
     if a is None or b is None:
         return a if b is None else b
-    return a + b if operator == "sum" else min(a, b) if operator == "min" else max(a, b)
-
-
-def _finished(row: Row, expressions: list[tuple[str, Any]], asked: _Asked) -> Row:
-    for name, expression in expressions:
-        row[name] = expression(row)
-    return {name: row[name] for name in asked.names}
+    return a + b if operation == "sum" else min(a, b) if operation == "min" else max(a, b)
 
 
 # -- as text ------------------------------------------------------------------------------------------------

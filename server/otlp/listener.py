@@ -16,7 +16,6 @@ import asyncio
 from typing import Any, Final
 
 import grpc
-from kivi_server import status
 from kivi_server.auth import Access, Tokens
 from kivi_server.otlp.intake import Intake, Taken
 from kivi_server.otlp.spans import decode
@@ -45,13 +44,10 @@ class Exports:
         self._tokens = tokens
 
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
-        try:
-            grant = self._tokens.grant(context.invocation_metadata() or ())
-            grant.require(self.NEEDS["Export"], "exporting spans", self._intake.table)
-            self.sessions.clients.of(grant, context.peer()).take(1)
-            return _response(await self._take(data))
-        except Exception as error:
-            await status.abort(context, error, retry_s=_retry_s(error))
+        grant = self._tokens.grant(context.invocation_metadata() or ())
+        grant.require(self.NEEDS["Export"], "exporting spans", self._intake.table)
+        self.sessions.clients.of(grant, context.peer()).take(1)
+        return _response(await self._take(data))
 
     async def _take(self, data: bytes) -> Taken:
         if self.sessions.stopping:
@@ -94,7 +90,7 @@ def _handlers(exports: Exports) -> grpc.GenericRpcHandler:
     calls = exports.sessions.calls
     table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
         name: grpc.unary_unary_rpc_method_handler(
-            calls.counted(f"OTLP/{name}", getattr(exports, name)),
+            calls.counted(f"OTLP/{name}", getattr(exports, name), _retry_s),
             response_serializer=ExportTraceServiceResponse.SerializeToString,
         )
         for name in exports.NEEDS

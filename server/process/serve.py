@@ -18,21 +18,18 @@ import os
 import signal
 import ssl
 import sys
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as health
-from kivi_server import logs
-from kivi_server import metrics as metrics_http
+from kivi_server import logs, metrics
 from kivi_server.auth import Allowance, Tokens
-from kivi_server.http import rows as rows_http
-from kivi_server.metrics import NO_SPANS
+from kivi_server.http import rows
 from kivi_server.options import Options, host_and_port
 from kivi_server.service import Service, handlers
 from kivi_server.sessions import Sessions
+from kivi_server.wsgi import serving
 
 from kivi.errors import InvalidArgument, KiviError, StoreInUse, Unavailable
 from kivi.store.facade import Store
@@ -55,27 +52,19 @@ def is_loopback(host: str) -> bool:
     return False
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError as error:
-        raise InvalidArgument(f"cannot read {path}: {error.strerror}") from None
-
-
 def credentials(options: Options) -> grpc.ServerCredentials | None:
     """TLS, or None for plaintext, which is for loopback unless --insecure says that the network is trusted."""
     if bool(options.tls_cert) != bool(options.tls_key):
         raise InvalidArgument("TLS needs both --tls-cert and --tls-key")
     if options.tls_cert and options.tls_key:
-        ca = _read(options.tls_client_ca) if options.tls_client_ca else None
-        pair = (_read(options.tls_key), _read(options.tls_cert))
+        ca = methods.read_file(options.tls_client_ca) if options.tls_client_ca else None
+        pair = (methods.read_file(options.tls_key), methods.read_file(options.tls_cert))
         return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
     if options.tls_client_ca:
         raise InvalidArgument("--tls-client-ca needs --tls-cert and --tls-key")
-    _check_plaintext("--listen", options.listen, options)
-    if options.otlp:
-        _check_plaintext("--otlp", options.otlp, options)
+    for flag, endpoint in (("--listen", options.listen), ("--otlp", options.otlp), ("--http", options.http)):
+        if endpoint:
+            _check_plaintext(flag, endpoint, options)
     return None
 
 
@@ -99,11 +88,8 @@ def _check_metrics(options: Options) -> None:
 
 
 def _https(options: Options) -> ssl.SSLContext | None:
-    """TLS for rows over HTTP as for everything else; None for plaintext, which is for loopback without --insecure."""
-    if not options.http:
-        return None
-    if not options.tls_cert or not options.tls_key:
-        _check_plaintext("--http", options.http, options)
+    """The same TLS for rows over HTTP, or None for plaintext."""
+    if not options.http or not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
@@ -114,13 +100,6 @@ def _https(options: Options) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         raise InvalidArgument(f"the certificate, its key or the client's authority cannot be used: {error}") from None
     return context
-
-
-def _version() -> str:
-    try:
-        return version("kivi")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _disk(path: str) -> dict[str, int]:
@@ -142,11 +121,8 @@ def _bind(server: grpc.aio.Server, endpoint: str, flag: str, secure: grpc.Server
     return f"{host}:{port}"
 
 
-Stats = Callable[[], dict[str, int | float]]
-
-
 def listener(
-    sessions: Sessions, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens, stats: Stats
+    sessions: Sessions, options: Options, secure: grpc.ServerCredentials | None, tokens: Tokens, stats: metrics.Stats
 ) -> tuple[grpc.aio.Server, health.HealthServicer, str]:
     """The gRPC server of these sessions, bound and not started, its health, and its endpoint: host and real port."""
     server = grpc.aio.server(
@@ -207,22 +183,22 @@ async def _serve(
     tokens: Tokens,
 ) -> None:
     allowance = Allowance(options.client_rate, options.client_snapshots, options.client_staged_bytes)
-    sessions = Sessions(store, _version(), allowance, slow_call_s=options.slow_call_s)
+    sessions = Sessions(store, metrics.version_of("kivi"), allowance, slow_call_s=options.slow_call_s)
 
     def stats() -> dict[str, int | float]:
-        spans = otlp.intake.stats() if otlp is not None else NO_SPANS
+        spans = otlp.intake.stats() if otlp is not None else metrics.NO_SPANS
         return {**store.stats(), **sessions.stats(), **spans, **_disk(options.data)}
 
     otlp = _otlp(options, sessions, tokens)
     server, healthy, endpoint = listener(sessions, options, secure, tokens, stats)
-    stop_metrics = None
+    http = contextlib.ExitStack()
     if options.metrics:
-        address, stop_metrics = metrics_http.serve(options.metrics, stats, store.histograms, sessions.calls)
-        print(f"metrics on http://{address}/metrics", flush=True)
-    stop_http = None
+        page = metrics.application(stats, store.histograms, sessions.calls)
+        address = http.enter_context(serving(options.metrics, "--metrics", page))
+        print(f"metrics on {address}/metrics", flush=True)
     if options.http:
-        address, stop_http = rows_http.serve(options.http, sessions, tokens, https)
-        print(f"rows on {address}", flush=True)
+        address = http.enter_context(serving(options.http, "--http", rows.Application(sessions, tokens), https))
+        print(f"rows on {address}/rows", flush=True)
     if otlp is not None:
         await otlp.intake.open()
         address = _bind(otlp.server, options.otlp or "", "--otlp", secure)
@@ -262,9 +238,7 @@ async def _serve(
         await otlp.stop()
     await server.stop(grace=0.2)
     watching.cancel()
-    for stop_other in (stop_metrics, stop_http):
-        if stop_other is not None:
-            stop_other()
+    http.close()
     await loop.run_in_executor(None, sessions.close)
     if failures:
         raise Unavailable(f"the store stopped: {failures[0]}; start the server again to recover")

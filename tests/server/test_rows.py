@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kivi_server.wsgi import serving
 
 import kivi
 from tests.serverproc import ServerProcess
@@ -220,3 +221,13 @@ def test_tokens_and_tls_are_those_of_everything_else(tmp_path: Path, require: Ca
 def test_plaintext_is_for_loopback(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="plaintext"):
         ServerProcess(tmp_path / "data", "--http", "0.0.0.0:0").start()
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]"])
+def test_a_page_has_an_address_of_either_kind(host: str) -> None:
+    def page(_: dict[str, Any], respond: Callable[..., Any]) -> list[bytes]:
+        respond("200 OK", [("Content-Length", "4")])
+        return [b"page"]
+
+    with serving(f"{host}:0", "--http", page) as address:
+        assert urllib.request.urlopen(address, timeout=20).read() == b"page"
