@@ -94,10 +94,6 @@ class Core:
         if ts > self.seen_ts:
             self.seen_ts = ts
 
-    def greeted(self, hello: session_pb2.Hello) -> None:
-        """The server's first words on a session."""
-        self.value_bytes_max = hello.limits.value_bytes_max
-
     def deadline(self) -> float:
         return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
 

@@ -25,7 +25,6 @@ took 0.93 ms so instead of 0.77, 12 slots 1.25 instead of 1.03: beginning a call
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -38,16 +37,13 @@ import grpc
 from kivi.client.calls import (
     FRAME_BYTES,
     Calls,
-    Commits,
     Link,
     Queued,
-    Releases,
+    Session,
     answer,
     encoded,
     failed,
     leaving,
-    lost,
-    received,
     silent,
     unreachable,
 )
@@ -99,19 +95,14 @@ def _wake(waiting: deque[_Waiter]) -> None:
     waiter.gate.release()
 
 
-class _Session:
+class _Session(Session):
     """One stream: a queue out, a reader thread in. Once broken it stays broken."""
 
     def __init__(self, transport: Transport, epoch: int, wait_for_ready: bool) -> None:
-        self.epoch = epoch
-        self.broken: KiviError | None = None
-        self.hello = threading.Event()
+        super().__init__(transport.core, epoch, threading.Event())
         self._transport = transport
         self._out: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
-        self.releases = Releases(self.put)
-        self._commits = Commits(self.put)
         self._waiters: dict[int, _Waiter] = {}
-        self._ids = itertools.count(1)
         call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready, received=self._received)
         self._call = transport.threads.watch(call)
         transport.threads.start("kivi-session", self._read)
@@ -171,18 +162,12 @@ class _Session:
         self._out.put(data)
 
     def ask(self, asked: Ask | CommitPlain) -> Answer:
-        """A plain commit leaves together with others."""
         number = next(self._ids)
         waiter = self._waiters[number] = _Waiter()
         try:
             if self.broken is not None:  # looked at after registering: whoever breaks the session sees the waiter
                 raise self._lost(sent=False)
-            if isinstance(asked, CommitPlain) and not self._commits.is_full:
-                self._commits.add((number, asked.writes, asked.token))
-            else:
-                request = asked.request
-                request.id = number
-                self.put(request, asked.bodies)
+            self._queue(number, asked)
         except KiviError:
             self._waiters.pop(number, None)
             raise
@@ -199,7 +184,7 @@ class _Session:
         else:
             self._leave(number, waiter)
             if waiter.reply is None and waiter.error is None:
-                raise silent(self._transport.core.endpoint, timeout_s)
+                raise silent(self._core.endpoint, timeout_s)
         if waiter.error is not None:
             raise waiter.error
         return waiter.reply
@@ -208,9 +193,6 @@ class _Session:
         """It waits no longer. If its answer has come at this very moment, it is to wake another all the same."""
         if self._waiters.pop(number, None) is None:
             _wake(waiter.others)
-
-    def _lost(self, sent: bool) -> KiviError:
-        return lost(self._transport.core.endpoint, self.broken, sent=sent)
 
     def _read(self) -> None:
         """Asks for one message after the other; what is in it, ``_received`` has handed out before it comes here."""
@@ -229,12 +211,7 @@ class _Session:
     def _received(self, data: bytes) -> object:
         """On the thread of gRPC that receives: who waits for an answer need not wait for another thread as well."""
         try:
-            frame, found = received(data)
-            if frame.HasField("hello"):
-                self._commits.most = frame.hello.limits.commit_each_max
-                self._transport.core.greeted(frame.hello)
-                self.hello.set()
-            self._hand_out(found)
+            self._hand_out(self._answers(data))
         except Exception as error:
             return Unavailable(f"the session failed: {error!r}")
         return _FINE
@@ -270,7 +247,7 @@ class Transport(Link[_Session]):
     """The channel and the current session; performs effects on the calling thread."""
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
-        super().__init__(core, Calls(grpc, core.endpoint, access_token, tls))
+        super().__init__(core, Calls(grpc, core.endpoint, access_token, tls), _Session)
         self._lock = threading.Lock()
         self.threads = Threads()
         self.lines = Lines(self.threads, self.begin)
@@ -301,9 +278,6 @@ class Transport(Link[_Session]):
             return session
         with self._lock:
             return super().open(wait_for_ready)
-
-    def _begun(self, wait_for_ready: bool) -> _Session:
-        return _Session(self, self._epochs, wait_for_ready)
 
     def begin(self, requests: Iterator[bytes]) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
