@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from collections import deque
@@ -20,10 +19,10 @@ from kivi.client.calls import (
     Queued,
     Session,
     answer,
+    broken_by,
     encoded,
     failed,
     leaving,
-    silent,
     unreachable,
 )
 from kivi.client.core import Core
@@ -39,11 +38,11 @@ from kivi.client.steps import (
     Stream,
     Unary,
     Upload,
+    silent,
 )
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.frames import joined
 from kivi.wire.methods import Tls
-from kivi.wire.status import from_rpc_error
 
 __all__ = ["Transport"]
 
@@ -129,14 +128,11 @@ class _Session(Session):
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 reason = await failure(self._call, code)
-        except grpc.RpcError as error:
-            reason = from_rpc_error(error)
         except asyncio.CancelledError:
-            if self.broken is None:
-                self._break(Unavailable("the session was cancelled"))
+            self._break(Unavailable("the session was cancelled"))
             raise
         except Exception as error:
-            reason = Unavailable(f"the session failed: {error!r}")
+            reason = broken_by(error, "the session")
         self._break(reason)
 
     def _break(self, reason: KiviError) -> None:
@@ -154,9 +150,7 @@ class _Session(Session):
         self._break(Closed("this client is closed"))
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class Transport(Link[_Session]):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import count, islice, repeat
 from typing import Any, Final, Generic, TypeVar
 
@@ -27,9 +27,9 @@ from kivi.client.steps import (
     Page,
     Rows,
     Stream,
-    Timeout,
     Unary,
     Upload,
+    silent,
 )
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire import methods
@@ -45,11 +45,12 @@ __all__ = [
     "Queued",
     "Session",
     "answer",
+    "broken_by",
     "encoded",
     "failed",
     "leaving",
     "received",
-    "silent",
+    "together",
     "unreachable",
 ]
 
@@ -139,6 +140,7 @@ class Session(ABC):
 
 S = TypeVar("S", bound=Session)
 G = TypeVar("G")
+P = TypeVar("P", bound=Sized)
 
 
 class Link(Generic[S]):
@@ -263,6 +265,26 @@ class Commits(Gathered[tuple[int, bytes, str]]):
         return Packet(frame.SerializeToString())
 
 
+def together(parts: list[P], out: Any, leaving: Callable[[Any], P]) -> tuple[list[P], P | None]:
+    """What is sent as one message, and the part that is left for the next: with it there might be too much for one.
+
+    ``parts`` are what it begins with, ``out`` the queue of what may travel along, as ``leaving`` makes it. None in that
+    queue is its end, and stays there.
+    """
+    size = sum(map(len, parts))
+    while not out.empty():  # nobody else takes from it
+        queued = out.get_nowait()
+        if queued is None:
+            out.put(None)
+            break
+        part = leaving(queued)
+        if size + len(part) > FRAME_BYTES:
+            return parts, part
+        parts.append(part)
+        size += len(part)
+    return parts, None
+
+
 def leaving(queued: Queued) -> Packet:
     """What is sent of it: nothing, if it was taken back, or is wanted no more."""
     if isinstance(queued, Packet):
@@ -360,13 +382,14 @@ def answer(reply: Answer) -> Answer:
     return reply
 
 
-def silent(endpoint: str, timeout_s: float | None) -> Timeout:
-    return Timeout(f"no answer from {endpoint} within {timeout_s:g} s")
-
-
 def unreachable(endpoint: str, reason: KiviError) -> KiviError:
     """Why the first session failed."""
     return Unavailable(f"cannot reach {endpoint}: {reason.message}") if isinstance(reason, Unavailable) else reason
+
+
+def broken_by(error: Exception, what: str) -> KiviError:
+    """Why a stream ended, which ``what`` names."""
+    return from_rpc_error(error) if isinstance(error, grpc.RpcError) else Unavailable(f"{what} failed: {error!r}")
 
 
 def failed(error: grpc.RpcError, endpoint: str, timeout_s: float | None) -> KiviError:

@@ -35,27 +35,26 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from kivi.client.calls import (
-    FRAME_BYTES,
     Calls,
     Link,
     Queued,
     Session,
     answer,
+    broken_by,
     encoded,
     failed,
     leaving,
-    silent,
+    together,
     unreachable,
 )
 from kivi.client.core import Core
 from kivi.client.lines import Lines
-from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Receive, Sleep, Steps, Stream
+from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Receive, Sleep, Steps, Stream, silent
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.threads import Threads, close_at_exit
-from kivi.wire.frames import Packet, joined
+from kivi.wire.frames import joined
 from kivi.wire.methods import Tls
-from kivi.wire.status import from_rpc_error
 
 __all__ = ["Transport"]
 
@@ -110,29 +109,14 @@ class _Session(Session):
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
         self._transport.threads.met()
-        out, held = self._out, Packet(b"")
+        out, held = self._out, None
         while first := [held] if held else self._first():
             if len(self._waiters) > max(
                 _MANY, 2 * (out.qsize() + len(self._commits))
             ):  # answers are on their way: more will follow
                 time.sleep(_GATHER_S)
-            parts = [leaving(queued) for queued in first]
-            size, held = sum(map(len, parts)), Packet(b"")
-            while size < FRAME_BYTES:
-                try:
-                    queued = out.get_nowait()
-                except queue.Empty:
-                    break
-                if queued is None:
-                    out.put(None)
-                    break
-                part = leaving(queued)
-                if size + len(part) > FRAME_BYTES:  # the next frame's: together they might be too much for a message
-                    held = part
-                    break
-                parts.append(part)
-                size += len(part)
-            if size:
+            parts, held = together([leaving(queued) for queued in first], out, leaving)
+            if any(parts):
                 yield joined(parts)
 
     def _first(self) -> list[Queued]:
@@ -202,10 +186,8 @@ class _Session(Session):
                 if failed is not _FINE:
                     reason = failed
                     break
-        except grpc.RpcError as error:
-            reason = from_rpc_error(error)
         except Exception as error:
-            reason = Unavailable(f"the session failed: {error!r}")
+            reason = broken_by(error, "the session")
         self.close(reason)
 
     def _received(self, data: bytes) -> object:
@@ -213,7 +195,7 @@ class _Session(Session):
         try:
             self._hand_out(self._answers(data))
         except Exception as error:
-            return Unavailable(f"the session failed: {error!r}")
+            return broken_by(error, "the session")
         return _FINE
 
     def _hand_out(self, replies: Iterable[tuple[int, Answer]]) -> None:
