@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from kivi.api.arguments import check_batching, drops_late
+from kivi.api.arguments import AppenderArguments
 from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, Settled, closed
 from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
@@ -28,8 +28,6 @@ __all__ = ["Appender"]
 
 class _Batch:
     """Rows that gather or are on their way, and a future for each."""
-
-    __slots__ = ("first_at", "futures", "is_done", "large_bytes", "rows")
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
@@ -50,17 +48,9 @@ class Appender:
     left out has the timestamp of the commit that counted it.
     """
 
-    def __init__(
-        self, db: Database, table: str, linger_ms: float, max_events: int, late: str = "fail", each: bool = False
-    ) -> None:
-        check_batching(linger_ms, max_events)
-        drops_late(late)
+    def __init__(self, db: Database, wanted: AppenderArguments) -> None:
         self._db = db
-        self._table = table
-        self._linger_s = linger_ms / 1000
-        self._max_events = max_events
-        self._late = late
-        self._each = bool(each)
+        self._wanted = wanted
         self._batch = _Batch()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
         self._full: deque[_Batch] = deque()  # sealed, waiting for the sending task
@@ -73,9 +63,9 @@ class Appender:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Appender:
-        schema = await self._db._schema(self._table)
+        schema = await self._db._schema(self._wanted.table)
         if schema.kind != "event":
-            raise InvalidArgument(f"{self._table!r} is not an event table: write its rows in a transaction")
+            raise InvalidArgument(f"{self._wanted.table!r} is not an event table: write its rows in a transaction")
         self._rows = EventRows(schema, self._db._value_bytes_max)
         self._future = functools.partial(AppendFuture, loop=asyncio.get_running_loop())
         # Compiled for the table: it takes the place of the method below, and is called without a detour.
@@ -95,8 +85,7 @@ class Appender:
         compiled: Any = self.__dict__.get("append")
         if compiled is None:
             raise closed()
-        future: AppendFuture = compiled(**event)
-        return future
+        return compiled(**event)  # type: ignore[no-any-return]
 
     def _put(self, row: Row) -> AppendFuture:
         if self._left <= 0:
@@ -106,8 +95,8 @@ class Appender:
         future: AppendFuture = self._future()
         batch.futures.append(future)
         self._left -= 1
-        if self._left <= 0:
-            self._seal_if_full()
+        if self._left <= 0 and (len(batch.rows) >= self._wanted.max_events or self._bytes(batch) >= BATCH_BYTES):
+            self._seal()
         return future
 
     def _put_large(self, row: Row, size: int) -> AppendFuture:
@@ -130,12 +119,8 @@ class Appender:
             batch.first_at = time.monotonic()
             self._changed.set()
         room = (BATCH_BYTES - self._bytes(batch)) // self._rows.event_bytes + 1
-        most = min(self._max_events, EVENTS_BUFFERED_MAX - self._waiting)
+        most = min(self._wanted.max_events, EVENTS_BUFFERED_MAX - self._waiting)
         self._left = max(1, min(int(most) - len(batch.rows), room))
-
-    def _seal_if_full(self) -> None:
-        if len(self._batch.rows) >= self._max_events or self._bytes(self._batch) >= BATCH_BYTES:
-            self._seal()
 
     def _bytes(self, batch: _Batch) -> int:
         return len(batch.rows) * self._rows.event_bytes + batch.large_bytes
@@ -185,7 +170,7 @@ class Appender:
                 return None
             if not self._batch.rows:
                 await self._wait(None)
-            elif (left := self._batch.first_at + self._linger_s - time.monotonic()) <= 0:
+            elif (left := self._batch.first_at + self._wanted.linger_ms / 1000 - time.monotonic()) <= 0:
                 self._seal()
             else:
                 await self._wait(left)
@@ -193,17 +178,20 @@ class Appender:
 
     async def _send(self) -> None:
         while (batch := await self._take()) is not None:
-            halves, futures = Halves(len(batch.rows), each=self._each), batch.futures
+            wanted, futures = self._wanted, batch.futures
+            halves = Halves(len(batch.rows), each=wanted.each)
             while (part := halves.next()) is not None:
                 token = new_token()
                 try:
                     rows = batch.rows if part == (0, len(batch.rows)) else batch.rows[slice(*part)]
                     events = self._rows.batch(rows)
-                    first = await self._db._append(self._rows.schema.name, events, token, self._late, each=self._each)
+                    first = await self._db._append(wanted.table, events, token, wanted.late, each=wanted.each)
                     halves.settle(token, first)
                 except BaseException as error:
                     if not isinstance(error, Exception):
-                        _fail(futures, error)
+                        for future in futures:
+                            if not future.done():
+                                future.set_exception(error)
                         raise
                     halves.settle(token, error)
             for settled in halves.settled:
@@ -247,12 +235,6 @@ def _settle(settled: Settled, futures: list[AppendFuture]) -> None:
             future.set_result(outcome + row - first if each else outcome)
         else:
             error: Any = settled.of(row)
-            future.set_exception(error)
-
-
-def _fail(futures: list[AppendFuture], error: BaseException) -> None:
-    for future in futures:
-        if not future.done():
             future.set_exception(error)
 
 

@@ -18,6 +18,7 @@ from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AppenderArguments,
     ChangesArguments,
     GetArguments,
     ScanArguments,
@@ -93,6 +94,8 @@ class _Reads:
         return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
 
     get_many = takes(GetArguments)(asks(TransactionCore.get_many))
+    started = asks(TransactionCore.started)
+    renew = asks(TransactionCore.renew)
 
     @takes(ScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
@@ -163,8 +166,6 @@ class Transaction(_Reads):
             await self._run(self._core.commit())
 
     commit = asks(TransactionCore.commit)
-    started = asks(TransactionCore.started)
-    renew = asks(TransactionCore.renew)
     append = asks(TransactionCore.append)
     append_stages = asks(TransactionCore.append_stages)
     overwrite = asks(TransactionCore.overwrite)
@@ -224,8 +225,6 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    started = asks(TransactionCore.started)
-    renew = asks(TransactionCore.renew)
     to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
 
     @property
@@ -333,16 +332,10 @@ class Database:
                     raise
             await asyncio.sleep(pause)
 
-    def appender(
-        self,
-        table: str,
-        linger_ms: float = 5,
-        max_events: int = 10_000,
-        late: str = "fail",
-        each: bool = False,
-    ) -> Appender:
+    @takes(AppenderArguments)
+    def appender(self, wanted: AppenderArguments) -> Appender:
         """Events one at a time, sent together: see ``Appender``."""
-        return Appender(self, table, linger_ms, max_events, late, each)
+        return Appender(self, wanted)
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:

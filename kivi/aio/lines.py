@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from kivi.client.calls import FRAME_BYTES
+from kivi.client.calls import broken_by, together
 from kivi.client.steps import Closed
 from kivi.client.subscriptions import Line
 from kivi.errors import KiviError, Unavailable
@@ -30,8 +29,8 @@ class Lines:
     def line(self) -> Line:
         """Raises Closed."""
         if self._line is None or self._line.broken is not None:
-            call, out = self._begin(), _Out()
-            self._line = Line(out.put)
+            call, out = self._begin(), asyncio.Queue[bytes]()
+            self._line = Line(out.put_nowait)
             self._task = asyncio.ensure_future(_serve(call, self._line, out))
         return self._line
 
@@ -42,48 +41,28 @@ class Lines:
             await asyncio.wait([self._task])
 
 
-class _Out:
-    """What is queued."""
-
-    def __init__(self) -> None:
-        self._parts: deque[bytes] = deque()
-        self._wake = asyncio.Event()
-
-    def put(self, part: bytes) -> None:
-        self._parts.append(part)
-        self._wake.set()
-
-    async def send(self, call: Any) -> None:
-        """As few messages."""
-        parts = self._parts
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # who reads learns why
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while parts:
-                    together = [parts.popleft()]
-                    size = len(together[0])
-                    while parts and size + len(parts[0]) <= FRAME_BYTES:
-                        together.append(parts.popleft())
-                        size += len(together[-1])
-                    await call.write(b"".join(together))
+async def _send(call: Any, out: asyncio.Queue[bytes]) -> None:
+    """What is queued, as few messages."""
+    held: bytes | None = None
+    with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # the reading task learns why
+        while True:
+            parts, held = together([held or await out.get()], out, bytes)
+            await call.write(b"".join(parts))
 
 
-async def _serve(call: Any, line: Line, out: _Out) -> None:
+async def _serve(call: Any, line: Line, out: asyncio.Queue[bytes]) -> None:
     ended: KiviError = Unavailable("the server ended the subscriptions")
-    sending = asyncio.ensure_future(out.send(call))
+    sending = asyncio.ensure_future(_send(call, out))
     try:
         while (data := await call.read()) is not grpc.aio.EOF:
             line.arrived(data)
         if (code := await call.code()) is not grpc.StatusCode.OK:
             ended = await failure(call, code)
-    except grpc.RpcError as error:
-        ended = from_rpc_error(error)
     except asyncio.CancelledError:
         ended = Unavailable("the stream of subscriptions was cancelled")
         raise
     except Exception as error:
-        ended = Unavailable(f"the stream of subscriptions failed: {error!r}")
+        ended = broken_by(error, "the stream of subscriptions")
     finally:
         line.fail(ended)
         call.cancel()

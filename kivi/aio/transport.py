@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -16,17 +15,14 @@ from kivi.aio.lines import Lines, failure
 from kivi.client.calls import (
     FRAME_BYTES,
     Calls,
-    Commits,
     Link,
     Queued,
-    Releases,
+    Session,
     answer,
+    broken_by,
     encoded,
     failed,
     leaving,
-    lost,
-    received,
-    silent,
     unreachable,
 )
 from kivi.client.core import Core
@@ -42,11 +38,11 @@ from kivi.client.steps import (
     Stream,
     Unary,
     Upload,
+    silent,
 )
 from kivi.errors import KiviError, Unavailable
 from kivi.wire.frames import joined
 from kivi.wire.methods import Tls
-from kivi.wire.status import from_rpc_error
 
 __all__ = ["Transport"]
 
@@ -56,23 +52,19 @@ _AT_ONCE: Final = 32
 and again, the server works while the client does (4.7 times the rate of an echo instead of 3.6, medians of 4 runs)."""
 _WATCH_S: Final = 0.05  # how late a timeout may be told
 
+_Waiting = tuple[asyncio.Future[Answer], float, float | None]
+"""A future for the answer, by when, and after how many seconds that is."""
 
-class _Session:
+
+class _Session(Session):
     """One stream and its two tasks. Once broken it stays broken."""
 
     def __init__(self, transport: Transport, epoch: int, wait_for_ready: bool) -> None:
-        self.epoch = epoch
-        self.broken: KiviError | None = None
-        self.hello = asyncio.Event()
-        self._transport = transport
+        super().__init__(transport.core, epoch, asyncio.Event())
         self._out: deque[Queued] = deque()
         self._wake = asyncio.Event()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._ids = itertools.count(1)
-        self._deadlines: deque[tuple[float, int, float]] = deque()
+        self._waiting: dict[int, _Waiting] = {}
         self._watched = False
-        self.releases = Releases(self.put)
-        self._commits = Commits(self.put)
         self._call = transport.calls.session(wait_for_ready=wait_for_ready)
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(self._send()), self._loop.create_task(self._receive())]
@@ -82,50 +74,28 @@ class _Session:
         self._wake.set()
 
     def ask(self, asked: Ask | CommitPlain) -> asyncio.Future[Answer]:
-        """The reply to come. A plain commit leaves together with others."""
+        """The reply to come."""
         if self.broken is not None:
             raise self._lost(sent=False)
-        number = next(self._ids)
-        if isinstance(asked, CommitPlain) and not self._commits.is_full:
-            self._commits.add((number, asked.writes, asked.token))
-        else:
-            request = asked.request
-            request.id = number
-            self.put(request, asked.bodies)
-        return self._awaited(number, asked.timeout_s)
-
-    def _awaited(self, number: int, timeout_s: float | None) -> asyncio.Future[Any]:
-        waiting = self._waiting[number] = self._loop.create_future()
-        if timeout_s is not None:
-            self._deadlines.append((time.monotonic() + timeout_s, number, timeout_s))
-            if not self._watched:
-                self._watched = True
-                self._loop.call_later(min(timeout_s, _WATCH_S), self._watch)
-        return waiting
+        number, future = next(self._ids), self._loop.create_future()
+        self._queue(number, asked)
+        deadline = math.inf if asked.timeout_s is None else time.monotonic() + asked.timeout_s
+        self._waiting[number] = future, deadline, asked.timeout_s
+        if not self._watched:
+            self._watched = True
+            self._loop.call_later(_WATCH_S, self._watch)
+        return future
 
     def _watch(self) -> None:
         """Tells those whose time is up: one timer for all that wait, as most are answered long before."""
-        now, soonest = time.monotonic(), _WATCH_S
-        left: deque[tuple[float, int, float]] = deque()
-        for deadline, number, timeout_s in self._deadlines:
-            waiting = self._waiting.get(number)
-            if waiting is None:
-                continue
-            if deadline <= now:
-                del self._waiting[number]
-                if waiting.done():  # nobody waits any more
-                    continue
-                waiting.set_exception(silent(self._transport.core.endpoint, timeout_s))
-            else:
-                left.append((deadline, number, timeout_s))
-                soonest = min(soonest, deadline - now)
-        self._deadlines = left
-        self._watched = bool(left)
-        if left:
-            self._loop.call_later(max(0.001, soonest), self._watch)
-
-    def _lost(self, sent: bool) -> KiviError:
-        return lost(self._transport.core.endpoint, self.broken, sent=sent)
+        now = time.monotonic()
+        for number in [number for number, (_, deadline, _) in self._waiting.items() if deadline <= now]:
+            future, _, timeout_s = self._waiting.pop(number)
+            if not future.done():  # somebody waits
+                future.set_exception(silent(self._core.endpoint, timeout_s))
+        self._watched = bool(self._waiting)
+        if self._watched:
+            self._loop.call_later(_WATCH_S, self._watch)
 
     async def _send(self) -> None:
         """Each time the stream is ready: everything that has gathered, in frames of about a megabyte."""
@@ -149,28 +119,20 @@ class _Session:
         reason: KiviError = Unavailable("the server ended the session")
         try:
             while (data := await self._call.read()) is not grpc.aio.EOF:
-                frame, found = received(data)
-                if frame.HasField("hello"):
-                    self._commits.most = frame.hello.limits.commit_each_max
-                    self._transport.core.greeted(frame.hello)
-                    self.hello.set()
-                for i, (number, reply) in enumerate(found, 1):
+                for i, (number, reply) in enumerate(self._answers(data), 1):
                     waiting = self._waiting.pop(number, None)
-                    if waiting is not None and not waiting.done():
-                        waiting.set_result(reply)
+                    if waiting is not None and not waiting[0].done():
+                        waiting[0].set_result(reply)
                     if i % _AT_ONCE == 0:
                         await asyncio.sleep(0)
             code = await self._call.code()
             if code is not grpc.StatusCode.OK:
                 reason = await failure(self._call, code)
-        except grpc.RpcError as error:
-            reason = from_rpc_error(error)
         except asyncio.CancelledError:
-            if self.broken is None:
-                self._break(Unavailable("the session was cancelled"))
+            self._break(Unavailable("the session was cancelled"))
             raise
         except Exception as error:
-            reason = Unavailable(f"the session failed: {error!r}")
+            reason = broken_by(error, "the session")
         self._break(reason)
 
     def _break(self, reason: KiviError) -> None:
@@ -180,24 +142,22 @@ class _Session:
         self._call.cancel()
         self._tasks[0].cancel()
         while self._waiting:
-            _, waiting = self._waiting.popitem()
-            if not waiting.done():
-                waiting.set_exception(self._lost(sent=True))
+            _, (future, *_) = self._waiting.popitem()
+            if not future.done():
+                future.set_exception(self._lost(sent=True))
 
     async def close(self) -> None:
         self._break(Closed("this client is closed"))
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await task
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 class Transport(Link[_Session]):
     """The channel and the current session; performs effects for the awaiting task."""
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
-        super().__init__(core, Calls(grpc.aio, core.endpoint, access_token, tls))
+        super().__init__(core, Calls(grpc.aio, core.endpoint, access_token, tls), _Session)
         self.lines = Lines(self._begin)
 
     async def connect(self) -> None:
@@ -211,9 +171,6 @@ class Transport(Link[_Session]):
         if session.broken is not None:
             await self.close()
             raise unreachable(self.core.endpoint, session.broken)
-
-    def _begun(self, wait_for_ready: bool) -> _Session:
-        return _Session(self, self._epochs, wait_for_ready)
 
     def _begin(self) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""

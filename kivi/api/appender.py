@@ -31,7 +31,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
-from kivi.api.arguments import check_batching, drops_late
+from kivi.api.arguments import AppenderArguments
 from kivi.api.gathering import (
     BATCH_BYTES,
     BYTES_BUFFERED_MAX,
@@ -77,20 +77,13 @@ class Appender:
     left out and counted (``describe``, ``late_dropped``), and its future has the timestamp of the commit that did so.
     """
 
-    def __init__(
-        self, db: Appendable, table: str, linger_ms: float, max_events: int, late: str = "fail", each: bool = False
-    ) -> None:
-        check_batching(linger_ms, max_events)
-        drops_late(late)
+    def __init__(self, db: Appendable, wanted: AppenderArguments) -> None:
         self._db = db
-        schema = db._schema(table)
+        self._wanted = wanted
+        schema = db._schema(wanted.table)
         if schema.kind != "event":
-            raise InvalidArgument(f"{table!r} is not an event table: write its rows in a transaction")
+            raise InvalidArgument(f"{wanted.table!r} is not an event table: write its rows in a transaction")
         self._rows = EventRows(schema, db._value_bytes_max)
-        self._linger_s = linger_ms / 1000
-        self._max_events = max_events
-        self._late = late
-        self._each = bool(each)
         self._changed = threading.Condition()  # its lock guards what follows, and sealing
         self._batch = Pending()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
@@ -122,9 +115,7 @@ class Appender:
     def append(self, /, **event: Any) -> AppendFuture:
         """One event. A bad one raises SchemaError, InvalidArgument or ResourceExhausted, and concerns no other; where
         only an aggregate of the table finds it bad, or it is late, its future does."""
-        compiled: Any = self.__dict__["append"]
-        future: AppendFuture = compiled(**event)
-        return future
+        return self.__dict__["append"](**event)  # type: ignore[no-any-return]
 
     def _put(self, row: Row) -> AppendFuture:
         batch = self._batch
@@ -170,13 +161,13 @@ class Appender:
             self._changed.notify_all()
         left = BATCH_BYTES - self._bytes(batch, len(batch.rows))
         stuck = not self._waiting and self._is_full()  # no answer will make room
-        if len(batch.rows) >= self._max_events or left <= 0 or stuck:
+        if len(batch.rows) >= self._wanted.max_events or left <= 0 or stuck:
             self._seal()
         elif self._waiting_bytes >= BYTES_BUFFERED_MAX:
             batch.limit = 0
         else:
             room = len(batch.rows) + left // self._rows.event_bytes + 1
-            batch.limit = int(min(self._max_events, EVENTS_BUFFERED_MAX - self._waiting, room))
+            batch.limit = int(min(self._wanted.max_events, EVENTS_BUFFERED_MAX - self._waiting, room))
 
     def _bytes(self, batch: Pending, count: int) -> int:
         return count * self._rows.event_bytes + batch.large_bytes
@@ -232,7 +223,7 @@ class Appender:
                     return None
                 if self._batch.first_at is None:
                     self._changed.wait()
-                elif (left := self._batch.first_at + self._linger_s - time.monotonic()) <= 0:
+                elif (left := self._batch.first_at + self._wanted.linger_ms / 1000 - time.monotonic()) <= 0:
                     self._seal()
                 else:
                     self._changed.wait(left)
@@ -241,19 +232,17 @@ class Appender:
 
     def _send(self) -> None:
         while (batch := self._take()) is not None:
-            size = batch.size or 0
-            halves = Halves(size, each=self._each)
+            size, wanted = batch.size or 0, self._wanted
+            halves = Halves(size, each=wanted.each)
             while (part := halves.next()) is not None:
                 token = new_token()
                 try:
                     events = self._rows.batch(batch.rows[slice(*part)])
-                    outcome: Outcome = self._db._append(
-                        self._rows.schema.name, events, token, self._late, each=self._each
-                    )
+                    outcome: Outcome = self._db._append(wanted.table, events, token, wanted.late, each=wanted.each)
                 except BaseException as error:
                     outcome = error
                 halves.settle(token, outcome)
-            of_each = self._each or len(halves.settled) > 1
+            of_each = wanted.each or len(halves.settled) > 1
             ids = list(map(id, batch.rows[:size])) if of_each else ()
             with self._changed:
                 del batch.rows[:size]

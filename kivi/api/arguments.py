@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_ARGUMENTS",
     "AggregateArguments",
+    "AppenderArguments",
     "ChangesArguments",
     "GetArguments",
     "ScanArguments",
@@ -39,7 +40,6 @@ __all__ = [
     "TailArguments",
     "TransactionArguments",
     "check_batch",
-    "check_batching",
     "check_names",
     "check_rows",
     "check_token",
@@ -444,13 +444,6 @@ def check_names(user: object, name: object) -> None:
             raise InvalidArgument(f"the {what} of a durable subscription is a text of {least} to 256 bytes")
 
 
-def check_batching(linger_ms: object, max_events: object) -> None:
-    """Of an appender. Raises InvalidArgument."""
-    for name, value, least in (("linger_ms", linger_ms, 0), ("max_events", max_events, 1)):
-        if not _is_real(value) or not least <= value < math.inf:
-            raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
-
-
 def check_rows(rows: object) -> int:
     """Of ``split_points``. Raises InvalidArgument."""
     return _number(rows, "rows is a number of rows from 1 on", 1)
@@ -483,6 +476,24 @@ class TransactionArguments:
 
 
 NO_ARGUMENTS: Final = TransactionArguments()
+
+
+@dataclass(slots=True)
+class AppenderArguments:
+    """Of ``appender``."""
+
+    table: str
+    linger_ms: float = 5
+    max_events: int = 10_000
+    late: str = "fail"
+    each: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, least in (("linger_ms", self.linger_ms, 0), ("max_events", self.max_events, 1)):
+            if not _is_real(value) or not least <= value < math.inf:
+                raise InvalidArgument(f"{name} is a number from {least} on, not {value!r}")
+        drops_late(self.late)
+        self.each = bool(self.each)
 
 
 @dataclass(slots=True)

@@ -123,22 +123,6 @@ def _is_of_content(outcome: Outcome) -> bool:
 class Pending:
     """One batch of the appender for threads: the rows that gather in it, then its outcome to come."""
 
-    __slots__ = (
-        "_callbacks",
-        "_places",
-        "_settled",
-        "_traceback",
-        "_waiters",
-        "first_at",
-        "is_done",
-        "large_bytes",
-        "limit",
-        "lock",
-        "rows",
-        "size",
-        "stamps",
-    )
-
     def __init__(self) -> None:
         # While it gathers: see ``kivi.api.appender``, "Without a lock".
         self.rows: list[Row] = []
@@ -249,21 +233,14 @@ class AppendFuture(Future[int]):
             raise AttributeError(name)
         pending = self._pending
         with pending.lock:
-            try:
-                return object.__getattribute__(self, name)
-            except AttributeError:
-                pass
-            # Its condition is not taken here: another thread may hold it, and wait for this lock to make the next one.
-            whole: Future[int] = Future()
-            whole.set_running_or_notify_cancel()  # an event that is on its way cannot be cancelled
-            if not pending.is_done:
-                pending.on_done(_settle, self)
-            elif isinstance(outcome := pending.outcome(self._row_id), int):
-                whole.set_result(outcome)
-            else:
-                whole.set_exception(outcome)
-            for part in _OF_A_FUTURE:
-                setattr(self, part, vars(whole)[part])
+            is_first = name not in vars(self)
+            if is_first:
+                whole: Future[int] = Future()
+                whole.set_running_or_notify_cancel()  # an event that is on its way cannot be cancelled
+                for part in _OF_A_FUTURE:
+                    setattr(self, part, vars(whole)[part])
+        if is_first:  # without the lock: another thread may hold the condition, and wait for the lock to make the next
+            pending.on_done(_settle, self)
         return object.__getattribute__(self, name)
 
     def __repr__(self) -> str:

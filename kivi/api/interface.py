@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AppenderArguments,
     ChangesArguments,
     GetArguments,
     ScanArguments,
@@ -213,14 +214,8 @@ class Database(ABC, Generic[Tx, Snap]):
         that the token has no member at.
         """
 
-    def appender(
-        self,
-        table: str,
-        linger_ms: float = 5,
-        max_events: int = 10_000,
-        late: str = "fail",
-        each: bool = False,
-    ) -> Appender:
+    @takes(AppenderArguments)
+    def appender(self, wanted: AppenderArguments) -> Appender:
         """Events one at a time, sent together: see ``kivi.api.appender.Appender``.
 
         What is sent together is one transaction; with ``each`` every event is a transaction of its own, with its own
@@ -228,7 +223,7 @@ class Database(ABC, Generic[Tx, Snap]):
         """
         from kivi.api.appender import Appender
 
-        return Appender(self, table, linger_ms, max_events, late, each)
+        return Appender(self, wanted)
 
     @abstractmethod
     def stage(self, table: str, records: Any, owner: str = "") -> bytes:
@@ -354,6 +349,10 @@ class Reads(ABC):
         return row
 
     @abstractmethod
+    def renew(self, ttl_s: float | None = None) -> None:
+        """Keeps the snapshot, a transaction's too, for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
+
+    @abstractmethod
     def _get(self, wanted: GetArguments) -> list[dict[str, Any] | None]: ...
 
     def _rows(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
@@ -436,10 +435,6 @@ class Transaction(Reads):
     def _write(self, table: str, write: Write) -> None: ...
 
     @abstractmethod
-    def renew(self, ttl_s: float | None = None) -> None:
-        """Keeps the transaction's snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
-
-    @abstractmethod
     def append(self, table: str, records: Any, late: str = "fail") -> None:
         """Events: dicts, an Arrow table or record batch.
 
@@ -482,10 +477,6 @@ class Snapshot(Reads):
     @abstractmethod
     def ts(self) -> int:
         """The commit timestamp up to which everything is seen."""
-
-    @abstractmethod
-    def renew(self, ttl_s: float | None = None) -> None:
-        """Keeps the snapshot for ``ttl_s`` from now. Raises SnapshotTooOld if it has ended."""
 
     @abstractmethod
     @takes(ScanArguments)

@@ -27,12 +27,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, Final, Self
 
 from kivi.api.arguments import SubscribeArguments, patience_s
 from kivi.errors import InvalidArgument
 from kivi.model.schema import TableSchema
-from kivi.model.subscriptions import Change, Stored, Update, applied
+from kivi.model.subscriptions import Stored, Update, applied
 from kivi.model.types import ColumnType
 
 __all__ = ["Follower", "State", "Subscription", "listed", "told"]
@@ -58,31 +59,18 @@ class Follower:
         self._renew_s = min(wanted.ttl_us / 4e6, 3_600.0)
         self.heard_at = time.monotonic()
 
-    def is_news(self, update: Update) -> bool:
-        """Whether callers are given it; else it says only that all is well."""
-        begins = not self.begun and not self.of_events
-        return bool(update.changes) or update.reset or update.ended or begins
-
     def hear(self, update: Update) -> Update | None:
         """An update with rows as callers see them; None if it says only that all is well."""
-        news = self.is_news(update)
+        begins = not self.begun and not self.of_events
         self.heard_at = time.monotonic()
         self.ts, self.skip, self.ended = update.ts, update.skip, update.ended
         if not self.of_events:
             if update.reset:
                 self._rows = []
             if self._rows is not None:
-                self._rows = self._applied(self._rows, update)
+                self._rows = _applied(self._rows, update)
         self.begun = True
-        return update if news else None
-
-    def _applied(self, rows: list[dict[str, Any]], update: Update) -> list[dict[str, Any]]:
-        try:
-            return applied(rows, update.changes, value=_row)
-        except IndexError:
-            raise InvalidArgument(
-                "the rows given to subscribe are not what its query gives at since: give those, or neither of both"
-            ) from None
+        return update if update.changes or update.reset or update.ended or begins else None
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -118,8 +106,13 @@ class Follower:
         self._told, self._told_at = position, time.monotonic()
 
 
-def _row(change: Change) -> Any:
-    return change.row
+def _applied(rows: list[dict[str, Any]], update: Update) -> list[dict[str, Any]]:
+    try:
+        return applied(rows, update.changes, value=attrgetter("row"))
+    except IndexError:
+        raise InvalidArgument(
+            "the rows given to subscribe are not what its query gives at since: give those, or neither of both"
+        ) from None
 
 
 def listed(stored: Stored) -> dict[str, Any]:

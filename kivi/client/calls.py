@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from itertools import count, islice, repeat
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import grpc
 
 from kivi.client.core import Core
 from kivi.client.steps import (
     Answer,
+    Ask,
     Closed,
+    CommitPlain,
     Committed,
     ConnectionLost,
     Maker,
@@ -25,9 +27,9 @@ from kivi.client.steps import (
     Page,
     Rows,
     Stream,
-    Timeout,
     Unary,
     Upload,
+    silent,
 )
 from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.wire import methods
@@ -39,18 +41,16 @@ from kivi.wire.v1 import session_pb2
 __all__ = [
     "FRAME_BYTES",
     "Calls",
-    "Commits",
     "Link",
     "Queued",
-    "Ready",
-    "Releases",
+    "Session",
     "answer",
+    "broken_by",
     "encoded",
     "failed",
     "leaving",
-    "lost",
     "received",
-    "silent",
+    "together",
     "unreachable",
 ]
 
@@ -97,36 +97,66 @@ class Calls:
         return call(message, timeout=effect.timeout_s, metadata=self._metadata, wait_for_ready=True)
 
 
-class Session(Protocol):
-    """One stream of a session. Once broken it stays broken."""
+class Session(ABC):
+    """One stream of a session. Once broken it stays broken. ``hello`` is an Event of the driver's kind."""
 
-    epoch: int
-    broken: KiviError | None
+    def __init__(self, core: Core, epoch: int, hello: Any) -> None:
+        self.epoch = epoch
+        self.broken: KiviError | None = None
+        self.hello = hello
+        self.releases = Releases(self.put)
+        self._core = core
+        self._commits = Commits(self.put)
+        self._ids = count(1)
 
-    @property
-    def releases(self) -> Releases: ...
+    @abstractmethod
+    def put(self, request: Message, bodies: Sequence[Any] = ()) -> None:
+        """Queues what is to be sent."""
 
-    def put(self, request: Message) -> None: ...
+    def _queue(self, number: int, asked: Ask | CommitPlain) -> None:
+        """A plain commit leaves together with others."""
+        if isinstance(asked, CommitPlain) and not self._commits.is_full:
+            self._commits.add((number, asked.writes, asked.token))
+        else:
+            request = asked.request
+            request.id = number
+            self.put(request, asked.bodies)
+
+    def _answers(self, data: bytes) -> list[tuple[int, Answer]]:
+        """Those in a frame, each with the number of its request."""
+        frame, found = received(data)
+        if frame.HasField("hello"):
+            self._commits.most = frame.hello.limits.commit_each_max
+            self._core.value_bytes_max = frame.hello.limits.value_bytes_max
+            self.hello.set()
+        return found
+
+    def _lost(self, *, sent: bool) -> KiviError:
+        """What a request is told that this session took along: why it broke, where the server said why."""
+        if isinstance(self.broken, Unavailable) or self.broken is None:
+            return ConnectionLost(f"the connection to {self._core.endpoint} was lost", sent=sent)
+        return type(self.broken)(self.broken.message, **self.broken.details)
 
 
 S = TypeVar("S", bound=Session)
 G = TypeVar("G")
+P = TypeVar("P", bound=Sized)
 
 
-class Link(ABC, Generic[S]):
-    """The channel and the current session; each session that follows another is of a new epoch."""
+class Link(Generic[S]):
+    """The channel and the current session; each session that follows another is of a new epoch.
 
-    def __init__(self, core: Core, calls: Calls) -> None:
+    ``new_session`` begins one: the stream of a client's transport, of that epoch; it may wait for the server.
+    """
+
+    def __init__(self, core: Core, calls: Calls, new_session: Callable[[Any, int, bool], S]) -> None:
         self.core = core
         self.calls = calls
+        self._new_session = new_session
         self._current: S | None = None
         self._epochs = 0
         self._closed = False
         self._why_closed = "this client is closed"
-
-    @abstractmethod
-    def _begun(self, wait_for_ready: bool) -> S:
-        """A new session's stream."""
 
     def open(self, wait_for_ready: bool = True) -> S:
         """The current session, or a new one if it is broken. Raises Closed once the client is."""
@@ -135,7 +165,7 @@ class Link(ABC, Generic[S]):
             if self._closed:
                 raise Closed(self._why_closed)
             self._epochs += 1
-            session = self._current = self._begun(wait_for_ready)
+            session = self._current = self._new_session(self, self._epochs, wait_for_ready)
         return session
 
     def epoch(self) -> int:
@@ -235,6 +265,26 @@ class Commits(Gathered[tuple[int, bytes, str]]):
         return Packet(frame.SerializeToString())
 
 
+def together(parts: list[P], out: Any, leaving: Callable[[Any], P]) -> tuple[list[P], P | None]:
+    """What is sent as one message, and the part that is left for the next: with it there might be too much for one.
+
+    ``parts`` are what it begins with, ``out`` the queue of what may travel along, as ``leaving`` makes it. None in that
+    queue is its end, and stays there.
+    """
+    size = sum(map(len, parts))
+    while not out.empty():  # nobody else takes from it
+        queued = out.get_nowait()
+        if queued is None:
+            out.put(None)
+            break
+        part = leaving(queued)
+        if size + len(part) > FRAME_BYTES:
+            return parts, part
+        parts.append(part)
+        size += len(part)
+    return parts, None
+
+
 def leaving(queued: Queued) -> Packet:
     """What is sent of it: nothing, if it was taken back, or is wanted no more."""
     if isinstance(queued, Packet):
@@ -332,20 +382,14 @@ def answer(reply: Answer) -> Answer:
     return reply
 
 
-def lost(endpoint: str, broken: KiviError | None, *, sent: bool) -> KiviError:
-    """What a request is told that a broken session took along: why it broke, where the server said why."""
-    if isinstance(broken, Unavailable) or broken is None:
-        return ConnectionLost(f"the connection to {endpoint} was lost", sent=sent)
-    return type(broken)(broken.message, **broken.details)
-
-
-def silent(endpoint: str, timeout_s: float | None) -> Timeout:
-    return Timeout(f"no answer from {endpoint} within {timeout_s:g} s")
-
-
 def unreachable(endpoint: str, reason: KiviError) -> KiviError:
     """Why the first session failed."""
     return Unavailable(f"cannot reach {endpoint}: {reason.message}") if isinstance(reason, Unavailable) else reason
+
+
+def broken_by(error: Exception, what: str) -> KiviError:
+    """Why a stream ended, which ``what`` names."""
+    return from_rpc_error(error) if isinstance(error, grpc.RpcError) else Unavailable(f"{what} failed: {error!r}")
 
 
 def failed(error: grpc.RpcError, endpoint: str, timeout_s: float | None) -> KiviError:

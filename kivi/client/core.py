@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from kivi import errors
@@ -41,6 +42,7 @@ from kivi.client.steps import (
     Transport,
     Unary,
     Upload,
+    silent,
     timeout_ms,
 )
 from kivi.client.transaction import TransactionCore
@@ -58,24 +60,8 @@ __all__ = ["Core"]
 T = TypeVar("T")
 B = TypeVar("B")
 Kind = session_pb2.Operation
-_REPEATABLE: Final = frozenset(
-    {
-        "AcknowledgeSubscription",
-        "Describe",
-        "DiscardStages",
-        "ListBatchScopes",
-        "ListSubscriptions",
-        "ListTables",
-        "SplitTable",
-        "Stats",
-        "TailPoints",
-        "Watermark",
-    }
-)
-
-
-def _itself(schema: TableSchema) -> TableSchema:
-    return schema
+_ONCE: Final = frozenset({"CreateTable", "DropSubscription", "DropTable"})
+"""The calls whose answer would be another if they were made twice."""
 
 
 @dataclass
@@ -93,10 +79,6 @@ class Core:
     def saw(self, ts: int) -> None:
         if ts > self.seen_ts:
             self.seen_ts = ts
-
-    def greeted(self, hello: session_pb2.Hello) -> None:
-        """The server's first words on a session."""
-        self.value_bytes_max = hello.limits.value_bytes_max
 
     def deadline(self) -> float:
         return time.monotonic() + (self.timeout_s if self.timeout_s is not None else 1e9)
@@ -117,12 +99,10 @@ class Core:
 
     def stale(self, error: errors.KiviError, table: str) -> bool:
         """True, and the cached schema forgotten, if ``error`` says it is of another generation."""
-        if isinstance(error, errors.NotFound) and error.details.get("stale"):
-            self.schemas.pop(table, None)
-            return True
-        if isinstance(error, errors.NotFound):
-            self.schemas.pop(table, None)
-        return False
+        if not isinstance(error, errors.NotFound):
+            return False
+        self.schemas.pop(table, None)
+        return bool(error.details.get("stale"))
 
     def cached(self, table: str) -> TableSchema | None:
         try:
@@ -160,13 +140,13 @@ class Core:
         return (yield from ask((yield from self.use(table, bind))))
 
     def call(self, method: str, message: Any) -> Steps[Any]:
-        """A unary call; one that may be made twice is made again while the server is away."""
+        """A unary call; one that may be made twice (all but ``_ONCE``) is made again while the server is away."""
         deadline, attempt = self.deadline(), 0
         while True:
             try:
                 return (yield Unary(method, message, self.timeout_s))
             except errors.Unavailable as error:
-                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE
+                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method in _ONCE
                 if final or time.monotonic() >= deadline:
                     raise
             attempt += 1
@@ -202,9 +182,7 @@ class Core:
             schema, request = bound
             request.first.min_snapshot = self.seen_ts
             request.timeout_ms = timeout_ms(self.timeout_s)
-            reply = yield from self.repeat(
-                request, lambda: Timeout(f"no answer from {self.endpoint} within {self.timeout_s or 0:g} s")
-            )
+            reply = yield from self.repeat(request, lambda: silent(self.endpoint, self.timeout_s))
             self.saw(reply.start_ts)
             return got(schema, wanted, reply)
 
@@ -265,30 +243,19 @@ class Core:
         each: bool = False,
     ) -> Steps[int]:
         """One transaction, or with ``each`` one for each event."""
-        drop_late = drops_late(late)
-        if token is not None:
-            check_token(token)
-
-        def ask(schema: TableSchema) -> Steps[int]:
-            return self._append(schema, events, token, batch, drop_late, each)
-
-        return self.asked(table, _itself, ask)
+        drop_late, wanted = drops_late(late), TransactionArguments(token, batch)
+        return self.asked(
+            table, lambda schema: schema, lambda schema: self._append(schema, events, wanted, drop_late, each)
+        )
 
     def _append(
-        self,
-        schema: TableSchema,
-        records: Any,
-        token: str | None,
-        batch: tuple[str, int] | None,
-        drop_late: bool,
-        each: bool,
+        self, schema: TableSchema, records: Any, wanted: TransactionArguments, drop_late: bool, each: bool
     ) -> Steps[int]:
         parts = append_parts(schema, records)
-        token = request_token(token, batch)
         if each and len(parts) > 1:
             raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
         if len(parts) > 1:
-            transaction = TransactionCore(self, TransactionArguments(token, batch))
+            transaction = TransactionCore(self, wanted)
             transaction.begin()
             try:
                 for part in parts:
@@ -298,7 +265,8 @@ class Core:
                 transaction.release()
                 raise
             return (yield from transaction.commit())
-        request = session_pb2.Request(commit=commit_message(token, batch))
+        token = request_token(wanted.token, wanted.batch)
+        request = session_pb2.Request(commit=commit_message(token, wanted.batch))
         kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
         operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
         operation.drop_late, operation.arrow_bytes = drop_late, len(parts[0])
@@ -312,16 +280,11 @@ class Core:
         def ask(schema: TableSchema) -> Steps[bytes]:
             parts = append_parts(schema, records, rows=True)
 
-            def messages() -> Iterator[Any]:
-                for part in parts:
-                    yield service_pb2.StageRequest(
-                        table=schema.name, table_id=schema.id, owner=owner, arrow=bytes(part)
-                    )
-
-            reply = yield Upload("Stage", messages, self.timeout_s)
+            message = partial(service_pb2.StageRequest, table=schema.name, table_id=schema.id, owner=owner)
+            reply = yield Upload("Stage", lambda: (message(arrow=bytes(part)) for part in parts), self.timeout_s)
             return bytes(reply.stage)
 
-        return self.asked(table, _itself, ask)
+        return self.asked(table, lambda schema: schema, ask)
 
     def discard_stages(self, ids: Iterable[bytes]) -> Steps[None]:
         yield from self.call("DiscardStages", service_pb2.DiscardStagesRequest(stages=stage_ids(ids)))

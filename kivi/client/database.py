@@ -67,6 +67,7 @@ def asks(steps: Callable[Concatenate[C, P], Steps[R]]) -> Callable[Concatenate[A
     return named(method, steps)
 
 
+@documented_by(interface.Reads)
 class _Reads(interface.Reads):
     def __init__(self, db: Database, core: TransactionCore) -> None:
         self._db = db
@@ -74,6 +75,7 @@ class _Reads(interface.Reads):
         self._run = db._run
 
     _get = asks(TransactionCore.get_many)
+    renew = asks(TransactionCore.renew)
 
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         _, page = self._run(self._core.scan_open(wanted, rows))
@@ -105,7 +107,6 @@ class Transaction(_Reads, interface.Transaction):
         return self._core.ended
 
     commit = asks(TransactionCore.commit)
-    renew = asks(TransactionCore.renew)
     append = asks(TransactionCore.append)
     append_stages = asks(TransactionCore.append_stages)
     overwrite = asks(TransactionCore.overwrite)
@@ -148,7 +149,6 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    renew = asks(TransactionCore.renew)
     to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
 
 

@@ -7,13 +7,10 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import grpc
-
-from kivi.client.calls import FRAME_BYTES
+from kivi.client.calls import broken_by, together
 from kivi.client.subscriptions import Line
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.threads import Threads
-from kivi.wire.status import from_rpc_error
 
 __all__ = ["Lines"]
 
@@ -43,17 +40,8 @@ class Lines:
         """What is queued, as few messages."""
         self._threads.met()
         held: bytes | None = None
-        while (first := held if held is not None else out.get()) is not None:
-            parts, size, held = [first], len(first), None
-            while not out.empty():  # nobody else takes from it
-                part = out.get()
-                if part is None:
-                    return
-                if size + len(part) > FRAME_BYTES:
-                    held = part
-                    break
-                parts.append(part)
-                size += len(part)
+        while first := held or out.get():
+            parts, held = together([first], out, bytes)
             yield b"".join(parts)
 
 
@@ -62,10 +50,8 @@ def _read(call: Any, line: Line, out: _Out) -> None:
     try:
         for data in call:
             line.arrived(data)
-    except grpc.RpcError as error:
-        ended = from_rpc_error(error)
     except Exception as error:
-        ended = Unavailable(f"the stream of subscriptions failed: {error!r}")
+        ended = broken_by(error, "the stream of subscriptions")
     line.fail(ended)
     out.put(None)
     call.cancel()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
-from kivi.api.arguments import check_batch
 from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, parse_duration_us
@@ -43,7 +42,6 @@ def request_token(token: str | None, batch: tuple[str, int] | None) -> str:
 
 
 def commit(token: str, batch: tuple[str, int] | None) -> session_pb2.Commit:
-    check_batch(batch)
     if batch is None:
         return session_pb2.Commit(token=token)
     return session_pb2.Commit(token=token, batch=session_pb2.BatchToken(scope=batch[0], sequence=batch[1]))

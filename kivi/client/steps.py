@@ -25,7 +25,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from kivi import errors
 from kivi.wire.frames import Packet
@@ -53,6 +53,7 @@ __all__ = [
     "Unary",
     "Upload",
     "named",
+    "silent",
     "timeout_ms",
 ]
 
@@ -69,6 +70,10 @@ class ConnectionLost(errors.Unavailable):
 
 class Timeout(errors.Unavailable):
     """No answer within the client's timeout; the request may have reached the server."""
+
+
+def silent(endpoint: str, timeout_s: float | None) -> Timeout:
+    return Timeout(f"no answer from {endpoint} within {timeout_s:g} s")
 
 
 class Closed(errors.Unavailable):
@@ -99,10 +104,7 @@ class CommitPlain:
     token: str
     timeout_s: float | None
     epoch: int | None
-
-    @property
-    def bodies(self) -> Sequence[Any]:
-        return ()
+    bodies: ClassVar[Sequence[Any]] = ()
 
     @property
     def request(self) -> session_pb2.Request:

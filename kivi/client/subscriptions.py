@@ -248,13 +248,10 @@ class Live:
             self.place.took(update)
         return update
 
-    def _end(self) -> None:
-        if self.place is not None:
-            self.place.end()
-
     def close(self) -> None:
         self.closed = True
         if self.follower is not None:
             self.follower.ended = True
-        self._end()
+        if self.place is not None:
+            self.place.end()
         self.inbox.put_nowait(None)  # for whoever waits

@@ -90,13 +90,10 @@ class TransactionCore:
     def __init__(self, core: Core, wanted: TransactionArguments | SharedSnapshotArguments) -> None:
         self.core = core
         self.number = next(core.numbers)
-        self._min_snapshot = core.seen_ts
-        if wanted.min_snapshot is not None:
-            self._min_snapshot = max(core.seen_ts, wanted.min_snapshot)
+        self._min_snapshot = max(core.seen_ts, wanted.min_snapshot or 0)
         self.read_only = isinstance(wanted, SnapshotArguments)
         if isinstance(wanted, TransactionArguments):
-            if wanted.token is not None or wanted.batch is not None:
-                self.token, self.batch = wanted.token, wanted.batch
+            self.token, self.batch = wanted.token, wanted.batch
         elif wanted.as_of is not None or wanted.ttl_s is not None or wanted.shared or wanted.lease:
             self._view(wanted)
 

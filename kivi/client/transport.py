@@ -25,7 +25,6 @@ took 0.93 ms so instead of 0.77, 12 slots 1.25 instead of 1.03: beginning a call
 
 from __future__ import annotations
 
-import itertools
 import queue
 import threading
 import time
@@ -36,30 +35,26 @@ from typing import Any, Final, TypeVar
 import grpc
 
 from kivi.client.calls import (
-    FRAME_BYTES,
     Calls,
-    Commits,
     Link,
     Queued,
-    Releases,
+    Session,
     answer,
+    broken_by,
     encoded,
     failed,
     leaving,
-    lost,
-    received,
-    silent,
+    together,
     unreachable,
 )
 from kivi.client.core import Core
 from kivi.client.lines import Lines
-from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Receive, Sleep, Steps, Stream
+from kivi.client.steps import Answer, Ask, Closed, CommitPlain, Effect, Message, Receive, Sleep, Steps, Stream, silent
 from kivi.errors import KiviError, Unavailable
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.threads import Threads, close_at_exit
-from kivi.wire.frames import Packet, joined
+from kivi.wire.frames import joined
 from kivi.wire.methods import Tls
-from kivi.wire.status import from_rpc_error
 
 __all__ = ["Transport"]
 
@@ -99,19 +94,14 @@ def _wake(waiting: deque[_Waiter]) -> None:
     waiter.gate.release()
 
 
-class _Session:
+class _Session(Session):
     """One stream: a queue out, a reader thread in. Once broken it stays broken."""
 
     def __init__(self, transport: Transport, epoch: int, wait_for_ready: bool) -> None:
-        self.epoch = epoch
-        self.broken: KiviError | None = None
-        self.hello = threading.Event()
+        super().__init__(transport.core, epoch, threading.Event())
         self._transport = transport
         self._out: queue.SimpleQueue[Queued | None] = queue.SimpleQueue()
-        self.releases = Releases(self.put)
-        self._commits = Commits(self.put)
         self._waiters: dict[int, _Waiter] = {}
-        self._ids = itertools.count(1)
         call = transport.calls.session(self._frames(), wait_for_ready=wait_for_ready, received=self._received)
         self._call = transport.threads.watch(call)
         transport.threads.start("kivi-session", self._read)
@@ -119,29 +109,14 @@ class _Session:
     def _frames(self) -> Iterator[bytes]:
         """gRPC's sending thread asks for the next message when the stream is ready for it."""
         self._transport.threads.met()
-        out, held = self._out, Packet(b"")
+        out, held = self._out, None
         while first := [held] if held else self._first():
             if len(self._waiters) > max(
                 _MANY, 2 * (out.qsize() + len(self._commits))
             ):  # answers are on their way: more will follow
                 time.sleep(_GATHER_S)
-            parts = [leaving(queued) for queued in first]
-            size, held = sum(map(len, parts)), Packet(b"")
-            while size < FRAME_BYTES:
-                try:
-                    queued = out.get_nowait()
-                except queue.Empty:
-                    break
-                if queued is None:
-                    out.put(None)
-                    break
-                part = leaving(queued)
-                if size + len(part) > FRAME_BYTES:  # the next frame's: together they might be too much for a message
-                    held = part
-                    break
-                parts.append(part)
-                size += len(part)
-            if size:
+            parts, held = together([leaving(queued) for queued in first], out, leaving)
+            if any(parts):
                 yield joined(parts)
 
     def _first(self) -> list[Queued]:
@@ -171,18 +146,12 @@ class _Session:
         self._out.put(data)
 
     def ask(self, asked: Ask | CommitPlain) -> Answer:
-        """A plain commit leaves together with others."""
         number = next(self._ids)
         waiter = self._waiters[number] = _Waiter()
         try:
             if self.broken is not None:  # looked at after registering: whoever breaks the session sees the waiter
                 raise self._lost(sent=False)
-            if isinstance(asked, CommitPlain) and not self._commits.is_full:
-                self._commits.add((number, asked.writes, asked.token))
-            else:
-                request = asked.request
-                request.id = number
-                self.put(request, asked.bodies)
+            self._queue(number, asked)
         except KiviError:
             self._waiters.pop(number, None)
             raise
@@ -199,7 +168,7 @@ class _Session:
         else:
             self._leave(number, waiter)
             if waiter.reply is None and waiter.error is None:
-                raise silent(self._transport.core.endpoint, timeout_s)
+                raise silent(self._core.endpoint, timeout_s)
         if waiter.error is not None:
             raise waiter.error
         return waiter.reply
@@ -209,9 +178,6 @@ class _Session:
         if self._waiters.pop(number, None) is None:
             _wake(waiter.others)
 
-    def _lost(self, sent: bool) -> KiviError:
-        return lost(self._transport.core.endpoint, self.broken, sent=sent)
-
     def _read(self) -> None:
         """Asks for one message after the other; what is in it, ``_received`` has handed out before it comes here."""
         reason: KiviError = Unavailable("the server ended the session")
@@ -220,23 +186,16 @@ class _Session:
                 if failed is not _FINE:
                     reason = failed
                     break
-        except grpc.RpcError as error:
-            reason = from_rpc_error(error)
         except Exception as error:
-            reason = Unavailable(f"the session failed: {error!r}")
+            reason = broken_by(error, "the session")
         self.close(reason)
 
     def _received(self, data: bytes) -> object:
         """On the thread of gRPC that receives: who waits for an answer need not wait for another thread as well."""
         try:
-            frame, found = received(data)
-            if frame.HasField("hello"):
-                self._commits.most = frame.hello.limits.commit_each_max
-                self._transport.core.greeted(frame.hello)
-                self.hello.set()
-            self._hand_out(found)
+            self._hand_out(self._answers(data))
         except Exception as error:
-            return Unavailable(f"the session failed: {error!r}")
+            return broken_by(error, "the session")
         return _FINE
 
     def _hand_out(self, replies: Iterable[tuple[int, Answer]]) -> None:
@@ -270,7 +229,7 @@ class Transport(Link[_Session]):
     """The channel and the current session; performs effects on the calling thread."""
 
     def __init__(self, core: Core, access_token: str | None, tls: Tls | None) -> None:
-        super().__init__(core, Calls(grpc, core.endpoint, access_token, tls))
+        super().__init__(core, Calls(grpc, core.endpoint, access_token, tls), _Session)
         self._lock = threading.Lock()
         self.threads = Threads()
         self.lines = Lines(self.threads, self.begin)
@@ -301,9 +260,6 @@ class Transport(Link[_Session]):
             return session
         with self._lock:
             return super().open(wait_for_ready)
-
-    def _begun(self, wait_for_ready: bool) -> _Session:
-        return _Session(self, self._epochs, wait_for_ready)
 
     def begin(self, requests: Iterator[bytes]) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""

@@ -14,13 +14,7 @@ from kivi.wire.v1 import session_pb2
 __all__ = ["KINDS", "encoded_delta", "encoded_write"]
 
 Operation = session_pb2.Operation
-KINDS: Final = {
-    "put": Operation.KIND_PUT,
-    "delta": Operation.KIND_DELTA,
-    "insert": Operation.KIND_INSERT,
-    "delete": Operation.KIND_DELETE,
-    "guard": Operation.KIND_GUARD,
-}
+KINDS: Final = {name.removeprefix("KIND_").lower(): kind for name, kind in Operation.Kind.items()}
 _REMEMBERED: Final = 1_024
 
 

@@ -61,10 +61,10 @@ class Connections:
         durable = live.durable
         assert durable is not None
         others = []
-        for other in self._durable.others(durable.user, durable.name, live.schema):
+        for other, where in self._durable.others(durable.user, durable.name, live.schema):
             connected = self._connected.get((durable.user, other.name))
             handed = max(other.ts, connected.handed if connected is not None else 0)
-            others.append((other.where, other.since, handed))
+            others.append((where, other.since, handed))
         kept = []
         for change in changes:
             row = change.row

@@ -24,7 +24,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from kivi.errors import Conflict, InvalidArgument, NotFound
 from kivi.model.expressions import Expr, Scan, all_of, between
@@ -34,20 +34,11 @@ from kivi.store.catalog import SUBSCRIPTIONS
 from kivi.store.facade import Store
 from kivi.store.transaction import Txn
 
-__all__ = ["DurableSubscriptions", "Other"]
+__all__ = ["DurableSubscriptions"]
 
 _SWEEP_EVERY_S: Final = 600.0
 _SWEEP_ROWS: Final = 10_000
 _USERS_KNOWN: Final = 1_000
-
-
-class Other(NamedTuple):
-    """Another durable subscription of a user on a table: what it selects of the commits in (since, ts]."""
-
-    name: str
-    where: Expr | None
-    since: int
-    ts: int
 
 
 class DurableSubscriptions:
@@ -117,8 +108,8 @@ class DurableSubscriptions:
         rows = self._found(Scan(prefix=(user,)))
         return [_stored(user, row["name"], row) for row in rows if row["expires_us"] > now]
 
-    def others(self, user: str, name: str, schema: TableSchema) -> list[Other]:
-        """The user's others on this table. One call at a time."""
+    def others(self, user: str, name: str, schema: TableSchema) -> list[tuple[Stored, Expr | None]]:
+        """The user's others on this table, and what each selects of the commits in (since, ts]. One call at a time."""
         known = self._known_of.get(user)
         if known is None:
             if len(self._known_of) >= _USERS_KNOWN:
@@ -128,12 +119,11 @@ class DurableSubscriptions:
             if self._changes != changes:
                 self._known_of.pop(user, None)
         now = self._now_us()
-        found = [
-            stored
+        return [
+            (stored, _selecting(schema, stored.query))
             for stored in known
             if stored.table_id == schema.origin and stored.name != name and stored.expires_us > now
         ]
-        return [Other(stored.name, _selecting(schema, stored.query), stored.since, stored.ts) for stored in found]
 
     # -- rows ---------------------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from kivi.mvcc.feed import Committed
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
 
-__all__ = ["Group", "group_of", "made_again"]
+__all__ = ["Group", "RowGroup", "group_of", "made_again"]
 
 _EVERYTHING: Final = Cover([(None, None)])
 
@@ -65,17 +65,21 @@ class Group:
         self._holders: dict[bytes, set[RowsLive]] = {}
         """For each row that is in a window: the subscriptions that hold it."""
         self.joining: set[Live] = set()
+        self._cover: Cover | None = None
+        """The keys that its subscriptions want; None: it has to be made."""
 
     # -- who belongs to it ------------------------------------------------------------------------------
 
     def add(self, live: Live) -> None:
         """A subscription whose window is that of the hub's snapshot."""
+        self._cover = None
         self.lives.add(live)
         self.matcher.add(live, _selecting(self.schema, live.query))
         if isinstance(live, RowsLive):
             self._hold(live)
 
     def remove(self, live: Live) -> None:
+        self._cover = None
         self.joining.discard(live)
         if live in self.lives:
             self.lives.discard(live)
@@ -106,13 +110,13 @@ class Group:
     # -- a tick -------------------------------------------------------------------------------------------
 
     def advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
-        """Brings its subscriptions to the lease's snapshot; ``again``: commits may be missing. Those it touched."""
-        try:
-            schema = self.store.table(self.schema.name, lease)
-            if schema.origin != self.schema.origin:
-                raise made_again(schema)
-        except KiviError as error:
-            return self.fail_all(error)
+        """Brings its subscriptions to the lease's snapshot; ``again``: commits may be missing. Those it touched.
+
+        Raises what reading the table raises, and NotFound where it is another now.
+        """
+        schema = self.store.table(self.schema.name, lease)
+        if schema.origin != self.schema.origin:
+            raise made_again(schema)
         if schema is not self.schema and schema != self.schema:
             again = again or schema.id != self.schema.id
             self._redefine(schema)
@@ -120,7 +124,7 @@ class Group:
 
     def _redefine(self, schema: TableSchema) -> None:
         overwritten = schema.id != self.schema.id
-        self.schema = schema
+        self.schema, self._cover = schema, None
         for live in list(self.lives):
             try:
                 live.define(schema)
@@ -128,15 +132,6 @@ class Group:
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
                 self._failed(live, error)
-
-    @property
-    def can_note(self) -> bool:
-        """Whether ``note`` is enough for a while."""
-        return False
-
-    def note(self, commits: Iterable[Committed]) -> None:
-        """Commits that the next ``advance`` is not given."""
-        raise NotImplementedError
 
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
         raise NotImplementedError
@@ -165,12 +160,10 @@ class Group:
         self._hold(live)
 
     def _read_all(self, lease: Lease) -> list[Live]:
-        touched: list[Live] = []
-        for live in list(self.lives):
-            if isinstance(live, RowsLive):
-                self._read_again(live, lease)
-                touched.append(live)
-        return touched
+        of_rows = [live for live in self.lives if isinstance(live, RowsLive)]
+        for live in of_rows:
+            self._read_again(live, lease)
+        return [*of_rows]
 
 
 class RowGroup(Group):
@@ -179,29 +172,17 @@ class RowGroup(Group):
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
         self._types = types_of(schema)
-        self._cover: Cover | None = None
-        """The keys that its subscriptions want; None: it has to be made."""
         self._noted: set[bytes] = set()
         """Rows to be read again."""
 
     @property
     def can_note(self) -> bool:
+        """Whether ``note`` is enough for a while."""
         return len(self._noted) < _NOTED_MAX
 
     def note(self, commits: Iterable[Committed]) -> None:
+        """Commits that the next ``advance`` is not given."""
         self._noted |= self._changed(commits)
-
-    def add(self, live: Live) -> None:
-        self._cover = None
-        super().add(live)
-
-    def remove(self, live: Live) -> None:
-        self._cover = None
-        super().remove(live)
-
-    def _redefine(self, schema: TableSchema) -> None:
-        self._cover = None
-        super()._redefine(schema)
 
     def _covered(self) -> Cover:
         """One that joins may not have its query yet: nothing is left out for as long."""
@@ -257,7 +238,6 @@ class RowGroup(Group):
     def _put(self, found: Changed, only: RowsLive | None) -> set[Live]:
         matcher = self.matcher if only is None else self._alone(only)
         touched: set[Live] = set()
-        failed: dict[Live, KiviError] = {}
         keys, all_holders = found.keys, self._holders
         selected = [
             (live, within) for live, at in matcher.selected(found.columns) if (within := self._within(live, found, at))
@@ -271,9 +251,9 @@ class RowGroup(Group):
             for i in at:
                 key = keys[i]
                 try:
-                    held = live not in failed and window.put(key, rows[i])
+                    held = live.failure is None and window.put(key, rows[i])
                 except KiviError as error:
-                    failed[live] = error
+                    self._failed(live, error)
                     held = False
                 if held:
                     all_holders.setdefault(key, set()).add(live)
@@ -288,8 +268,6 @@ class RowGroup(Group):
                     live.window.remove(key)
                     self._forget(key, live)
                     touched.add(live)
-        for live, reason in failed.items():
-            self._failed(live, reason)
         return touched
 
     def _within(self, live: Live, found: Changed, at: list[int]) -> list[int]:

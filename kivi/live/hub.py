@@ -22,8 +22,9 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -40,7 +41,7 @@ from kivi.errors import (
 )
 from kivi.live.connections import Connections
 from kivi.live.durable import DurableSubscriptions
-from kivi.live.groups import Group, group_of, made_again
+from kivi.live.groups import Group, RowGroup, group_of, made_again
 from kivi.live.lives import Bind, EventsLive, Live, RowsLive, Then
 from kivi.live.reading import read_window
 from kivi.live.schedule import Schedule
@@ -119,8 +120,7 @@ class Hub:
         since = terms.since
         if since is not None and since > self._store.watermark():  # of another store, or of this one before a restore
             since = None
-        group = self._enter(live)
-        try:
+        with self._entered(live) as group:
             with self._store.snapshots.opened() as lease:
                 schema = self._store.table(table, lease)
                 live.define(schema)
@@ -129,10 +129,6 @@ class Hub:
             if since is not None:
                 self._remember(live, since)
             self._join(group, live)
-        except BaseException:
-            with self._lock:
-                self._forget(live)
-            raise
         return live
 
     def _remember(self, live: RowsLive, since: int) -> None:
@@ -154,8 +150,7 @@ class Hub:
             stored = self.durable.open(terms.durable, schema, query, since)
             since, skip = max((stored.ts, stored.skip), (since, skip))
         live = EventsLive(table, bind, terms, schema, query, since, skip)
-        group = self._enter(live)
-        try:
+        with self._entered(live) as group:
             self._join(group, live)
             if terms.durable is not None:
                 with self._lock:
@@ -164,10 +159,6 @@ class Hub:
                         if before.table in self._groups:
                             self._groups[before.table].remove(before)
                         self._schedule.put(before, 0.0)
-        except BaseException:
-            with self._lock:
-                self._forget(live)
-            raise
         return live
 
     def ask(self, live: Live, then: Then) -> None:
@@ -194,23 +185,24 @@ class Hub:
 
     # -- coming and going -------------------------------------------------------------------------------------
 
-    def _enter(self, live: Live) -> Group:
-        """Its group, which notes for it what changes from now on."""
+    @contextmanager
+    def _entered(self, live: Live) -> Iterator[Group]:
+        """Its group, which notes for it what changes from now on. It is forgotten if it cannot join that."""
         self._store.check_open()
         self._store.table(live.table)
-        with self._starting:
-            if self._stopping:
-                raise Unavailable("the store is closed")
-            if len(self._lives) >= LIVES_MAX:
-                raise ResourceExhausted(
-                    f"{LIVES_MAX:,} subscriptions are open, which is the limit live_subscriptions_max",
-                    limit="live_subscriptions_max",
-                    maximum=LIVES_MAX,
-                )
-            if self._thread is None:
-                self._start()
-            self._lives.add(live)
         try:
+            with self._starting:
+                if self._stopping:
+                    raise Unavailable("the store is closed")
+                if len(self._lives) >= LIVES_MAX:
+                    raise ResourceExhausted(
+                        f"{LIVES_MAX:,} subscriptions are open, which is the limit live_subscriptions_max",
+                        limit="live_subscriptions_max",
+                        maximum=LIVES_MAX,
+                    )
+                if self._thread is None:
+                    self._start()
+                self._lives.add(live)
             with self._lock:
                 schema = self._store.table(live.table)
                 group = self._groups.get(live.table)
@@ -221,9 +213,10 @@ class Hub:
                 if group is None:
                     group = self._groups[live.table] = group_of(self._store, schema)
                 group.joining.add(live)
-                return group
+            yield group
         except BaseException:
-            self._lives.discard(live)
+            with self._lock:
+                self._forget(live)
             raise
 
     def _join(self, group: Group, live: Live) -> None:
@@ -350,8 +343,8 @@ class Hub:
     def _digested(self) -> bool:
         """Notes which rows the commits in the feed changed, for the next tick; False if that is not enough."""
         with self._lock:
-            groups = list(self._groups.values())
-            if not all(group.can_note for group in groups):
+            groups = [group for group in self._groups.values() if isinstance(group, RowGroup) and group.can_note]
+            if len(groups) < len(self._groups):
                 return False
             commits, lost = self._store.pending.feed.take(self._store.watermark())
             self._lost = max(self._lost, lost)

@@ -21,23 +21,19 @@ from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.expressions import all_of, between
 from kivi.model.schema import TableSchema
-from kivi.model.subscriptions import Query, Row
+from kivi.model.subscriptions import Query
 from kivi.model.types import INT64_MAX, ColumnType
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
 from kivi.store.transaction import encoded_key
 
-__all__ = ["event_key", "floor_of", "key_of", "promising", "read_window", "types_of"]
+__all__ = ["event_key", "floor_of", "promising", "read_window", "types_of"]
 
 _EVENT_KEY: Final = struct.Struct(">QI")
 
 
 def event_key(cts: int, place: int) -> bytes:
     return _EVENT_KEY.pack(cts, place)
-
-
-def key_of(schema: TableSchema, row: Row) -> bytes:
-    return encoded_key(schema, tuple(row[name] for name in schema.key_names))
 
 
 def types_of(schema: TableSchema) -> dict[str, ColumnType]:
@@ -66,7 +62,7 @@ def _of_rows(store: Store, lease: Lease, schema: TableSchema, query: Query) -> W
     for batch in store.scan(lease, schema, replace(query.scan, columns=columns, limit=limit)):
         count += batch.num_rows
         for row in stored_rows(_promising(batch, window, query, types_of(schema))):
-            window.put(key_of(schema, row), row)
+            window.put(encoded_key(schema, tuple(row[name] for name in schema.key_names)), row)
     if limit is not None and count == limit:
         window.whole = False
     window.dropped.clear()

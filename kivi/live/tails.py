@@ -33,8 +33,6 @@ class Tails:
         if live.reading is None:
             with self._lock:
                 if live.kept_from is None:  # what commits bring from this snapshot on is kept
-                    live.kept.clear()
-                    live.kept_rows = 0
                     live.kept_from = self._hub_ts()
         if live.reading is not None and live.end_ts is not None and live.reading[0].ts > live.end_ts:
             live.release(self._store.snapshots.release)  # it must not read beyond its end

@@ -41,20 +41,14 @@ class Window:
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
 
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._rows
-
     def held(self) -> Iterable[bytes]:
         return self._rows.keys()
-
-    def _shown(self, row: Row) -> Row:
-        return row if self._query.whole else {name: row[name] for name in self._query.columns}
 
     def put(self, key: bytes, row: Row) -> bool:
         """The row matches and is like this now. Returns whether it is held."""
         before = self._ranks.get(key)
         rank = before if before is not None and not self._query.order else self._sort_key(row, key)
-        shown = self._shown(row)
+        shown = row if self._query.whole else {name: row[name] for name in self._query.columns}
         if before is not None:
             if before == rank:
                 if self._rows[key] != shown:
@@ -69,7 +63,12 @@ class Window:
         self.changed = True
         if self._query.shown is None or self._query.shown > ROWS_MAX:
             if len(self._order) > ROWS_MAX:
-                raise too_many(self._query)
+                raise ResourceExhausted(
+                    f"a subscription to {self._query.scan!r} would hold more than {ROWS_MAX:,} rows, beyond the limit "
+                    f"subscription_rows_max = {ROWS_MAX:,}: give it a limit, a prefix or a predicate",
+                    limit="subscription_rows_max",
+                    maximum=ROWS_MAX,
+                )
         elif len(self._order) > self._query.shown + 2 * self.slack:
             keep = self._query.shown + self.slack
             for beyond in self._order[keep:]:
@@ -104,12 +103,3 @@ class Window:
         """The rows that are shown, in order."""
         ranks = self._order[self._query.offset : self._query.shown]
         return [(rank[-1], self._rows[rank[-1]]) for rank in ranks]
-
-
-def too_many(query: Query) -> ResourceExhausted:
-    return ResourceExhausted(
-        f"a subscription to {query.scan!r} would hold more than {ROWS_MAX:,} rows, beyond the limit "
-        f"subscription_rows_max = {ROWS_MAX:,}: give it a limit, a prefix or a predicate",
-        limit="subscription_rows_max",
-        maximum=ROWS_MAX,
-    )

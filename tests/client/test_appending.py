@@ -21,6 +21,7 @@ import kivi
 import kivi.aio
 import kivi.aio.appender
 import kivi.api.appender
+from kivi.api.arguments import AppenderArguments
 from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, AppendFuture
 from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError, Unavailable
 from kivi.model.declarations import event_table_schema
@@ -82,7 +83,7 @@ def switching(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @contextlib.contextmanager
 def appender(db: Fake, linger_ms: float = 0, max_events: int = 10_000) -> Iterator[kivi.api.appender.Appender]:
-    app = kivi.api.appender.Appender(db, "ev", linger_ms, max_events)
+    app = kivi.api.appender.Appender(db, AppenderArguments("ev", linger_ms, max_events))
     try:
         yield app
     finally:
@@ -171,7 +172,7 @@ def test_a_row_that_comes_too_late_joins_the_next_batch(moment):
 def test_closing_while_threads_append_loses_and_doubles_nothing(switching, text):
     for _ in range(20):
         db = Fake(ts="timestamp", who="int64", i="int64", **({"s": "string"} if text else {}))
-        app = kivi.api.appender.Appender(db, "ev", 0, 20)
+        app = kivi.api.appender.Appender(db, AppenderArguments("ev", 0, 20))
         accepted: dict[tuple[int, int], AppendFuture] = {}
         started = threading.Barrier(5)
         extra = {"s": "x" * 300} if text else {}  # a large event
@@ -455,7 +456,7 @@ def test_a_future_keeps_no_events():
 
 def run(test: Any, db: AioFake, linger_ms: float = 0, max_events: int = 10_000) -> None:
     async def main() -> None:
-        async with kivi.aio.appender.Appender(db, "ev", linger_ms, max_events) as app:  # type: ignore[arg-type]
+        async with kivi.aio.appender.Appender(db, AppenderArguments("ev", linger_ms, max_events)) as app:  # type: ignore[arg-type]
             await asyncio.wait_for(test(app), 30)
 
     asyncio.run(main())
@@ -554,6 +555,6 @@ def test_asyncio_refuses_beyond_its_bytes():
 
 
 def test_asyncio_before_it_is_entered():
-    app = kivi.aio.appender.Appender(AioFake(), "ev", 5, 100)  # type: ignore[arg-type]
+    app = kivi.aio.appender.Appender(AioFake(), AppenderArguments("ev", 5, 100))  # type: ignore[arg-type]
     with pytest.raises(Unavailable, match="closed"):
         app.append(ts=1)
