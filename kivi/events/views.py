@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -75,6 +74,7 @@ class Readers:
 class EventView:
     """The blocks of one table at a moment, cut at ``upto``. Close it (or use ``with``): data wait for it.
 
+    ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order.
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
     """
 
@@ -91,7 +91,7 @@ class EventView:
         self._base = base
         self._readers = readers
         self._ticket = ticket
-        self._blocks = [block for block in blocks if block.first_cts <= upto]
+        self.blocks = [block for block in blocks if block.first_cts <= upto]
         self._closed = False
         self.upto = upto
         self.events_upto = meta.upto
@@ -100,9 +100,7 @@ class EventView:
     def __enter__(self) -> EventView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -115,22 +113,17 @@ class EventView:
         self.close()
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
-        """Headers of the blocks that hold events at or below ``upto``, in commit order."""
-        return tuple(self._blocks)
-
-    @property
     def rows(self) -> int:
         """Events at or below ``upto`` in blocks, those below the retention floor included."""
-        return sum(stop for block in self._blocks for _, stop in (self._cut(block, 0),))
+        return self.rows_after(0)
 
     def rows_after(self, after: int) -> int:
         """Events with after < cts <= upto in blocks, whatever the floor."""
-        return sum(stop - start for start, stop in (self._cut(block, after) for block in self._blocks))
+        return sum(stop - start for start, stop in (self._cut(block, after) for block in self.blocks))
 
     def newest_after(self, after: int) -> int:
         """The largest CTS with after < cts <= upto in blocks; ``after`` if there is none."""
-        for block in reversed(self._blocks):
+        for block in reversed(self.blocks):
             if block.last_cts <= self.upto:
                 return max(after, block.last_cts)
             cts, _ = self._base.runs(block)
@@ -144,7 +137,7 @@ class EventView:
         No event is read. A block of whole commits whose number of events ``fits`` comes as if it were one commit, the
         last: then nothing but its header is read.
         """
-        blocks = [block for block in self._blocks if block.last_cts > after]
+        blocks = [block for block in self.blocks if block.last_cts > after]
         for i, block in enumerate(blocks):
             begins = block.first_cts > (blocks[i - 1].last_cts if i else after)
             ends = block.last_cts < blocks[i + 1].first_cts if i + 1 < len(blocks) else block.last_cts <= self.upto
@@ -188,7 +181,7 @@ class EventView:
         """
         outputs = [*self._base.schema.output_columns(columns), *([_CTS] if with_cts else [])]
         low = later_of(time_from, self.floor_us)
-        for block in reversed(self._blocks) if reverse else self._blocks:
+        for block in reversed(self.blocks) if reverse else self.blocks:
             start, stop = self._cut(block, after)
             if skip or take is not None:
                 rows = stop - start
@@ -234,7 +227,7 @@ class EventView:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
         low = later_of(time_from, self.floor_us)
         known = read = 0
-        for block in self._blocks:
+        for block in self.blocks:
             start, stop = self._cut(block, 0)
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
                 continue
