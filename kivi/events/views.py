@@ -19,12 +19,12 @@ from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument
 from kivi.events.blocks import Block, Blocks, Meta
 from kivi.events.summing import Sums
+from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between, names
 
 __all__ = ["EventView", "Readers", "later_of"]
 
 _BATCH_ROWS: Final = 65_536
-_CTS: Final = "kivi.cts"
 
 
 def later_of(*times: int | None) -> int | None:
@@ -172,14 +172,14 @@ class EventView:
         skip: int = 0,
         take: int | None = None,
     ) -> Iterator[Any]:
-        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "kivi.cts".
+        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
         No batch is empty or has more than 65,536 rows.
         """
-        outputs = [*self._base.schema.output_columns(columns), *([_CTS] if with_cts else [])]
+        outputs = [*self._base.schema.output_columns(columns), *([COMMIT_TS] if with_cts else [])]
         low = later_of(time_from, self.floor_us)
         for block in reversed(self.blocks) if reverse else self.blocks:
             start, stop = self._cut(block, after)
@@ -214,10 +214,11 @@ class EventView:
             raise InvalidArgument("this view of an event table is closed: take another one")
         schema = self._base.schema
         predicate = _all_of(schema.event_time or "", low, high, where, block)
-        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {_CTS} or {schema.event_time}
+        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {COMMIT_TS} or {schema.event_time}
         batch = self._base.read(block, [c.name for c in schema.columns if c.name in used])
-        if _CTS in outputs:
-            batch = batch.append_column(_CTS, pa.array(np.repeat(*self._base.runs(block))))
+        if COMMIT_TS in outputs:
+            stamps, rows = self._base.runs(block)
+            batch = batch.append_column(COMMIT_TS, pa.array(np.repeat(stamps.astype(np.int64), rows)))
         batch = batch.slice(start, stop - start)
         return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
 
