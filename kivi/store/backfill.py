@@ -88,8 +88,7 @@ class Backfill:
         """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
         owner = f"backfill/{schema.id}"
         try:
-            if stale := self.store.staging.owned(owner):
-                self.store.staging.drop(stale)
+            self.store.staging.drop(self.store.staging.owned(owner))
             done = 0
             combining = Combining(schema, _PIECE_ROWS)
             with self._events(schema) as (view, recent):
@@ -103,8 +102,8 @@ class Backfill:
             ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
             return self.tables.redefine(ready, self._staged(schema, owner, combining.result()))
         finally:
-            if (left := self.store.staging.owned(owner)) and self.store.is_open:
-                self.store.staging.drop(left)
+            if self.store.is_open:
+                self.store.staging.drop(self.store.staging.owned(owner))
 
     @contextlib.contextmanager
     def _events(self, schema: TableSchema) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:

@@ -37,8 +37,7 @@ class Housekeeping:
             limit = int((store.clock() - store.settings.stage_ttl_s) * 1_000_000)
             with store.committer.entry_lock:
                 expired = store.staging.index.expired(limit)
-            if expired:
-                store.staging.drop(expired)
+            store.staging.drop(expired)
         if self._rounds % 100 == 0:
             self.move_floors()
         self._release_replaced()

@@ -107,8 +107,7 @@ class Retention:
             events = self._event_tables.of(table)
             if events is None:
                 return None
-            in_base = events.complete_since(2**63)
-            self._entered.setdefault(table, in_base)
+            self._entered.setdefault(table, events.complete_since(2**63))
         return self._entered[table]
 
     def check(self, earliest: Iterable[Earliest]) -> None:
