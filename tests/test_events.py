@@ -27,6 +27,7 @@ from kivi.errors import DataLoss, InvalidArgument, SnapshotTooOld
 from kivi.events.compaction import mergeable
 from kivi.events.store import EventStore, destroy
 from kivi.events.summing import Sums
+from kivi.model.changes import COMMIT_TS
 from kivi.model.declarations import event_table_schema
 from kivi.model.expressions import bind, col, matches
 from kivi.model.schema import Measure, TableSchema
@@ -177,7 +178,7 @@ def test_a_block_of_many_commits_keeps_its_header_small(engine):
     stamps = [
         s
         for b in scanned(events, 600, after=590, with_cts=True, columns=["n"])
-        for s in b.column("kivi.cts").to_pylist()
+        for s in b.column(COMMIT_TS).to_pylist()
     ]
     assert stamps == list(range(591, 601))
 
@@ -204,9 +205,9 @@ def test_blocks_are_bounded_in_bytes(engine):
 def test_columns_and_cts(engine):
     events = filled(engine, [(1, 3), (2, 3)])
     batches = list(scanned(events, 2, columns=["s", "n"], with_cts=True))
-    assert [b.schema.names for b in batches] == [["s", "n", "kivi.cts"]] * 2
-    assert batches[0].schema.field("kivi.cts").type == pa.uint64()
-    assert [c for b in batches for c in b.column("kivi.cts").to_pylist()] == [1, 1, 1, 2, 2, 2]
+    assert [b.schema.names for b in batches] == [["s", "n", COMMIT_TS]] * 2
+    assert batches[0].schema.field(COMMIT_TS).type == pa.int64()
+    assert [c for b in batches for c in b.column(COMMIT_TS).to_pylist()] == [1, 1, 1, 2, 2, 2]
     assert names_of(scanned(events, 2, reverse=True))[:2] == ["2/2", "2/1"]
     assert sum(b.num_rows for b in scanned(events, 2, columns=[])) == 6
 

@@ -231,10 +231,9 @@ def read_headers(engine: Engine, table: int, name: str, since: int | None = None
 class Blocks:
     """The blocks of one event table in the engine. One that is damaged or missing is DataLoss that names it."""
 
-    def __init__(self, engine: Engine, schema: TableSchema, compression: str | None) -> None:
+    def __init__(self, engine: Engine, schema: TableSchema) -> None:
         self._engine = engine
         self.schema = schema
-        self._compression = compression
         self._arrow = arrow_schema(schema)
         self._types = {column.name: column.type for column in schema.columns}
 
@@ -319,7 +318,7 @@ class Blocks:
         }
         stored = _narrowed(self.schema, events, stats)
         stored = stored.replace_schema_metadata({_RUNS: _pack_runs(cts, rows)} if packed else None)
-        body = encode_ipc(stored, self._compression).to_pybytes()
+        body = encode_ipc(stored, "lz4").to_pybytes()
         batch.put(event_data_key(self.schema.id, data), body)
         times = stats[self.schema.event_time or ""]
         header = Block(

@@ -40,18 +40,16 @@ class EventStore:
         *,
         block_rows: int = 131_072,
         block_bytes: int = 8 << 20,
-        compression: str | None = "lz4",
     ) -> None:
         self._engine = engine
         self.schema = schema
         self._block_rows = block_rows
         self._block_bytes = block_bytes
-        self._base = Blocks(engine, schema, compression)
+        self._base = Blocks(engine, schema)
         self._readers = Readers()
         self._waiting: list[tuple[int, list[int]]] = []
         self._settled = 0, 0  # by so many rows a block, compaction need not look at what is before this order
-        dead = self._base.meta().dead
-        if dead:
+        if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
 
     @property
@@ -199,9 +197,8 @@ class EventStore:
 
     def _delete_dead(self) -> int:
         oldest = self._readers.oldest()
-        gone = list(
-            itertools.islice((data for ticket, ids in self._waiting if ticket < oldest for data in ids), _STEP_DELETES)
-        )
+        unneeded = (data for ticket, ids in self._waiting if ticket < oldest for data in ids)
+        gone = list(itertools.islice(unneeded, _STEP_DELETES))
         if not gone:
             return 0
         meta, found = self._base.meta(), set(gone)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +19,12 @@ from kivi.arrow.predicates import filter_batch
 from kivi.errors import InvalidArgument
 from kivi.events.blocks import Block, Blocks, Meta
 from kivi.events.summing import Sums
+from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between, names
 
 __all__ = ["EventView", "Readers", "later_of"]
 
 _BATCH_ROWS: Final = 65_536
-_CTS: Final = "kivi.cts"
 
 
 def later_of(*times: int | None) -> int | None:
@@ -75,6 +74,7 @@ class Readers:
 class EventView:
     """The blocks of one table at a moment, cut at ``upto``. Close it (or use ``with``): data wait for it.
 
+    ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order.
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
     """
 
@@ -91,7 +91,7 @@ class EventView:
         self._base = base
         self._readers = readers
         self._ticket = ticket
-        self._blocks = [block for block in blocks if block.first_cts <= upto]
+        self.blocks = [block for block in blocks if block.first_cts <= upto]
         self._closed = False
         self.upto = upto
         self.events_upto = meta.upto
@@ -100,9 +100,7 @@ class EventView:
     def __enter__(self) -> EventView:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -115,22 +113,17 @@ class EventView:
         self.close()
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
-        """Headers of the blocks that hold events at or below ``upto``, in commit order."""
-        return tuple(self._blocks)
-
-    @property
     def rows(self) -> int:
         """Events at or below ``upto`` in blocks, those below the retention floor included."""
-        return sum(stop for block in self._blocks for _, stop in (self._cut(block, 0),))
+        return self.rows_after(0)
 
     def rows_after(self, after: int) -> int:
         """Events with after < cts <= upto in blocks, whatever the floor."""
-        return sum(stop - start for start, stop in (self._cut(block, after) for block in self._blocks))
+        return sum(stop - start for start, stop in (self._cut(block, after) for block in self.blocks))
 
     def newest_after(self, after: int) -> int:
         """The largest CTS with after < cts <= upto in blocks; ``after`` if there is none."""
-        for block in reversed(self._blocks):
+        for block in reversed(self.blocks):
             if block.last_cts <= self.upto:
                 return max(after, block.last_cts)
             cts, _ = self._base.runs(block)
@@ -144,7 +137,7 @@ class EventView:
         No event is read. A block of whole commits whose number of events ``fits`` comes as if it were one commit, the
         last: then nothing but its header is read.
         """
-        blocks = [block for block in self._blocks if block.last_cts > after]
+        blocks = [block for block in self.blocks if block.last_cts > after]
         for i, block in enumerate(blocks):
             begins = block.first_cts > (blocks[i - 1].last_cts if i else after)
             ends = block.last_cts < blocks[i + 1].first_cts if i + 1 < len(blocks) else block.last_cts <= self.upto
@@ -179,16 +172,16 @@ class EventView:
         skip: int = 0,
         take: int | None = None,
     ) -> Iterator[Any]:
-        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds a column "kivi.cts".
+        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
         No batch is empty or has more than 65,536 rows.
         """
-        outputs = [*self._base.schema.output_columns(columns), *([_CTS] if with_cts else [])]
+        outputs = [*self._base.schema.output_columns(columns), *([COMMIT_TS] if with_cts else [])]
         low = later_of(time_from, self.floor_us)
-        for block in reversed(self._blocks) if reverse else self._blocks:
+        for block in reversed(self.blocks) if reverse else self.blocks:
             start, stop = self._cut(block, after)
             if skip or take is not None:
                 rows = stop - start
@@ -221,10 +214,11 @@ class EventView:
             raise InvalidArgument("this view of an event table is closed: take another one")
         schema = self._base.schema
         predicate = _all_of(schema.event_time or "", low, high, where, block)
-        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {_CTS} or {schema.event_time}
+        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {COMMIT_TS} or {schema.event_time}
         batch = self._base.read(block, [c.name for c in schema.columns if c.name in used])
-        if _CTS in outputs:
-            batch = batch.append_column(_CTS, pa.array(np.repeat(*self._base.runs(block))))
+        if COMMIT_TS in outputs:
+            stamps, rows = self._base.runs(block)
+            batch = batch.append_column(COMMIT_TS, pa.array(np.repeat(stamps.astype(np.int64), rows)))
         batch = batch.slice(start, stop - start)
         return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
 
@@ -234,7 +228,7 @@ class EventView:
         """Adds the events of a ``scan`` to ``into``. (blocks whose header was enough, blocks that were read)"""
         low = later_of(time_from, self.floor_us)
         known = read = 0
-        for block in self._blocks:
+        for block in self.blocks:
             start, stop = self._cut(block, 0)
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
                 continue

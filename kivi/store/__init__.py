@@ -1,6 +1,7 @@
 """One store: the rooms below wired into transactions, reads, tables and what the background does.
 
-    facade         ``Store``: the wiring, and the operations that the embedded database and the server share
+    facade         ``Store``: the operations that the embedded database and the server share
+    wiring         the parts of a store, each wired to those that it uses
     opening        the directory, its lock, and what a store is made of; ``replay`` fills its memory
     catalog        which tables there are, kept in rows of the store itself; ``tables`` creates and drops them
     snapshots      leases, as callers ask for them
@@ -16,7 +17,7 @@
     housekeeping   what nobody needs any more
     checkpoint     a copy that opens by itself; ``backups``: copies that share files
     statistics     what is cheap to know; ``splitting``: where to cut a table for many readers
-    host           what these may use of the store: never the whole of it; ``checks``: limits of what callers send
+    checks         limits of what callers send
 
 Comes in: values in stored form. Goes out: the same, and outcomes. May not touch: the server, the wire, clients. Begin
 reading at ``facade``.

@@ -31,10 +31,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -45,16 +46,13 @@ from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun
 from kivi.errors import KiviError, NotFound, Unavailable
+from kivi.events.views import EventView
 from kivi.model.schema import TableSchema
-from kivi.mvcc.pending import Pending
 from kivi.mvcc.record import StageKind
-from kivi.runtime.settings import Settings
-from kivi.store.catalog import Catalog
-from kivi.store.event_tables import EventTables
-from kivi.store.retention import Retention, remembered
-from kivi.store.snapshots import Snapshots
-from kivi.store.staging import Staging, waited
+from kivi.store.retention import remembered
+from kivi.store.staging import waited
 from kivi.store.tables import Tables
+from kivi.store.wiring import Wiring
 
 __all__ = ["Backfill", "Progress"]
 
@@ -70,15 +68,8 @@ _TELL_EVERY_S: Final = 5.0
 class Backfill:
     """Builds aggregates."""
 
-    settings: Settings
-    catalog: Catalog
-    pending: Pending
-    retention: Retention
-    event_tables: EventTables
-    snapshots: Snapshots
-    staging: Staging
+    store: Wiring
     tables: Tables
-    is_open: Callable[[], bool]
 
     def build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
         """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
@@ -88,7 +79,7 @@ class Backfill:
         try:
             return self._build(schema, progress)
         except Exception:
-            if (whole := self.catalog.entered.successor(schema)) is not None:
+            if (whole := self.store.catalog.entered.successor(schema)) is not None:
                 return whole  # the source was overwritten meanwhile: there is nothing older left to sum
             self._drop(schema)
             raise
@@ -97,22 +88,38 @@ class Backfill:
         """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
         owner = f"backfill/{schema.id}"
         try:
-            if stale := self.staging.owned(owner):
-                self.staging.drop(stale)
+            self.store.staging.drop(self.store.staging.owned(owner))
             done = 0
             combining = Combining(schema, _PIECE_ROWS)
-            events = _Events(self, schema)
-            with contextlib.closing(iter(events)) as chunks:
-                for chunk, total in chunks:
+            with self._events(schema) as (view, recent):
+                total = view.rows + sum(batch.num_rows for batch in recent)
+                batches = itertools.chain(view.scan(), recent)
+                for chunk in _chunks(batches, self.store.settings.block_rows):
                     combining.add(derive(schema, chunk))
                     done += chunk.num_rows
                     if progress is not None:
                         progress(done, total)
-            ready = dataclasses.replace(schema, state="ready", complete_since_us=events.floor_us)
+            ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
             return self.tables.redefine(ready, self._staged(schema, owner, combining.result()))
         finally:
-            if (left := self.staging.owned(owner)) and self.is_open():
-                self.staging.drop(left)
+            if self.store.is_open:
+                self.store.staging.drop(self.store.staging.owned(owner))
+
+    @contextlib.contextmanager
+    def _events(self, schema: TableSchema) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
+        """The source's events at or below the aggregate's catalog commit: those in blocks, then those in memory.
+
+        Events before ``floor_us`` of the view had been forgotten, and are not given.
+        """
+        store, source, upto = self.store, schema.source_id, schema.created_ts
+        with store.snapshots.opened(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s) as lease:
+            events = store.event_tables.of(source)
+            if events is None:
+                raise NotFound(f"the source of {schema.name!r} was dropped")
+            take = functools.partial(events.view, upto, floor_at=lease.ts)
+            view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
+            with view:
+                yield view, [remembered(part.batch, events.schema, view.floor_us) for part in waiting]
 
     def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
         """Stages that hold the run, in key order."""
@@ -122,11 +129,11 @@ class Backfill:
         stages = []
         for piece in pieces(run, rows):
             stage_id = waited(
-                lambda settled, piece=piece: self.staging.log_stage(  # type: ignore[misc]
+                lambda settled, piece=piece: self.store.staging.log_stage(  # type: ignore[misc]
                     StageKind.RUN, schema.origin, piece.rows, owner, piece.to_buffers(), settled
                 )
             )
-            stages.append(self.staging.index.sequence_of(stage_id))
+            stages.append(self.store.staging.index.sequence_of(stage_id))
         return stages
 
     def _drop(self, schema: TableSchema) -> None:
@@ -134,12 +141,12 @@ class Backfill:
         try:
             self.tables.drop(schema.name, only_id=schema.id)
         except Exception as error:  # the error that led here is the one to raise
-            if self.is_open():
+            if self.store.is_open:
                 _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
 
     def resume(self) -> threading.Thread | None:
         """Builds what a crash left BUILDING, in the background; None if there is nothing."""
-        unfinished = [schema for schema in self.catalog.entered.by_id.values() if schema.state == "building"]
+        unfinished = [schema for schema in self.store.catalog.entered.by_id.values() if schema.state == "building"]
         if not unfinished:
             return None
 
@@ -167,7 +174,7 @@ class Backfill:
         try:
             self._build(schema, progress)
         except Exception as error:
-            if not self.is_open() or schema.id not in self.catalog.entered.by_id:
+            if not self.store.is_open or schema.id not in self.store.catalog.entered.by_id:
                 return  # it goes on when the store is opened again; or somebody has dropped it
             if isinstance(error, Unavailable):
                 then = "it stays building, and is built when the store is opened again"
@@ -180,48 +187,21 @@ class Backfill:
         _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)
 
 
-class _Events:
-    """(chunk, total rows) of the source's events at or below the aggregate's catalog commit, in commit order.
+def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """The same events in chunks of ``rows`` each, but the last.
 
-    Chunks have ``block_rows`` events each, but the last: deriving has a price per call, and commits may be small.
-    ``floor_us``, once the first chunk is there: events before it had been forgotten, and are not given.
+    Deriving has a price per call, and commits may be small.
     """
-
-    def __init__(self, backfill: Backfill, schema: TableSchema) -> None:
-        self._of = backfill
-        self._schema = schema
-        self.floor_us: int | None = None
-
-    def __iter__(self) -> Generator[tuple[pa.RecordBatch, int]]:
-        gathered: list[pa.RecordBatch] = []
-        rows, whole = 0, self._of.settings.block_rows
-        total = 0
-        for batch, total in self._batches():
-            at = 0
-            while at < batch.num_rows:
-                gathered.append(batch.slice(at, whole - rows))
-                at += gathered[-1].num_rows
-                rows += gathered[-1].num_rows
-                if rows == whole:
-                    yield together(gathered), total
-                    gathered, rows = [], 0
-        if gathered:
-            yield together(gathered), total
-
-    def _batches(self) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """The same in the batches that they lie in, of any size."""
-        of, source, upto = self._of, self._schema.source_id, self._schema.created_ts
-        with of.snapshots.opened(min_snapshot=upto, ttl_s=of.settings.lease_ttl_max_s) as lease:
-            events = of.event_tables.of(source)
-            if events is None:
-                raise NotFound(f"the source of {self._schema.name!r} was dropped")
-            take = functools.partial(events.view, upto, floor_at=lease.ts)
-            view, waiting = of.retention.captured(of.pending, source, upto, take, floor_at=lease.ts)
-            with view:
-                floor = self.floor_us = view.floor_us
-                recent = [part.batch for part in waiting]
-                total = view.rows + sum(batch.num_rows for batch in recent)
-                for batch in view.scan():
-                    yield batch, total
-                for batch in recent:
-                    yield remembered(batch, events.schema, floor), total
+    held: list[pa.RecordBatch] = []
+    missing = rows
+    for batch in batches:
+        at = 0
+        while at < batch.num_rows:
+            held.append(batch.slice(at, missing))
+            at += held[-1].num_rows
+            missing -= held[-1].num_rows
+            if not missing:
+                yield together(held)
+                held, missing = [], rows
+    if held:
+        yield together(held)

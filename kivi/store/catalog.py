@@ -34,19 +34,7 @@ from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.verdict import Guard
 
-__all__ = [
-    "COUNTERS",
-    "LATE",
-    "NAMES",
-    "SUBSCRIPTIONS",
-    "SYSTEM",
-    "TABLES",
-    "Catalog",
-    "Replaced",
-    "View",
-    "definition_row",
-    "schema_guard",
-]
+__all__ = ["COUNTERS", "LATE", "NAMES", "SUBSCRIPTIONS", "SYSTEM", "TABLES", "Catalog", "View", "definition_row"]
 
 _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")

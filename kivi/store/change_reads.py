@@ -128,15 +128,8 @@ class ChangeReads:
                 for item in recent:
                     cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
                 last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
-        return TailPoints(
-            cutter.ended(),
-            last,
-            watermark,
-            kept_since,
-            schema.id,
-            schema.created_ts,
-            self.store_id.hex(),
-        )
+        points, store_id = cutter.ended(), self.store_id.hex()
+        return TailPoints(points, last, watermark, kept_since, schema.id, schema.created_ts, store_id)
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes) -> Iterator[pa.RecordBatch]:
         """A scan of what was committed in (since, the snapshot]. It is captured at the call."""
@@ -196,21 +189,14 @@ class ChangeReads:
                     stamps = item.cts_of_each()[low:high].astype(np.int64)
                     yield part.append_column(COMMIT_TS, pa.array(stamps)) if changes.commit_ts else part
 
-        def memory() -> Iterator[pa.RecordBatch]:
-            for batch in gathered(chosen(), _SMALL_ROWS):  # first: to trim a batch costs as much as to trim 10,000 rows
-                yield from pieces(trim(batch, True))
+        # Gathered first: to trim a batch costs as much as to trim 10,000 rows.
+        memory = pieces(trim(batch, True) for batch in gathered(chosen(), _SMALL_ROWS))
 
-        def stored() -> Iterator[pa.RecordBatch]:
-            for batch in view.scan(
-                after=since, time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs,
-                with_cts=changes.commit_ts, skip=skip, take=take,
-            ):  # fmt: skip
-                if changes.commit_ts:
-                    stamps = batch.column(batch.num_columns - 1).cast(pa.int64())
-                    batch = batch.select(outputs).append_column(COMMIT_TS, stamps)
-                yield batch
-
-        return self.reads.watched(lease, schema, view, itertools.chain(stored(), gathered(memory(), _SMALL_ROWS)))
+        stored = view.scan(
+            after=since, time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs,
+            with_cts=changes.commit_ts, skip=skip, take=take,
+        )  # fmt: skip
+        return self.reads.watched(lease, schema, view, itertools.chain(stored, gathered(memory, _SMALL_ROWS)))
 
     def _changed_rows(
         self, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes

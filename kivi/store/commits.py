@@ -28,7 +28,7 @@ from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Aborted, Committer, StaleCatalog
 from kivi.mvcc.groups import Answer, Events, Outcome, Part, Single, Tell, Writes, WriteSet, told
 from kivi.mvcc.leases import Leases
-from kivi.mvcc.record import Bulk, decode_stage
+from kivi.mvcc.record import Bulk
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.tokens import FENCED, Tokens, issued_at_us
 from kivi.mvcc.turns import Turns
@@ -39,9 +39,9 @@ from kivi.store.catalog import SYSTEM, Catalog, changes
 from kivi.store.checks import check_batch_token, check_events, check_token
 from kivi.store.event_commits import prepare_events
 from kivi.store.overwrite import new_generations
-from kivi.store.plans import WritePlan, plans_of
+from kivi.store.plans import WritePlan
 from kivi.store.retention import Retention, earliest_times
-from kivi.store.staging import Staging, sequences_of
+from kivi.store.staging import Staging, sequences_of, staged_data
 from kivi.store.transaction import Txn, prepare
 
 __all__ = ["Commit", "Commits", "TokenState"]
@@ -59,7 +59,7 @@ class Commit(NamedTuple):
 
 
 class _Timed:
-    """Passes on what became of a part, and notes how long its commits took."""
+    """Passes on what became of a part, and notes how long its commits took, from when they were asked for."""
 
     __slots__ = ("_answer", "_began", "_times")
 
@@ -114,33 +114,32 @@ class Commits:
         """
         began = time.monotonic()
         refused: list[Callable[[], None]] = []
-        waiting: list[tuple[Commit, Tell]] = []
+        waiting: list[Commit] = []
         for commit in commits:
-            settled: Tell = functools.partial(self._settled, commit, began)
             try:
                 if self._close(commit):
-                    waiting.append((commit, settled))
+                    waiting.append(commit)
                 else:
-                    refused.append(functools.partial(settled, Outcome(commit.txn.start_ts)))
+                    refused.append(functools.partial(self._settled, commit, began, Outcome(commit.txn.start_ts)))
             except KiviError as error:
-                refused.append(functools.partial(settled, Outcome(None, error)))
+                refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
         while waiting:
-            parts: dict[Part, tuple[Commit, Tell]] = {}
-            for commit, settled in waiting:
+            parts: dict[Part, Commit] = {}
+            for commit in waiting:
                 try:
                     with self.computing if commit.txn.in_columns else contextlib.nullcontext():
                         part = self._prepare(commit.txn, commit.token, commit.batch)
-                    part.lease, part.answer = commit.txn.lease, told(settled)
-                    parts[part] = commit, settled
+                    part.lease, part.answer = commit.txn.lease, told(functools.partial(self._settled, commit, began))
+                    parts[part] = commit
                 except KiviError as error:
-                    refused.append(functools.partial(settled, Outcome(None, error)))
+                    refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
             waiting = [parts[back] for back in self.committer.submit([*parts], may_wait=may_wait)] if parts else []
             if not may_wait and waiting and self.committer.is_full:
                 break
-        for commit, _ in waiting:
+        for commit in waiting:
             commit.txn.closed = ""
         call_all(refused)
-        return [commit for commit, _ in waiting]
+        return waiting
 
     def _close(self, commit: Commit) -> bool:
         """Closes its transaction. Raises if that may not commit; False if it has nothing to commit."""
@@ -179,7 +178,11 @@ class Commits:
     def write_plans(self) -> tuple[int, dict[str, WritePlan] | None]:
         """The catalog's version, and by which deltas and puts of its row tables are read for ``write``; None for now: a
         change of the catalog is on its way."""
-        return plans_of(self.catalog, self.settings.max_value_bytes)
+        view = self.catalog.entered
+        if view.version != self.catalog.visible.version:
+            return view.version, None
+        rows = [schema for schema in view.by_id.values() if schema.kind == "row"]
+        return view.version, {schema.name: WritePlan(schema, self.settings.max_value_bytes) for schema in rows}
 
     def write_set(self, rows: list[tuple[WritePlan, bytes, RowOp]]) -> WriteSet | None:
         """The deltas and puts of a transaction, for ``write``; None if a row occurs twice."""
@@ -228,13 +231,7 @@ class Commits:
         Refused whole, if at all. ``done`` is called once, here or by the log's thread: it must be quick. False, and
         nobody is told: they would have to wait for room, and may not.
         """
-        began = time.monotonic()
-
-        def settled(outcome: Outcome) -> None:
-            if outcome.error is None and not outcome.repeated:
-                self.committer.times.observe(time.monotonic() - began, batch.num_rows)
-            done(outcome)
-
+        answer = _Timed(told(done), self.committer.times)
         try:
             self.check_open()
             check_token(token)
@@ -248,16 +245,14 @@ class Commits:
             while True:
                 with self.computing:
                     view = self.catalog.entered
-                    part = prepare_events(
-                        schema, batch, token, drop_late, view, self.floor, self.retention, told(settled)
-                    )
+                    part = prepare_events(schema, batch, token, drop_late, view, self.floor, self.retention, answer)
                 part.on_enter = functools.partial(enter, part)
                 if not self.committer.submit([part], may_wait=may_wait):
                     return True
                 if not may_wait and self.committer.is_full:
                     return False
         except KiviError as error:
-            settled(Outcome(None, error))
+            done(Outcome(None, error))
             return True
 
     def floor(self, schema: TableSchema) -> int | None:
@@ -309,7 +304,7 @@ class Commits:
             self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
-                    self.staging.index.live([bulk.stage], new.origin(bulk.table, view))
+                    self.staging.index.check_live(bulk.stage, new.origin(bulk.table, view))
 
         def enter(cts: int) -> None:
             self.late_dropped += sum(txn.late.values())
@@ -331,8 +326,8 @@ class Commits:
             if schema is None:
                 raise NotFound(f"table {table} was dropped meanwhile")
             for sequence in sequences:
-                data = decode_stage(self.log.read(sequence).body).data[0]
-                prepared.runs.append((table, DeltaRun.from_buffer(schema, 0, data)))
+                run = DeltaRun.from_buffer(schema, 0, staged_data(self.log, sequence))
+                prepared.runs.append((table, run))
                 prepared.commit.runs.append(Bulk(table, sequence, []))
         prepared.body = prepared.commit.encode()
 

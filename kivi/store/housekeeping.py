@@ -10,9 +10,12 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, table_prefix
 from kivi.engine import WriteBatch
 from kivi.events.store import destroy
-from kivi.store.host import Running
+from kivi.store.wiring import Wiring
 
 __all__ = ["Housekeeping"]
+
+_STEP_PARTS: Final = 100
+"""A retention floor moves in steps of a hundredth of the retention, so floors stay few."""
 
 
 class Housekeeping:
@@ -21,7 +24,7 @@ class Housekeeping:
     _SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT)
     _ROWS: Final = 1_024
 
-    def __init__(self, store: Running) -> None:
+    def __init__(self, store: Wiring) -> None:
         self._store = store
         self._rounds = 0
         self._catalog_version = -1
@@ -34,10 +37,9 @@ class Housekeeping:
             limit = int((store.clock() - store.settings.stage_ttl_s) * 1_000_000)
             with store.committer.entry_lock:
                 expired = store.staging.index.expired(limit)
-            if expired:
-                store.staging.drop(expired)
+            store.staging.drop(expired)
         if self._rounds % 100 == 0:
-            store.retention.step()
+            self.move_floors()
         self._release_replaced()
         version = store.catalog.visible.version
         if version != self._catalog_version and not self._waiting():
@@ -47,6 +49,24 @@ class Housekeeping:
             if not store.event_tables.in_use(table):
                 store.consolidator.with_mutex(partial(self._erase, table))
                 break
+
+    def move_floors(self) -> None:
+        """Moves the retention floors that are due, and drops what lies wholly below old ones."""
+        store = self._store
+        for schema in list(store.catalog.visible.by_id.values()):
+            events = store.event_tables.of(schema.id)
+            if events is None or schema.retention_us is None:
+                continue
+            held = events.time_range_us()
+            if held is not None:
+                target = min(held[1], int(store.clock() * 1_000_000)) - schema.retention_us
+                floor = store.retention.newest(schema.id)
+                due = floor is None or target >= floor + schema.retention_us // _STEP_PARTS
+                if due and held[0] < target:
+                    store.retention.set_floor(schema, target)
+            oldest = store.leases.oldest()
+            upto = store.consolidator.position if oldest is None else min(store.consolidator.position, oldest)
+            store.consolidator.with_mutex(partial(events.drop_below_floor, upto))
 
     def _release_replaced(self) -> None:
         """Releases overwritten generations that no open snapshot sees."""
@@ -65,18 +85,13 @@ class Housekeeping:
         """Ids of tables that have rows and no definition: one seek per table and key space."""
         found: set[int] = set()
         for space in self._SPACES:
-            at = space_prefix(space)
-            end = prefix_end(at)
-            while at is not None:
-                first = next(iter(self._store.engine.scan(at, end)), None)
-                if first is None:
-                    break
+            at: bytes | None = space_prefix(space)
+            end = prefix_end(space_prefix(space))
+            while at is not None and (first := next(iter(self._store.engine.scan(at, end)), None)):
                 table = int.from_bytes(first[0][1:5], "big")
                 if self._store.catalog.schema_of(table) is None:
                     found.add(table)
-                if table == 2**32 - 1:
-                    break
-                at = table_prefix(space, table + 1)
+                at = prefix_end(table_prefix(space, table))
         return sorted(found)
 
     def _erase(self, table: int) -> None:

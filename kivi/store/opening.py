@@ -70,32 +70,21 @@ def open_parts(path: str | None, settings: Settings, engine: Engine | None, log:
     from kivi.engine.rocks import Records, RocksEngine
     from kivi.log.segmented import SegmentedLog
 
-    release_lock, store_id = claim(path)
-    try:
+    with contextlib.ExitStack() as opened:  # which lets go of each, whatever the one before has to say
+        release_lock, store_id = claim(path)
+        opened.callback(release_lock)
         rocks = engine or RocksEngine(
             os.path.join(path, "engine"),
             cache_bytes=settings.cache_bytes,
             memtable_bytes=settings.memtable_bytes,
             records=Records(meta_key("records"), space_prefix(Space.ROW)),
         )
-        try:
-            segments = log or SegmentedLog(
-                os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes
-            )
-        except BaseException:
-            rocks.close()
-            raise
-    except BaseException:
-        release_lock()
-        raise
-
-    def release() -> None:
-        with contextlib.ExitStack() as stack:  # each of them, whatever the one before has to say
-            stack.callback(release_lock)
-            stack.callback(rocks.close)
-            stack.callback(segments.close)
-
-    return Parts(rocks, segments, store_id, release, path)
+        opened.callback(rocks.close)
+        segments = log or SegmentedLog(
+            os.path.join(path, "log"), store_id=store_id, segment_bytes=settings.segment_bytes
+        )
+        opened.callback(segments.close)
+        return Parts(rocks, segments, store_id, opened.pop_all().close, path)
 
 
 def claim(path: str) -> tuple[Callable[[], None], bytes]:
@@ -113,26 +102,21 @@ def claim(path: str) -> tuple[Callable[[], None], bytes]:
             f"{path} holds {sorted(entries)[0]!r} and no {_MARKER} file: not a kivi store; name an empty directory"
         )
     try:
-        lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        with contextlib.ExitStack() as held:
+            lock = os.open(os.path.join(path, "LOCK"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            held.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.exists(marker):
+                mark(path, secrets.token_bytes(16))
+            store_id, version = read_marker(path)
+            if version < FORMAT:  # before anything is written that an older program would take for damage
+                mark(path, store_id)
+                _log.info("%s had format %d, and has %d now: older versions of kivi refuse it", path, version, FORMAT)
+            return held.pop_all().close, store_id
+    except BlockingIOError:
+        raise StoreInUse(f"{path} is open in another process: stop that one, or connect to its server") from None
     except OSError as error:
         if is_no_space(error):
-            raise no_space(path, error) from None
-        raise
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreInUse(f"{path} is open in another process: stop that one, or connect to its server") from None
-        if not os.path.exists(marker):
-            mark(path, secrets.token_bytes(16))
-        store_id, version = read_marker(path)
-        if version < FORMAT:  # before anything is written that an older program would take for damage
-            mark(path, store_id)
-            _log.info("%s had format %d, and has %d now: older versions of kivi refuse it", path, version, FORMAT)
-        return lambda: os.close(lock), store_id
-    except BaseException as error:
-        os.close(lock)
-        if isinstance(error, OSError) and is_no_space(error):
             raise no_space(path, error) from None
         raise
 

@@ -17,9 +17,9 @@ from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.keys import encode_key
 from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
-from kivi.store.catalog import Catalog, schema_guard
+from kivi.store.catalog import schema_guard
 
-__all__ = ["GetPlan", "WritePlan", "plans_of"]
+__all__ = ["GetPlan", "WritePlan"]
 
 _SIGN: Final = 1 << 63
 _NOTHING: Final[dict[int, Any]] = {}
@@ -33,10 +33,10 @@ class WritePlan:
 
     __slots__ = ("_columns", "_text_max", "guard", "id", "key", "origin")
 
-    def __init__(self, schema: TableSchema, text_max: int) -> None:
+    def __init__(self, schema: TableSchema, max_value_bytes: int) -> None:
         self.id, self.origin = schema.id, schema.origin
         self.guard = schema_guard(schema.id)
-        self._text_max = text_max
+        self._text_max = min(_TEXT_CHARACTERS_MAX, max_value_bytes // 4)
         self._columns: dict[str, tuple[int, ColumnType, Any, bool]] = {
             column.name: (i, column.type, _KINDS[column.type.name], column.operator is not None)
             for i, column in enumerate(schema.columns)
@@ -116,14 +116,3 @@ def _key_of(types: list[ColumnType]) -> Callable[[Sequence[Any]], bytes | None]:
         return encode_key(types, values)
 
     return encoded
-
-
-def plans_of(catalog: Catalog, max_value_bytes: int) -> tuple[int, dict[str, WritePlan] | None]:
-    """The catalog's version as it is entered, and the plans by table name; None while a change is on its way."""
-    text_max = min(_TEXT_CHARACTERS_MAX, max_value_bytes // 4)
-    view = catalog.entered
-    if view.version != catalog.visible.version:
-        return view.version, None
-    return view.version, {
-        name: WritePlan(schema, text_max) for name, schema in view.by_name.items() if schema.kind == "row"
-    }

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -50,24 +50,6 @@ FEW_ROWS: Final = 24
 COLUMNS_ROWS: Final = 16_384
 _CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
-
-
-class _Captured(NamedTuple):
-    """The events that a scan has captured: blocks, then pending events, then own events, in commit order."""
-
-    lease: Lease
-    schema: TableSchema
-    wanted: Scan
-    view: EventView
-    times: tuple[int | None, int | None]  # from, to
-    recent: list[pa.RecordBatch]
-    own: list[pa.RecordBatch]
-    trim: Callable[[pa.RecordBatch, bool], pa.RecordBatch]
-
-    @property
-    def tail(self) -> list[tuple[pa.RecordBatch, bool]]:
-        """The batches in memory, and whether each is committed."""
-        return [*((batch, True) for batch in self.recent), *((batch, False) for batch in self.own)]
 
 
 @dataclass(slots=True)
@@ -110,11 +92,8 @@ class Reads:
             own = txn.own_ops(schema)
             if own:
                 versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
-        out: list[dict[str, Any] | None] = []
-        for key, version in zip(raw, versions, strict=True):
-            row = projection.row(key, version) if version is not None else None
-            out.append(projection.narrowed(row) if row is not None else None)
-        return out
+        rows = (None if v is None else projection.row(key, v) for key, v in zip(raw, versions, strict=True))
+        return [None if row is None else projection.narrowed(row) for row in rows]
 
     def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool:
         """Whether the transaction sees a row at an encoded key."""
@@ -161,16 +140,10 @@ class Reads:
             projection = Projection(schema, wanted.columns, wanted.where)
         own = txn.own_ops(schema) if txn is not None else {}
         none = txn is not None and txn.sees_none(schema)
-        one_by_one = (
-            own
-            or none
-            or wanted.reverse
-            or (wanted.where is None and wanted.limit is not None and wanted.limit <= FEW_ROWS)
-        )
+        limit = wanted.limit if wanted.where is None else None  # of rows that are read
+        one_by_one = own or none or wanted.reverse or (limit is not None and limit <= FEW_ROWS)
         if projection.in_columns and not one_by_one:
-            first_rows = BATCH_ROWS
-            if wanted.limit is not None and wanted.where is None:
-                first_rows = min(first_rows, wanted.limit)
+            first_rows = BATCH_ROWS if limit is None else min(BATCH_ROWS, limit)
             portions = self.reader.scan_portions(
                 lease, schema, start, end, few=FEW_ROWS, first_rows=first_rows, rows=COLUMNS_ROWS
             )
@@ -221,27 +194,31 @@ class Reads:
         take = functools.partial(events.view, upto, floor_at=lease.ts)
         view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts)
         self.leases.check(lease)
-        recent = [part.batch for part in waiting]
         own = txn.events_of(schema.id) if txn is not None else []
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
-        found = _Captured(lease, schema, wanted, view, times, recent, own, trim)
-        return self._event_batches(found, outputs) if sums is None else self._summary(found, sums)
-
-    def _event_batches(self, found: _Captured, outputs: list[str]) -> Iterator[pa.RecordBatch]:
-        wanted, (time_from, time_to) = found.wanted, found.times
-
-        def memory() -> Iterator[pa.RecordBatch]:
-            for batch, committed in reversed(found.tail) if wanted.reverse else found.tail:
-                kept = found.trim(batch, committed)
-                if wanted.reverse:
-                    kept = kept.take(pa.array(range(kept.num_rows - 1, -1, -1), pa.int64()))
-                yield from pieces(kept)
-
-        stored = found.view.scan(
-            time_from=time_from, time_to=time_to, where=wanted.where, columns=outputs, reverse=wanted.reverse
+        tail = [*((part.batch, True) for part in waiting), *((batch, False) for batch in own)]
+        memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))
+        if sums is not None:
+            return self.watched(lease, schema, view, self._summed_up(schema, wanted, view, memory, sums))
+        stored = view.scan(
+            time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs, reverse=wanted.reverse
         )
-        parts = [memory(), stored] if wanted.reverse else [stored, memory()]
-        return self.watched(found.lease, found.schema, found.view, itertools.chain(*parts))
+        if not wanted.reverse:
+            return self.watched(lease, schema, view, itertools.chain(stored, pieces(memory)))
+        backwards = (batch.take(pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())) for batch in memory)
+        return self.watched(lease, schema, view, itertools.chain(pieces(backwards), stored))
+
+    def _summed_up(
+        self, schema: TableSchema, wanted: Scan, view: EventView, memory: Iterator[pa.RecordBatch], sums: Sums
+    ) -> Iterator[pa.RecordBatch]:
+        """One batch of one row: the measures of the events in blocks, then of those in memory."""
+        known, read = view.sum_up(sums, time_from=wanted.times[0], time_to=wanted.times[1], where=wanted.where)
+        self.summary_blocks_known += known
+        self.summary_blocks_read += read
+        for batch in memory:
+            sums.add(batch)
+        calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
+        yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
     def watched(
         self, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
@@ -256,23 +233,6 @@ class Reads:
             except DataLoss:
                 self.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
                 raise
-
-    def _summary(self, found: _Captured, sums: Sums) -> Iterator[pa.RecordBatch]:
-        """One batch of one row."""
-        lease, schema, wanted, (time_from, time_to) = (*found[:3], found.times)
-        with found.view as view:
-            try:
-                known, read = view.sum_up(sums, time_from=time_from, time_to=time_to, where=wanted.where)
-            except DataLoss:
-                self.reader.check_events(lease, schema)
-                raise
-        self.summary_blocks_known += known
-        self.summary_blocks_read += read
-        for batch, committed in found.tail:
-            sums.add(found.trim(batch, committed))
-        self.reader.check_events(lease, schema)
-        calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
-        yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
 
 def _batched(schema: TableSchema, projection: Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
@@ -298,26 +258,22 @@ def _portions(rows: Iterator[dict[str, Any]], wide: list[str]) -> Iterator[list[
 
 
 def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
-    """The byte range [start, end) of a scan: the prefix, narrowed by start and end."""
-    start: bytes | None = None
-    end: bytes | None = None
-    if wanted.prefix:
-        start = encoded_key(schema, wanted.prefix)
-        end = prefix_end(start)
+    """The byte range [start, end) of a scan: the prefix, narrowed by start and end. None is no bound."""
+    start = encoded_key(schema, wanted.prefix)
+    end = prefix_end(start)
     if wanted.start is not None:
-        bound = encoded_key(schema, wanted.start)
-        start = bound if start is None else max(start, bound)
+        start = max(start, encoded_key(schema, wanted.start))
     if wanted.end is not None:
         bound = encoded_key(schema, wanted.end)
         end = bound if end is None else min(end, bound)
-    if start is not None and end is not None and start > end:
-        end = start
-    return start, end
+    return start or None, end if end is None else max(start, end)
 
 
-def pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    for at in range(0, batch.num_rows, 65_536):
-        yield batch.slice(at, 65_536)
+def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same events in batches of at most 65,536 rows."""
+    for batch in batches:
+        for at in range(0, batch.num_rows, 65_536):
+            yield batch.slice(at, 65_536)
 
 
 def event_times(schema: TableSchema, wanted: Scan) -> tuple[Any, Any]:

@@ -12,6 +12,8 @@ commit: conflict facts begin at the last record.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 from kivi.arrow.dictionaries import together
@@ -26,19 +28,18 @@ from kivi.log import Kind, Record
 from kivi.mvcc.applied import Applied, PendingEvents
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
-from kivi.mvcc.record import decode_abort, decode_commit, decode_events, decode_stage, is_events
+from kivi.mvcc.record import Bulk, decode_abort, decode_commit, decode_events, decode_stage, is_events
 from kivi.store.catalog import COUNTERS, TABLES, changes
-from kivi.store.host import Contents
-from kivi.store.staging import STAGE_INDEX, LiveStage, sequences_of
+from kivi.store.staging import STAGE_INDEX, LiveStage, sequences_of, staged_data
+from kivi.store.wiring import Wiring
 
 __all__ = ["load_base", "replay"]
 
 
-def load_base(store: Contents) -> int:
+def load_base(store: Wiring) -> int:
     """Catalog and stages as of the recorded position, which is returned."""
     engine = store.engine
-    raw = engine.get(POSITION)
-    position = int.from_bytes(raw, "little") if raw else 0
+    position = int.from_bytes(engine.get(POSITION) or b"", "little")
     if store.log.last < position:
         raise DataLoss(
             f"the commit log ends at {store.log.last}, but base already includes {position}: log files are missing; "
@@ -59,7 +60,7 @@ def load_base(store: Contents) -> int:
     return position
 
 
-def replay(store: Contents, position: int) -> None:
+def replay(store: Wiring, position: int) -> None:
     """Everything in the log after ``position``, into memory."""
     for record in store.log.replay(position):
         try:
@@ -70,7 +71,7 @@ def replay(store: Contents, position: int) -> None:
             ) from None
 
 
-def _replay_one(store: Contents, record: Record, position: int) -> None:
+def _replay_one(store: Wiring, record: Record, position: int) -> None:
     match record.kind:
         case Kind.COMMIT:
             _replay_commit(store, record)
@@ -100,7 +101,7 @@ def _replay_one(store: Contents, record: Record, position: int) -> None:
             store.retention.replay(record.sequence, record.body)
 
 
-def _replay_commit(store: Contents, record: Record) -> None:
+def _replay_commit(store: Wiring, record: Record) -> None:
     if is_events(record.body):
         _replay_events(store, record)
         return
@@ -114,14 +115,12 @@ def _replay_commit(store: Contents, record: Record) -> None:
     for bulk in commit.appends:
         source = known(bulk.table)
         if source is not None and source.kind == "event":  # rows that were staged are among the commit's rows
-            data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
-            appended += [(bulk.table, batch) for batch in own_batches(data)]
+            appended += [(bulk.table, batch) for batch in own_batches(_data_of(store, bulk))]
     runs: list[tuple[int, DeltaRun]] = []
     for bulk in commit.runs:
         schema = known(bulk.table)
         if schema is not None:
-            data = bulk.parts[0] if not bulk.stage else decode_stage(store.log.read(bulk.stage).body).data[0]
-            runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, data)))
+            runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, _data_of(store, bulk))))
     rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
     events = [(table, PendingEvents(cts, cts, batch)) for table, batch in appended]
     store.pending.apply(cts, Applied([(cts, *row) for row in rows], events, runs))
@@ -133,7 +132,11 @@ def _replay_commit(store: Contents, record: Record) -> None:
         store.tokens.remember_batch(*commit.batch, cts)
 
 
-def _replay_events(store: Contents, record: Record) -> None:
+def _data_of(store: Wiring, bulk: Bulk) -> Any:
+    return staged_data(store.log, bulk.stage) if bulk.stage else bulk.parts[0]
+
+
+def _replay_events(store: Wiring, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
     source = known(found.table)

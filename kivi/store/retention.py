@@ -22,7 +22,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,37 +34,23 @@ from kivi.log import Kind
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.commit import Committer
-from kivi.mvcc.consolidate import Consolidator
-from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
-from kivi.store.catalog import Catalog
 from kivi.store.event_tables import EventTables
 
 __all__ = ["Retention", "earliest_times", "is_late", "remembered"]
 
+Earliest = tuple[TableSchema, int, list[pa.RecordBatch]]
+"""A table, the least event time that a commit brings for it, and the batches that it brings."""
+
 _BODY: Final = struct.Struct("<BIq")
 _VERSION: Final = 1
-_STEP_PARTS: Final = 100
-"""The floor moves in steps of a hundredth of the retention, so floors stay few."""
-
-
-class Host(Protocol):
-    """The part of a store that retention uses."""
-
-    engine: Engine
-    clock: Callable[[], float]
-    catalog: Catalog
-    committer: Committer
-    consolidator: Consolidator
-    leases: Leases
-    event_tables: EventTables
 
 
 class Retention:
     """The floors of all event tables. ``enter`` and ``check`` run under the committer's entry lock."""
 
-    def __init__(self, store: Host) -> None:
-        self._store = store
+    def __init__(self, engine: Engine, event_tables: EventTables, committer: Committer) -> None:
+        self._engine, self._event_tables, self._committer = engine, event_tables, committer
         self._unsaved: list[tuple[int, int, int]] = []
         self._entered: dict[int, int | None] = {}
 
@@ -90,7 +76,7 @@ class Retention:
 
     def seen_at(self, table: int, upto: int) -> int | None:
         """The floor that a snapshot at ``upto`` sees; None, too, if the table is gone."""
-        unsaved, events = self.unsaved_at(table, upto), self._store.event_tables.of(table)
+        unsaved, events = self.unsaved_at(table, upto), self._event_tables.of(table)
         return None if events is None else later_of(unsaved, events.complete_since(upto))
 
     def captured(
@@ -118,35 +104,30 @@ class Retention:
     def newest(self, table: int) -> int | None:
         """The floor that the next commit meets."""
         if table not in self._entered:
-            events = self._store.event_tables.of(table)
+            events = self._event_tables.of(table)
             if events is None:
                 return None
-            in_base = events.complete_since(2**63)
-            self._entered.setdefault(table, in_base)
+            self._entered.setdefault(table, events.complete_since(2**63))
         return self._entered[table]
 
-    def check(self, earliest: dict[int, tuple[int, list[pa.RecordBatch]]]) -> None:
-        """Refuses a commit whose events lie below the floor. ``earliest``: table -> (least event time, its batches)."""
-        for table, (time_us, batches) in earliest.items():
-            floor = self.newest(table)
+    def check(self, earliest: Iterable[Earliest]) -> None:
+        """Refuses a commit whose events lie below the floor."""
+        for schema, time_us, batches in earliest:
+            floor = self.newest(schema.id)
             if floor is not None and time_us < floor:
-                schema = self._store.catalog.schema_of(table)
-                late = sum(is_late(batch, schema, floor).true_count for batch in batches) if schema is not None else 0
-                name = schema.name if schema is not None else str(table)
+                late = sum(is_late(batch, schema, floor).true_count for batch in batches)
                 raise InvalidArgument(
-                    f"{late} events lie before the retention floor of {name!r}, which is at {floor} us; "
+                    f"{late} events lie before the retention floor of {schema.name!r}, which is at {floor} us; "
                     'nothing was applied: leave them out, or append with late="drop", which does so and counts them',
-                    table=name,
+                    table=schema.name,
                     floor_us=floor,
                     late=late,
                 )
 
-    # -- in the background --------------------------------------------------------------------------
-
     def set_floor(self, schema: TableSchema, time_us: int) -> int:
         """Logs a floor. Returns its CTS; it is durable and in force when this returns."""
         settled: Future[BaseException | None] = Future()
-        cts = self._store.committer.log_other(
+        cts = self._committer.log_other(
             Kind.FLOOR,
             [_BODY.pack(_VERSION, schema.id, time_us)],
             settled.set_result,
@@ -156,55 +137,30 @@ class Retention:
             raise failure
         return cts
 
-    def step(self) -> None:
-        """Moves the floors that are due, and drops what lies wholly below old ones."""
-        store = self._store
-        for schema in list(store.catalog.visible.by_id.values()):
-            if schema.kind != "event" or schema.retention_us is None:
-                continue
-            events = store.event_tables.of(schema.id)
-            if events is None:
-                continue
-            held = events.time_range_us()
-            if held is not None:
-                target = min(held[1], int(store.clock() * 1_000_000)) - schema.retention_us
-                floor = self.newest(schema.id)
-                due = floor is None or target >= floor + schema.retention_us // _STEP_PARTS
-                if due and held[0] < target:
-                    self.set_floor(schema, target)
-            oldest = store.leases.oldest()
-            store.consolidator.with_mutex(
-                lambda events=events, oldest=oldest: events.drop_below_floor(  # type: ignore[misc]
-                    min(store.consolidator.position, oldest if oldest is not None else 2**63)
-                )
-            )
-
     def save(self, upto: int) -> None:
         """Writes floors at or below ``upto`` beside their blocks, before the position passes them."""
         due = [floor for floor in self._unsaved if floor[0] <= upto]
         for cts, table, time_us in due:
-            events = self._store.event_tables.of(table)
+            events = self._event_tables.of(table)
             if events is not None:
                 batch = WriteBatch()
                 events.set_floor(batch, cts, time_us)
                 if len(batch):
-                    self._store.engine.write(batch)
+                    self._engine.write(batch)
         if due:
-            with self._store.committer.entry_lock:
+            with self._committer.entry_lock:
                 self._unsaved = [floor for floor in self._unsaved if floor[0] > upto]
 
 
-def earliest_times(
-    events: Iterable[tuple[TableSchema, list[pa.RecordBatch]]],
-) -> dict[int, tuple[int, list[pa.RecordBatch]]]:
+def earliest_times(events: Iterable[tuple[TableSchema, list[pa.RecordBatch]]]) -> list[Earliest]:
     """For the tables with a retention: the least event time that a commit brings."""
-    out = {}
+    out = []
     for schema, batches in events:
         if schema.retention_us is not None and schema.event_time is not None:
             held = [batch for batch in batches if batch.num_rows]
             times = [pc.min(batch.column(schema.event_time).cast(pa.int64())).as_py() for batch in held]
             if times:
-                out[schema.id] = (min(times), held)
+                out.append((schema, min(times), held))
     return out
 
 

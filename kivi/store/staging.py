@@ -31,11 +31,11 @@ from kivi.errors import InvalidArgument, NotFound, ResourceExhausted
 from kivi.log import CommitLog, Kind
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import Committer
-from kivi.mvcc.record import Abort, Stage, StageKind, decode_stage
+from kivi.mvcc.record import Abort, Bulk, Stage, StageKind, decode_stage
 from kivi.runtime.settings import Settings
 from kivi.store.checks import check_events
 
-__all__ = ["STAGE_INDEX", "LiveStage", "Staged", "Stages", "Staging", "sequences_of"]
+__all__ = ["STAGE_INDEX", "LiveStage", "Staged", "Stages", "Staging", "sequences_of", "staged_data"]
 
 Done = Callable[[BaseException | None, bytes | None], None]
 """Is called with None and the stage's id, or with what went wrong."""
@@ -83,10 +83,9 @@ class Stages:
     # -- life ---------------------------------------------------------------------------------------
 
     def check_quota(self, nbytes: int) -> None:
-        held = self.live_bytes
-        if held + nbytes > self._max_bytes:
+        if self.live_bytes + nbytes > self._max_bytes:
             raise ResourceExhausted(
-                f"{held} bytes are staged and not committed, and {nbytes} more would pass the limit of "
+                f"{self.live_bytes} bytes are staged and not committed, and {nbytes} more would pass the limit of "
                 f"{self._max_bytes}: commit or discard stages first"
             )
 
@@ -98,18 +97,13 @@ class Stages:
         if not stage.committed_at:
             self.live_bytes += sign * stage.nbytes
 
-    def live(self, sequences: Iterable[int], table: int) -> list[LiveStage]:
-        """These stages, all live and of ``table``. Raises NotFound."""
-        out = []
-        for sequence in sequences:
-            stage = self._stages.get(sequence)
-            if stage is None or stage.committed_at or stage.table != table:
-                raise NotFound(
-                    f"stage {sequence} is not there (any more), was committed before, or is of another table: "
-                    "stage the data again"
-                )
-            out.append(stage)
-        return out
+    def check_live(self, sequence: int, table: int) -> None:
+        """Raises NotFound unless a commit may name the stage for ``table``."""
+        if not self.is_live(sequence, table):
+            raise NotFound(
+                f"stage {sequence} is not there (any more), was committed before, or is of another table: "
+                "stage the data again"
+            )
 
     def is_live(self, sequence: int, table: int | None = None) -> bool:
         """Whether a commit may name the stage: for ``table``, if one is given."""
@@ -183,9 +177,14 @@ class Stages:
             self.add(LiveStage(sequence, StageKind(kind), table, rows, nbytes, owner, time_us))
 
 
-def sequences_of(bulks: Sequence[object]) -> list[int]:
+def sequences_of(bulks: Iterable[Bulk]) -> list[int]:
     """The stages that a commit's appends and runs name."""
-    return [stage for bulk in bulks if (stage := getattr(bulk, "stage", 0))]
+    return [bulk.stage for bulk in bulks if bulk.stage]
+
+
+def staged_data(log: CommitLog, sequence: int) -> Any:
+    """What a stage brings, from its record in the log. Raises NotFound if the log was truncated behind it."""
+    return decode_stage(log.read(sequence).body).data[0]
 
 
 # -- what callers call ---------------------------------------------------------------------------------
@@ -255,10 +254,9 @@ class Staging:
             batches: list[pa.RecordBatch] = []
             if sequence in live:
                 with contextlib.suppress(NotFound):  # it expired meanwhile, and the log was truncated behind it
-                    batches = own_batches(decode_stage(self.log.read(sequence).body).data[0])
-            loaded += [
-                Staged(sequence, batch) for batch in batches or [pa.RecordBatch.from_pylist([], arrow_schema(schema))]
-            ]
+                    batches = own_batches(staged_data(self.log, sequence))
+            batches = batches or [pa.RecordBatch.from_pylist([], arrow_schema(schema))]
+            loaded += [Staged(sequence, batch) for batch in batches]
         return loaded
 
     def held_by(self, owner: str) -> int:

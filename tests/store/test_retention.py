@@ -54,14 +54,14 @@ def steps(driver: EmbeddedDriver) -> list[Callable[[], object]]:
         driver.crash,
         lambda: driver.db.consolidate(),
         driver.reopen,
-        lambda: driver.store.retention.step(),
+        lambda: driver.store.housekeeping.move_floors(),
     ]
 
 
 def test_the_floor_follows_the_newest_event_and_keeps_what_the_retention_promises(driver: EmbeddedDriver) -> None:
     append(driver, range(30))
     driver.db.consolidate()
-    driver.store.retention.step()
+    driver.store.housekeeping.move_floors()
     assert seen(driver) == list(range(19, 30))
     for step in steps(driver):
         step()
@@ -86,12 +86,12 @@ def test_a_snapshot_from_before_the_floor_reads_on(driver: EmbeddedDriver) -> No
     floor(driver, 25)
     for _ in range(3):
         driver.db.consolidate()
-        driver.store.retention.step()
+        driver.store.housekeeping.move_floors()
         assert minutes(before) == list(range(30))
         assert seen(driver) == list(range(25, 30))
     old = before.ts
     before.close()
-    driver.store.retention.step()
+    driver.store.housekeeping.move_floors()
     with pytest.raises(SnapshotTooOld), driver.db.snapshot(as_of=old) as snap:
         minutes(snap)
     assert seen(driver) == list(range(25, 30))
@@ -129,7 +129,7 @@ def test_an_aggregate_made_later_says_since_when_it_is_complete(driver: Embedded
     floor(driver, 20)
     if consolidated:
         driver.db.consolidate()
-        driver.store.retention.step()
+        driver.store.housekeeping.move_floors()
     append(driver, range(20, 25), a=2)
     driver.db.create_aggregate("agg", source="e", group_by=["a"], measures={"total": kivi.sum("x")})
     for step in steps(driver):
@@ -154,7 +154,7 @@ def test_a_backfill_that_resumes_after_a_floor_leaves_out_what_is_forgotten(driv
     append(driver, range(26, 28), a=2)
     floor(driver, 25)
     driver.db.consolidate()
-    driver.store.retention.step()
+    driver.store.housekeeping.move_floors()
     driver.crash()
     resumed = driver.store._resumed
     assert resumed is not None

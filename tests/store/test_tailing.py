@@ -42,7 +42,7 @@ def floor(driver: EmbeddedDriver, minute: int) -> int:
 
 def drop_below(driver: EmbeddedDriver) -> None:
     driver.db.consolidate()
-    driver.store.retention.step()
+    driver.store.housekeeping.move_floors()
 
 
 # -- what is in flight ------------------------------------------------------------------------------------
