@@ -15,10 +15,10 @@ No step of one turn overlaps one of the next; that is the lock under which ``win
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -239,19 +239,10 @@ class Intake:
 
     async def _outcome(self, txn: Txn) -> Outcome:
         """However long it takes: what comes next depends on it."""
-        loop = asyncio.get_running_loop()
-        settled: asyncio.Future[Outcome] = loop.create_future()
-
-        def settle(outcome: Outcome) -> None:
-            if not settled.done():  # the writer was cancelled
-                settled.set_result(outcome)
-
-        def done(outcome: Outcome) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, outcome)
-
-        await self._in_thread(lambda: self.store.commit(txn, done=done))
-        return await settled
+        settled = Future[Outcome]()
+        settled.set_running_or_notify_cancel()  # a writer that is cancelled does not cancel it: the log will set it
+        await self._in_thread(lambda: self.store.commit(txn, done=settled.set_result))
+        return await asyncio.wrap_future(settled)
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
         pool = self.sessions.full if self.store.is_full else self.sessions.writes
