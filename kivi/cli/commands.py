@@ -13,20 +13,13 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kivi.cli.text import (
-    assignments,
-    key_of,
-    outputs,
-    parse_value,
-    print_rows,
-    print_value,
-    type_names,
-    where,
-)
+from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
+from kivi.model.predicate_text import parse_value, type_names, where
 
 __all__ = ["main"]
 
@@ -47,44 +40,38 @@ def status(args: argparse.Namespace) -> int:
     """Ten lines: healthy or not, and what it is doing. 1 if somebody has to do something."""
     try:
         with connect(args) as db:
-            before, began = db.stats(), time.monotonic()
+            before, began = defaultdict[str, Any](int, db.stats()), time.monotonic()
             time.sleep(0.25)
-            now, took = db.stats(), time.monotonic() - began
+            now, took = defaultdict[str, Any](int, db.stats()), time.monotonic() - began
             tables = db.tables()
     except Unavailable as error:
         print_value({"server": args.endpoint, "healthy": False, "reason": error.message}, args.output)
         return 1
 
-    def number(name: str) -> Any:
-        return now.get(name, 0)
-
     def rate(name: str) -> float:
-        return float(max(0.0, (number(name) - before.get(name, 0)) / took))
+        return float(max(0.0, (now[name] - before[name]) / took))
 
+    base_bytes = now["engine_sst_bytes"] + now["engine_blob_bytes"]
     problems = list(_problems(now, before))
     lines = {
         "server": args.endpoint,
         "healthy": not problems,
         **({"problems": "; ".join(problems)} if problems else {}),
         "tables": len(tables),
-        "watermark": f"{number('watermark')} ({number('watermark_lag')} behind the log)",
-        "commits": f"{number('commits'):,} ({rate('commits'):,.0f}/s, {number('in_flight')} in flight)",
-        "conflicts": f"{number('aborts_conflict'):,} ({rate('aborts_conflict'):,.0f}/s)",
-        "clients": f"{number('server_sessions')} ({number('server_open_transactions')} transactions open)",
-        "snapshots": f"{number('leases')} open, the oldest for {number('oldest_snapshot_age_s'):,.0f} s",
-        "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
-        "disk": f"log {number('log_log_bytes') / 1e6:,.0f} MB, base {_base_bytes(now) / 1e6:,.0f} MB, "
-        f"{number('disk_free_bytes') / 1e9:,.1f} GB free{_was_full(now)}",
+        "watermark": f"{now['watermark']} ({now['watermark_lag']} behind the log)",
+        "commits": f"{now['commits']:,} ({rate('commits'):,.0f}/s, {now['in_flight']} in flight)",
+        "conflicts": f"{now['aborts_conflict']:,} ({rate('aborts_conflict'):,.0f}/s)",
+        "clients": f"{now['server_sessions']} ({now['server_open_transactions']} transactions open)",
+        "snapshots": f"{now['leases']} open, the oldest for {now['oldest_snapshot_age_s']:,.0f} s",
+        "pending": f"{now['pending_bytes'] / 1e6:,.1f} MB to be folded into base",
+        "disk": f"log {now['log_log_bytes'] / 1e6:,.0f} MB, base {base_bytes / 1e6:,.0f} MB, "
+        f"{now['disk_free_bytes'] / 1e9:,.1f} GB free{_was_full(now)}",
     }
     print_value(lines, args.output)
     return 1 if problems else 0
 
 
 _DISK_FREE_MIN = 512 << 20
-
-
-def _base_bytes(stats: dict[str, Any]) -> float:
-    return float(stats.get("engine_sst_bytes", 0) + stats.get("engine_blob_bytes", 0))
 
 
 def _moment(seconds: float) -> str:
@@ -250,10 +237,6 @@ def append(args: argparse.Namespace) -> int:
         found = db.describe(args.table)
         if found["kind"] != "event":
             raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
-        try:
-            total = None if args.follow else os.path.getsize(args.file)
-        except OSError as error:
-            raise InvalidArgument(f"cannot read {args.file}: {error.strerror}") from None
         stops: tuple[type[BaseException], ...] = ()
         if args.follow:
             # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
@@ -261,11 +244,11 @@ def append(args: argparse.Namespace) -> int:
             stops = (KeyboardInterrupt,)
         count, commit_ts = 0, None
         try:
-            with Progress(f"{args.table} <- {args.file}", total) as progress, contextlib.suppress(*stops):
-                for rows, done in batches(args.file, found, follow=args.follow):
+            with Progress(f"{args.table} <- {args.file}") as progress, contextlib.suppress(*stops):
+                for rows, done, total in batches(args.file, found, follow=args.follow):
                     commit_ts = db.append(args.table, rows, late=args.late)
                     count += len(rows)
-                    progress.update(done, count)
+                    progress.update(done, count, total)
         except KiviError as error:
             error.message += f" (the {count:,} events before it are appended)" if count else ""
             raise

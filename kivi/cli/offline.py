@@ -256,7 +256,7 @@ def examine(path: str) -> dict[str, Any]:
         report["times"] = f"{store.timeline.check():,} commit times, in order"
         report["tokens"] = f"{store.tokens.check():,} request tokens"
         ready = [schema for schema in store.tables() if schema.state == "ready"]
-        with Progress(f"verify {path}", None, "rows") as progress:
+        with Progress(f"verify {path}", "rows") as progress:
             done = 0
             for schema in ready:
                 count = 0
@@ -292,15 +292,12 @@ def _check_log(root: Path) -> tuple[int, str]:
     return records, cut
 
 
-def _in_micros(batch: pa.RecordBatch) -> pa.Table:
+def _in_micros(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Moments as integers: they may lie beyond the years that Python knows."""
     import pyarrow as pa
 
-    table = pa.Table.from_batches([batch])
-    for i, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type):
-            table = table.set_column(i, field.name, table[i].cast(pa.int64()))
-    return table
+    fields = [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in batch.schema]
+    return batch.cast(pa.schema(fields))
 
 
 def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ...], path: str) -> str:
@@ -330,13 +327,10 @@ def _same(left: list[Any] | None, right: list[Any] | None, bounds: Sequence[floa
     """``bounds``: how far two orders of addition may lie apart, per measure."""
     if left is None or right is None:
         return left is right
-    for a, b, bound in zip(left, right, bounds, strict=True):
-        if isinstance(a, float) and isinstance(b, float):
-            if abs(a - b) > bound:
-                return False
-        elif a != b:
-            return False
-    return True
+    return all(
+        abs(a - b) <= bound if isinstance(a, float) and isinstance(b, float) else a == b
+        for a, b, bound in zip(left, right, bounds, strict=True)
+    )
 
 
 def recount(
@@ -352,10 +346,9 @@ def recount(
     keys, calls = [f"key {group.name}" for group in schema.group_by], []
     for measure in schema.measures:
         operator = "sum" if measure.operator == "count" else measure.operator
-        options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
+        options = pc.ScalarAggregateOptions(min_count=0 if operator == "sum" else 1)
         calls.append((f"measure {measure.name}", operator, options))
-    for measure in schema.measures:
-        calls.append((f"size {measure.name}", "sum", pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)))
+    calls += [(f"size {measure.name}", "sum", pc.ScalarAggregateOptions(min_count=0)) for measure in schema.measures]
     names = [*keys, *(name for name, _, _ in calls)]
 
     def summed(parts: list[pa.Table]) -> pa.Table:
