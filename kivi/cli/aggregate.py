@@ -27,7 +27,7 @@ __all__ = ["aggregate"]
 OPERATORS: Final = ("sum", "count", "min", "max")
 
 
-def aggregate(db: Any, args: argparse.Namespace) -> int:
+def aggregate(db: Any, args: argparse.Namespace) -> None:
     """Creates it on ``db`` and prints how many events were summed for it."""
     measures = {name: operator_call(name, text) for name, text in pairs(args.measures, "a measure is name=sum:column")}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
@@ -42,7 +42,6 @@ def aggregate(db: Any, args: argparse.Namespace) -> int:
 
         db.create_aggregate(args.name, args.source, group_by, measures, derived or None, args.history, report)
     print_value({"aggregate": args.name, "events": summed}, args.output)
-    return 0
 
 
 def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ __all__ = ["follow"]
 _REDRAW_S = 1.0
 
 
-def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: Sequence[str], style: str) -> int:
+def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: Sequence[str], style: str) -> None:
     """Until it ends, or is interrupted, or told to stop by SIGTERM. What was printed is acknowledged then."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     of_events = description["kind"] == "event" and not (wanted["order_by"] or wanted["limit"] is not None)
@@ -40,7 +40,6 @@ def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: 
                     lines.write(update)
         except KeyboardInterrupt:
             pass  # it was asked for
-    return 0
 
 
 def draw(live: Any, names: Sequence[str]) -> None:
