@@ -51,15 +51,14 @@ class Window:
         self._clock = clock
         self._slot_s = seconds / SLOTS
         self._runs: list[_Run] = []
-        self._count = 0
         # A stranger who does not know these cannot make many ids with one hash.
         self._odd = np.array([secrets.randbits(64) | 1 for _ in range(3)], np.uint64)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(len(run.ids) for run in self._runs)
 
     def clear(self) -> None:
-        self._runs, self._count = [], 0
+        self._runs = []
 
     def known(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these were added within the window."""
@@ -83,17 +82,15 @@ class Window:
         while runs and runs[-1].slot == run.slot and len(runs[-1].hashes) <= 2 * len(run.hashes):
             run = _joined(runs.pop(), run)
         runs.append(run)
-        self._count += len(ids)
 
     def expire(self) -> None:
         """Forgets what is older than the window."""
         oldest = (self._clock() - self.seconds) // self._slot_s
         self._runs = [run for run in self._runs if run.slot >= oldest]
-        self._count = sum(len(run.hashes) for run in self._runs)
 
     def check_room(self, more: int) -> None:
         """Raises ResourceExhausted, with the seconds until some of it is old enough to go; or InvalidArgument."""
-        if self._count + more <= self.spans_max:
+        if (count := len(self)) + more <= self.spans_max:
             return
         if more > self.spans_max:
             raise InvalidArgument(
@@ -106,7 +103,7 @@ class Window:
         if self._runs:
             wait_s = (self._runs[0].slot + 1) * self._slot_s + self.seconds - self._clock()
         raise ResourceExhausted(
-            f"{self._count:,} span ids of the last {self.seconds:g} s are held and {more:,} more would pass the limit "
+            f"{count:,} span ids of the last {self.seconds:g} s are held and {more:,} more would pass the limit "
             f"otlp_window_spans = {self.spans_max:,}: raise it, shorten otlp_window_s, or send less",
             limit="otlp_window_spans",
             maximum=self.spans_max,
