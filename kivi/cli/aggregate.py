@@ -13,33 +13,27 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Any, Final, cast
 
 from kivi.cli.append import Progress
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument
-from kivi.model import surface
 from kivi.model.declarations import TimeSlot, time_slot
 from kivi.model.schema import OperatorCall
 
 __all__ = ["aggregate"]
 
-OPERATORS: Final[dict[str, Callable[..., OperatorCall]]] = {
-    "sum": surface.sum,
-    "count": surface.count,
-    "min": surface.min,
-    "max": surface.max,
-}
+OPERATORS: Final = ("sum", "count", "min", "max")
 
 
-def aggregate(db: Any, args: argparse.Namespace) -> int:
+def aggregate(db: Any, args: argparse.Namespace) -> None:
     """Creates it on ``db`` and prints how many events were summed for it."""
     measures = {name: operator_call(name, text) for name, text in pairs(args.measures, "a measure is name=sum:column")}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
     group_by = [group(text) for text in args.by]
     summed = 0
-    with Progress(f"{args.name} <- {args.source}", None) as progress:
+    with Progress(f"{args.name} <- {args.source}") as progress:
 
         def report(done: int, total: int) -> None:
             nonlocal summed
@@ -48,7 +42,6 @@ def aggregate(db: Any, args: argparse.Namespace) -> int:
 
         db.create_aggregate(args.name, args.source, group_by, measures, derived or None, args.history, report)
     print_value({"aggregate": args.name, "events": summed}, args.output)
-    return 0
 
 
 def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:
@@ -66,7 +59,7 @@ def operator_call(name: str, text: str) -> OperatorCall:
         raise InvalidArgument(
             f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column"
         )
-    return OPERATORS[operator](*([column] if column else []))
+    return OperatorCall(cast(Any, operator), column or None)
 
 
 def group(text: str) -> str | TimeSlot:

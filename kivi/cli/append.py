@@ -13,12 +13,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from kivi.cli.text import parse_value, type_names
 from kivi.errors import InvalidArgument
+from kivi.model.predicate_text import parse_value, type_names
 
 __all__ = ["Progress", "batches"]
 
@@ -37,6 +37,10 @@ FORMATS: Final = {
 }
 
 
+Batch: TypeAlias = tuple[Any, int, int | None]
+"""Rows, and how much of the file has been read with them, of how much: bytes, rows or batches; None: it has no end."""
+
+
 def format_of(path: str) -> str:
     try:
         return FORMATS[Path(path).suffix.lower()]
@@ -44,8 +48,8 @@ def format_of(path: str) -> str:
         raise InvalidArgument(f"{path}: the name must end in one of {', '.join(FORMATS)}") from None
 
 
-def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> Iterator[tuple[Any, int]]:
-    """Batches of a file's rows, each with the number of bytes of the file read so far.
+def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> Iterator[Batch]:
+    """Batches of a file's rows.
 
     ``follow``: then those of the rows that are written to it later, until it is interrupted. Raises InvalidArgument.
     """
@@ -68,36 +72,34 @@ def batches(path: str, description: dict[str, Any], *, follow: bool = False) -> 
         raise InvalidArgument(f"{path} is not UTF-8 text: {error}") from None
 
 
-def _parquet(path: str) -> Iterator[tuple[Any, int]]:
+def _parquet(path: str) -> Iterator[Batch]:
     import pyarrow.parquet as pq
 
-    size = os.path.getsize(path)
     with pq.ParquetFile(path) as file:
-        total, done = max(1, file.metadata.num_rows), 0
+        done = 0
         for batch in file.iter_batches(BATCH_ROWS):
             done += batch.num_rows
-            yield batch, size * done // total
+            yield batch, done, file.metadata.num_rows
 
 
-def _arrow(path: str) -> Iterator[tuple[Any, int]]:
-    size = os.path.getsize(path)
+def _arrow(path: str) -> Iterator[Batch]:
     with pa.memory_map(path) as source:
         if bytes(source.read(6)) == b"ARROW1":
             source.seek(0)
             reader = pa.ipc.open_file(source)
             for i in range(reader.num_record_batches):
-                yield reader.get_batch(i), size * (i + 1) // reader.num_record_batches
+                yield reader.get_batch(i), i + 1, reader.num_record_batches
             return
         source.seek(0)
         for batch in pa.ipc.open_stream(source):
-            yield batch, source.tell()
+            yield batch, source.tell(), source.size()
 
 
-def _lines(path: str, kind: str, description: dict[str, Any], follow: bool) -> Iterator[tuple[Any, int]]:
+def _lines(path: str, kind: str, description: dict[str, Any], follow: bool) -> Iterator[Batch]:
     """Rows of CSV (with a header) or JSON lines, as dicts."""
     parse = Rows(kind, description, path)
     rows: list[dict[str, Any]] = []
-    begun, done = "", 0
+    begun, done, total = "", 0, None if follow else os.path.getsize(path)
     with open(path, encoding="utf-8", newline="") as file:
         while True:
             line = file.readline()
@@ -112,7 +114,7 @@ def _lines(path: str, kind: str, description: dict[str, Any], follow: bool) -> I
                 if len(rows) < _LINE_ROWS:
                     continue
             if rows:
-                yield rows, done
+                yield rows, done, total
                 rows = []
             elif follow:
                 time.sleep(_POLL_S)
@@ -156,11 +158,12 @@ class Rows:
             row: dict[str, Any] = dict(zip(self.names, cells, strict=True))
         else:
             try:
-                row = json.loads(line)
+                found = json.loads(line)
             except ValueError:
-                raise InvalidArgument(f"{where} is not a JSON object: write one object a line") from None
-            if not isinstance(row, dict):
-                raise InvalidArgument(f"{where} is not a JSON object")
+                found = None
+            if not isinstance(found, dict):
+                raise InvalidArgument(f"{where} is not a JSON object: write one object a line")
+            row = found
         for name, value in row.items():
             if isinstance(value, str) and name in self.types:
                 if self.kind == "csv" and value == "":
@@ -173,13 +176,11 @@ class Rows:
 class Progress:
     """A bar on a terminal; elsewhere a plain line now and then, and one at the end."""
 
-    def __init__(
-        self, what: str, total: int | None, unit: str = "events", clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, what: str, unit: str = "events", clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._what = what
         self._unit = unit
-        self._total = total
+        self._total: int | None = None
         self._began = self._said = clock()
         self._done = self._count = 0
         self._draws = sys.stderr.isatty()

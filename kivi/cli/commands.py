@@ -13,20 +13,13 @@ import os
 import signal
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kivi.cli.text import (
-    assignments,
-    key_of,
-    outputs,
-    parse_value,
-    print_rows,
-    print_value,
-    type_names,
-    where,
-)
+from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
+from kivi.model.predicate_text import parse_value, type_names, where
 
 __all__ = ["main"]
 
@@ -47,44 +40,38 @@ def status(args: argparse.Namespace) -> int:
     """Ten lines: healthy or not, and what it is doing. 1 if somebody has to do something."""
     try:
         with connect(args) as db:
-            before, began = db.stats(), time.monotonic()
+            before, began = defaultdict[str, Any](int, db.stats()), time.monotonic()
             time.sleep(0.25)
-            now, took = db.stats(), time.monotonic() - began
+            now, took = defaultdict[str, Any](int, db.stats()), time.monotonic() - began
             tables = db.tables()
     except Unavailable as error:
         print_value({"server": args.endpoint, "healthy": False, "reason": error.message}, args.output)
         return 1
 
-    def number(name: str) -> Any:
-        return now.get(name, 0)
-
     def rate(name: str) -> float:
-        return float(max(0.0, (number(name) - before.get(name, 0)) / took))
+        return float(max(0.0, (now[name] - before[name]) / took))
 
+    base_bytes = now["engine_sst_bytes"] + now["engine_blob_bytes"]
     problems = list(_problems(now, before))
     lines = {
         "server": args.endpoint,
         "healthy": not problems,
         **({"problems": "; ".join(problems)} if problems else {}),
         "tables": len(tables),
-        "watermark": f"{number('watermark')} ({number('watermark_lag')} behind the log)",
-        "commits": f"{number('commits'):,} ({rate('commits'):,.0f}/s, {number('in_flight')} in flight)",
-        "conflicts": f"{number('aborts_conflict'):,} ({rate('aborts_conflict'):,.0f}/s)",
-        "clients": f"{number('server_sessions')} ({number('server_open_transactions')} transactions open)",
-        "snapshots": f"{number('leases')} open, the oldest for {number('oldest_snapshot_age_s'):,.0f} s",
-        "pending": f"{number('pending_bytes') / 1e6:,.1f} MB to be folded into base",
-        "disk": f"log {number('log_log_bytes') / 1e6:,.0f} MB, base {_base_bytes(now) / 1e6:,.0f} MB, "
-        f"{number('disk_free_bytes') / 1e9:,.1f} GB free{_was_full(now)}",
+        "watermark": f"{now['watermark']} ({now['watermark_lag']} behind the log)",
+        "commits": f"{now['commits']:,} ({rate('commits'):,.0f}/s, {now['in_flight']} in flight)",
+        "conflicts": f"{now['aborts_conflict']:,} ({rate('aborts_conflict'):,.0f}/s)",
+        "clients": f"{now['server_sessions']} ({now['server_open_transactions']} transactions open)",
+        "snapshots": f"{now['leases']} open, the oldest for {now['oldest_snapshot_age_s']:,.0f} s",
+        "pending": f"{now['pending_bytes'] / 1e6:,.1f} MB to be folded into base",
+        "disk": f"log {now['log_log_bytes'] / 1e6:,.0f} MB, base {base_bytes / 1e6:,.0f} MB, "
+        f"{now['disk_free_bytes'] / 1e9:,.1f} GB free{_was_full(now)}",
     }
     print_value(lines, args.output)
     return 1 if problems else 0
 
 
 _DISK_FREE_MIN = 512 << 20
-
-
-def _base_bytes(stats: dict[str, Any]) -> float:
-    return float(stats.get("engine_sst_bytes", 0) + stats.get("engine_blob_bytes", 0))
 
 
 def _moment(seconds: float) -> str:
@@ -124,9 +111,8 @@ def _problems(now: dict[str, Any], before: dict[str, Any]) -> Iterator[str]:
         yield "the watermark stands still: a commit does not finish"
 
 
-def tables(args: argparse.Namespace) -> int:
-    with connect(args) as db:
-        found = [db.describe(name) for name in db.tables()]
+def tables(db: Any, args: argparse.Namespace) -> None:
+    found = [db.describe(name) for name in db.tables()]
     rows = [
         {
             "table": d["name"],
@@ -139,15 +125,13 @@ def tables(args: argparse.Namespace) -> int:
         for d in found
     ]
     print_rows(rows, ["table", "kind", "state", "key", "columns", "source"], args.output)
-    return 0
 
 
-def describe(args: argparse.Namespace) -> int:
-    with connect(args) as db:
-        found = db.describe(args.table)
+def describe(db: Any, args: argparse.Namespace) -> None:
+    found = db.describe(args.table)
     if args.output == "json":
         print_value(found, "json")
-        return 0
+        return
     rows = [{"column": name, "type": declared, "role": "key"} for name, declared in found["key"].items()]
     rows += [{"column": name, "type": declared, "role": ""} for name, declared in found["columns"].items()]
     rows += [{"column": n, "type": text, "role": "derived"} for n, text in found.get("derived", {}).items()]
@@ -164,7 +148,6 @@ def describe(args: argparse.Namespace) -> int:
         facts += [f"{name} {value:,}" for name, value in found["statistics"].items()]
         print("; ".join(facts))
     print_rows(rows, ["column", "type", "role"], args.output)
-    return 0
 
 
 def query_of(description: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
@@ -183,108 +166,93 @@ def as_of(args: argparse.Namespace) -> Any:
     return int(args.as_of) if args.as_of.isdigit() else parse_value("timestamp", args.as_of, "--as-of")
 
 
-def get(args: argparse.Namespace) -> int:
-    with connect(args) as db:
-        found = db.describe(args.table)
-        with db.snapshot(as_of=as_of(args)) as snap:
-            row = snap.get(args.table, key_of(found, args.key))
+def get(db: Any, args: argparse.Namespace) -> None:
+    found = db.describe(args.table)
+    with db.snapshot(as_of=as_of(args)) as snap:
+        row = snap.get(args.table, key_of(found, args.key))
     if row is None:
         raise InvalidArgument(f"{args.table} has no row with the key {' '.join(args.key)}")
     if args.output == "table":
         print_value(row, "table")
     else:
         print_rows([row], list(row), args.output)
-    return 0
 
 
-def scan(args: argparse.Namespace) -> int:
-    with connect(args) as db:
-        found = db.describe(args.table)
-        with db.snapshot(as_of=as_of(args)) as snap:
-            rows = snap.scan(args.table, **query_of(found, args), reverse=args.reverse)
-            print_rows(rows, outputs(found, args.columns), args.output)
-    return 0
+def scan(db: Any, args: argparse.Namespace) -> None:
+    found = db.describe(args.table)
+    with db.snapshot(as_of=as_of(args)) as snap:
+        rows = snap.scan(args.table, **query_of(found, args), reverse=args.reverse)
+        print_rows(rows, outputs(found, args.columns), args.output)
 
 
-def watch(args: argparse.Namespace) -> int:
+def watch(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.watch import follow
 
-    with connect(args) as db:
-        found = db.describe(args.table)
-        wanted = {
-            **query_of(found, args),
-            "order_by": args.order_by.split(",") if args.order_by else (),
-            "offset": args.offset,
-            "interval_ms": args.interval,
-            "since": args.since,
-            "from_time": parse_value("timestamp", args.from_time, "--from") if args.from_time else None,
-            "until_time": parse_value("timestamp", args.until_time, "--until") if args.until_time else None,
-            "name": args.name,
-            "user": args.user,
-        }
-        return follow(db, wanted, found, outputs(found, args.columns), args.output)
+    found = db.describe(args.table)
+    wanted = {
+        **query_of(found, args),
+        "order_by": args.order_by.split(",") if args.order_by else (),
+        "offset": args.offset,
+        "interval_ms": args.interval,
+        "since": args.since,
+        "from_time": parse_value("timestamp", args.from_time, "--from") if args.from_time else None,
+        "until_time": parse_value("timestamp", args.until_time, "--until") if args.until_time else None,
+        "name": args.name,
+        "user": args.user,
+    }
+    follow(db, wanted, found, outputs(found, args.columns), args.output)
 
 
 # -- writing ----------------------------------------------------------------------------------------
 
 
-def write(args: argparse.Namespace) -> int:
+def write(db: Any, args: argparse.Namespace) -> None:
     """put, delta, delete: one transaction."""
-    with connect(args) as db:
-        found = db.describe(args.table)
-        keys = len(found["key"])
-        key = key_of(found, args.words[:keys])
-        values = assignments(found, args.words[keys:])
-        if args.command == "delete" and values:
-            raise InvalidArgument("delete takes a key and nothing else")
-        with db.transaction() as tx:
-            getattr(tx, args.command)(args.table, key, **values)
-        print_value({"commit_ts": tx.commit_ts}, args.output)
-    return 0
+    found = db.describe(args.table)
+    keys = len(found["key"])
+    key = key_of(found, args.words[:keys])
+    values = assignments(found, args.words[keys:])
+    if args.command == "delete" and values:
+        raise InvalidArgument("delete takes a key and nothing else")
+    with db.transaction() as tx:
+        getattr(tx, args.command)(args.table, key, **values)
+    print_value({"commit_ts": tx.commit_ts}, args.output)
 
 
-def append(args: argparse.Namespace) -> int:
+def append(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.append import Progress, batches
 
-    with connect(args) as db:
-        found = db.describe(args.table)
-        if found["kind"] != "event":
-            raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
-        try:
-            total = None if args.follow else os.path.getsize(args.file)
-        except OSError as error:
-            raise InvalidArgument(f"cannot read {args.file}: {error.strerror}") from None
-        stops: tuple[type[BaseException], ...] = ()
-        if args.follow:
-            # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            stops = (KeyboardInterrupt,)
-        count, commit_ts = 0, None
-        try:
-            with Progress(f"{args.table} <- {args.file}", total) as progress, contextlib.suppress(*stops):
-                for rows, done in batches(args.file, found, follow=args.follow):
-                    commit_ts = db.append(args.table, rows, late=args.late)
-                    count += len(rows)
-                    progress.update(done, count)
-        except KiviError as error:
-            error.message += f" (the {count:,} events before it are appended)" if count else ""
-            raise
-        print_value({"events": count, "commit_ts": commit_ts}, args.output)
-    return 0
+    found = db.describe(args.table)
+    if found["kind"] != "event":
+        raise InvalidArgument(f"{args.table} is not an event table: use put, delta or an application")
+    stops: tuple[type[BaseException], ...] = ()
+    if args.follow:
+        # a shell starts background jobs with SIGINT ignored; here it is how one says that it is enough
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        stops = (KeyboardInterrupt,)
+    count, commit_ts = 0, None
+    try:
+        with Progress(f"{args.table} <- {args.file}") as progress, contextlib.suppress(*stops):
+            for rows, done, total in batches(args.file, found, follow=args.follow):
+                commit_ts = db.append(args.table, rows, late=args.late)
+                count += len(rows)
+                progress.update(done, count, total)
+    except KiviError as error:
+        error.message += f" (the {count:,} events before it are appended)" if count else ""
+        raise
+    print_value({"events": count, "commit_ts": commit_ts}, args.output)
 
 
-def aggregate(args: argparse.Namespace) -> int:
+def aggregate(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli import aggregate as creating
 
-    with connect(args) as db:
-        return creating.aggregate(db, args)
+    creating.aggregate(db, args)
 
 
-def shell(args: argparse.Namespace) -> int:
+def shell(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.shell import Shell
 
-    with connect(args) as db:
-        return Shell(db, args.output).run()
+    return Shell(db, args.output).run()
 
 
 # -- the server and the offline tools, which open a store -------------------------------------------
@@ -358,20 +326,23 @@ def parser() -> argparse.ArgumentParser:
         action.default = argparse.SUPPRESS
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def command(name: str, run: Callable[[argparse.Namespace], int], text: str, *, client: bool = True) -> Any:
+    def command(
+        name: str, run: Callable[..., int | None], text: str, *words: str, client: bool = True, connects: bool = True
+    ) -> Any:
+        """``run`` takes the arguments, and before them a connection if it ``connects``. ``words`` stand first."""
         parents = [common] if client else []
         sub = commands.add_parser(name, help=text, description=text, parents=parents, allow_abbrev=False)
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, connects=client and connects)
+        for word in words:
+            sub.add_argument(word)
         return sub
 
     sub = command("serve", serve, "run a server on a directory", client=False)
     add_server_arguments(sub)
-    command("status", status, "healthy or not, and what it is doing")
+    command("status", status, "healthy or not, and what it is doing", connects=False)
     command("tables", tables, "all tables")
-    sub = command("describe", describe, "one table's columns")
-    sub.add_argument("table")
-    sub = command("get", get, "one row")
-    sub.add_argument("table")
+    command("describe", describe, "one table's columns", "table")
+    sub = command("get", get, "one row", "table")
     sub.add_argument("key", nargs="+")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("scan", scan, "rows in key order; events in commit order")
@@ -393,12 +364,9 @@ def parser() -> argparse.ArgumentParser:
         ("delta", "add to delta columns of a row"),
         ("delete", "delete a row"),
     ):
-        sub = command(name, write, text)
-        sub.add_argument("table")
+        sub = command(name, write, text, "table")
         sub.add_argument("words", nargs="+", metavar="KEY... column=value...")
-    sub = command("append", append, "append events from a CSV, JSON lines, Parquet or Arrow file")
-    sub.add_argument("table")
-    sub.add_argument("file")
+    sub = command("append", append, "append events from a CSV, JSON lines, Parquet or Arrow file", "table", "file")
     sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
     text = "events below the retention floor fail their batch (default), or are left out: `describe` counts them"
     sub.add_argument("--late", choices=["fail", "drop"], default="fail", help=text)
@@ -424,9 +392,8 @@ def parser() -> argparse.ArgumentParser:
         if name == "restore":
             sub.add_argument("to", metavar="TO", help="a directory that does not exist yet")
         sub.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    sub = command(
-        "backup", backup, "of the running server into DIR, or with TO of the store in DIR, which nobody has open"
-    )
+    text = "of the running server into DIR, or with TO of the store in DIR, which nobody has open"
+    sub = command("backup", backup, text, connects=False)
     sub.add_argument("dir", metavar="DIR", help="the server's machine: where backups are kept; or a store's directory")
     sub.add_argument("to", metavar="TO", nargs="?", help="a directory that does not exist yet")
     sub.add_argument("--keep", type=int, metavar="N", help="of a running server: so many backups stay, the oldest go")
@@ -436,8 +403,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
-        run: Callable[[argparse.Namespace], int] = args.run
-        return run(args)
+        run: Callable[..., int | None] = args.run
+        if not args.connects:
+            return run(args) or 0
+        with connect(args) as db:
+            return run(db, args) or 0
     except KiviError as error:
         print(f"kivi: {error.message or type(error).__name__}", file=sys.stderr)
         return 1

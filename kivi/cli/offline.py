@@ -16,7 +16,7 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -214,19 +214,17 @@ def _moment(time_us: int | None) -> str | int | None:
 
 def readable(store: Any, lease: Any, schema: TableSchema) -> tuple[str, ...]:
     """The columns that can be read now: a sum that does not fit its type is no damage, and recovers (R10)."""
-    left = list(schema.output_columns(None))
-    derived = {name for name, _ in schema.derived}
-    while True:
+    computed = {column.name for column in schema.columns if column.operator} | {name for name, _ in schema.derived}
+
+    def fits(name: str) -> bool:
         try:
-            for _ in store.scan(lease, schema, Scan(columns=tuple(left))):
+            for _ in store.scan(lease, schema, Scan(columns=(name,))):
                 pass
-            return tuple(left)
-        except OutOfRange as error:
-            column = error.details.get("column")
-            gone = {column} if column in left else derived & {*left}
-            if not gone:
-                raise
-            left = [name for name in left if name not in gone]
+        except OutOfRange:
+            return False
+        return True
+
+    return tuple(name for name in schema.output_columns(None) if name not in computed or fits(name))
 
 
 # -- verify -----------------------------------------------------------------------------------------
@@ -256,7 +254,7 @@ def examine(path: str) -> dict[str, Any]:
         report["times"] = f"{store.timeline.check():,} commit times, in order"
         report["tokens"] = f"{store.tokens.check():,} request tokens"
         ready = [schema for schema in store.tables() if schema.state == "ready"]
-        with Progress(f"verify {path}", None, "rows") as progress:
+        with Progress(f"verify {path}", "rows") as progress:
             done = 0
             for schema in ready:
                 count = 0
@@ -292,15 +290,12 @@ def _check_log(root: Path) -> tuple[int, str]:
     return records, cut
 
 
-def _in_micros(batch: pa.RecordBatch) -> pa.Table:
+def _in_micros(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Moments as integers: they may lie beyond the years that Python knows."""
     import pyarrow as pa
 
-    table = pa.Table.from_batches([batch])
-    for i, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type):
-            table = table.set_column(i, field.name, table[i].cast(pa.int64()))
-    return table
+    fields = [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in batch.schema]
+    return batch.cast(pa.schema(fields))
 
 
 def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ...], path: str) -> str:
@@ -310,14 +305,12 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
         return "not compared with its events, of which old ones are dropped"
     expected, bounds = recount(schema, store.scan(lease, source, Scan()))
     found = {}
-    names, measures = schema.key_names, [column.name for column in schema.columns if column.name in columns]
-    kept = [i for i, column in enumerate(schema.columns) if column.name in columns]
+    measures = [column.name for column in schema.columns if column.name in columns]
     for batch in store.scan(lease, schema, Scan(columns=columns)):
-        for row in _in_micros(batch).select([*names, *measures]).to_pylist():
-            found[tuple(row[name] for name in names)] = [row[name] for name in measures]
+        for row in _in_micros(batch).to_pylist():
+            found[tuple(row[name] for name in schema.key_names)] = {name: row[name] for name in measures}
     for key in expected.keys() | found.keys():
-        wanted = [expected[key][i] for i in kept] if key in expected else None
-        if not _same(wanted, found.get(key), [bounds[key][i] for i in kept] if key in bounds else ()):
+        if not _same(expected.get(key), found.get(key), bounds.get(key, {})):
             raise DataLoss(
                 f"aggregate {schema.name!r} has {found.get(key)} at {key}, its events give {expected.get(key)}: "
                 "drop the aggregate and create it again",
@@ -326,22 +319,19 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
     return "equal to a recount of the events"
 
 
-def _same(left: list[Any] | None, right: list[Any] | None, bounds: Sequence[float]) -> bool:
-    """``bounds``: how far two orders of addition may lie apart, per measure."""
-    if left is None or right is None:
-        return left is right
-    for a, b, bound in zip(left, right, bounds, strict=True):
-        if isinstance(a, float) and isinstance(b, float):
-            if abs(a - b) > bound:
-                return False
-        elif a != b:
-            return False
-    return True
+def _same(expected: dict[str, Any] | None, found: dict[str, Any] | None, bounds: dict[str, float]) -> bool:
+    """Whether what was found is as expected. ``bounds``: how far two orders of addition may lie apart, per measure."""
+    if expected is None or found is None:
+        return False
+    pairs = [(found[name], expected[name], bounds[name]) for name in found]
+    return all(
+        abs(a - b) <= bound if isinstance(a, float) and isinstance(b, float) else a == b for a, b, bound in pairs
+    )
 
 
 def recount(
     schema: TableSchema, events: Iterator[pa.RecordBatch]
-) -> tuple[dict[tuple[Any, ...], list[Any]], dict[tuple[Any, ...], list[float]]]:
+) -> tuple[dict[tuple[Any, ...], dict[str, Any]], dict[tuple[Any, ...], dict[str, float]]]:
     """The aggregate's rows from the events themselves, by Arrow kernels and exact sums; and a bound for each float sum.
 
     Floats are added in another order here. n additions in any order stay within n * 2**-53 * sum(|v|) of the exact sum.
@@ -352,10 +342,9 @@ def recount(
     keys, calls = [f"key {group.name}" for group in schema.group_by], []
     for measure in schema.measures:
         operator = "sum" if measure.operator == "count" else measure.operator
-        options = pc.ScalarAggregateOptions(skip_nulls=True, min_count=0 if operator == "sum" else 1)
+        options = pc.ScalarAggregateOptions(min_count=0 if operator == "sum" else 1)
         calls.append((f"measure {measure.name}", operator, options))
-    for measure in schema.measures:
-        calls.append((f"size {measure.name}", "sum", pc.ScalarAggregateOptions(skip_nulls=True, min_count=0)))
+    calls += [(f"size {measure.name}", "sum", pc.ScalarAggregateOptions(min_count=0)) for measure in schema.measures]
     names = [*keys, *(name for name, _, _ in calls)]
 
     def summed(parts: list[pa.Table]) -> pa.Table:
@@ -387,15 +376,12 @@ def recount(
             parts = [summed(parts)]
     if not parts:
         return {}, {}
-    grouped = summed(parts)
     total, bounds = {}, {}
-    for row in zip(*(column.to_pylist() for column in grouped.columns), strict=True):
-        values = row[len(keys) :]
-        total[row[: len(keys)]] = [
-            int(value) if column.type.name == "int64" and value is not None else value
-            for column, value in zip(schema.columns, values, strict=False)
-        ]
-        bounds[row[: len(keys)]] = [2 * rows * 2.0**-53 * (size or 0.0) for size in values[len(schema.measures) :]]
+    for row in summed(parts).to_pylist():
+        key = tuple(row[name] for name in keys)
+        values = [(column, row[f"measure {column.name}"]) for column in schema.columns]
+        total[key] = {c.name: int(v) if c.type.name == "int64" and v is not None else v for c, v in values}
+        bounds[key] = {each.name: 2 * rows * 2.0**-53 * (row[f"size {each.name}"] or 0.0) for each in schema.measures}
     return total, bounds
 
 

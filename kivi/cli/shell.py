@@ -14,14 +14,16 @@ and the exit code is 1 if a command failed.
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
-from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value, type_names, where
+from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
 from kivi.errors import Conflict, InvalidArgument, KiviError
+from kivi.model.predicate_text import type_names, where
 
 __all__ = ["Shell"]
 
@@ -45,15 +47,12 @@ class Shell:
         self.style = style
         self.tx: Any = None
         self.failed = False
-        self.descriptions: dict[str, dict[str, Any]] = {}
+        self.describe: Callable[[str], dict[str, Any]] = functools.cache(db.describe)
         self.commands: dict[str, Callable[[list[str]], None]] = {
             "begin": self.begin,
             "commit": self.commit,
             "rollback": self.rollback,
-            "put": self.put,
-            "delta": self.put,
-            "insert": self.put,
-            "delete": self.put,
+            **dict.fromkeys(("put", "delta", "insert", "delete"), self.put),
             "guard": self.guard,
             "get": self.get,
             "scan": self.scan,
@@ -74,14 +73,12 @@ class Shell:
             print("help lists the commands")
         while True:
             try:
-                line = input(self.prompt()) if interactive else sys.stdin.readline()
+                line = input(self.prompt() if interactive else "")
             except EOFError:
                 break
             except KeyboardInterrupt:
                 print()
                 continue
-            if not interactive and not line:
-                break
             if line.strip() in ("exit", "quit"):
                 break
             self.do(line)
@@ -98,8 +95,8 @@ class Shell:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as error:
-            words, problem = [], f"{error}: check the quotes"
-            self.fail(problem)
+            self.fail(f"{error}: check the quotes")
+            return
         if not words:
             return
         command = self.commands.get(words[0])
@@ -152,14 +149,9 @@ class Shell:
             yield tx
         print(f"committed at {tx.commit_ts}")
 
-    @contextmanager
-    def reading(self) -> Iterator[Any]:
+    def reading(self) -> AbstractContextManager[Any]:
         """The open transaction, or a snapshot for this command."""
-        if self.tx is not None:
-            yield self.tx
-            return
-        with self.db.snapshot() as view:
-            yield view
+        return self.db.snapshot() if self.tx is None else nullcontext(self.tx)
 
     # -- commands -------------------------------------------------------------------------------
 
@@ -170,11 +162,6 @@ class Shell:
         found = self.describe(words[1])
         end = 2 + len(found["key"])
         return found, key_of(found, words[2:end]), list(words[end:])
-
-    def describe(self, table: str) -> dict[str, Any]:
-        if table not in self.descriptions:
-            self.descriptions[table] = self.db.describe(table)
-        return self.descriptions[table]
 
     def put(self, words: list[str]) -> None:
         found, key, rest = self.target(words)

@@ -13,18 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.predicate_text import parse_value, type_names, where
+from kivi.model.predicate_text import parse_value, type_names
 
-__all__ = [
-    "assignments",
-    "key_of",
-    "outputs",
-    "parse_value",
-    "print_rows",
-    "print_value",
-    "type_names",
-    "where",
-]
+__all__ = ["assignments", "key_of", "outputs", "plain", "print_rows", "print_value", "shown"]
 
 _NUMBER_OR_NOTHING: Final = re.compile(r"(-?[\d.]+(e[+-]?\d+)?)?")
 _WIDTHS_FROM: Final = 500  # a table's column widths are those of its first rows, so that rows appear as they come

@@ -24,7 +24,7 @@ __all__ = ["follow"]
 _REDRAW_S = 1.0
 
 
-def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: Sequence[str], style: str) -> int:
+def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: Sequence[str], style: str) -> None:
     """Until it ends, or is interrupted, or told to stop by SIGTERM. What was printed is acknowledged then."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     of_events = description["kind"] == "event" and not (wanted["order_by"] or wanted["limit"] is not None)
@@ -40,7 +40,6 @@ def follow(db: Any, wanted: dict[str, Any], description: dict[str, Any], names: 
                     lines.write(update)
         except KeyboardInterrupt:
             pass  # it was asked for
-    return 0
 
 
 def draw(live: Any, names: Sequence[str]) -> None:
@@ -63,26 +62,22 @@ class Lines:
 
     def __init__(self, out: TextIO, names: Sequence[str], style: str, of_events: bool) -> None:
         self._out = out
-        self._names = list(names)
-        self._json = style == "json"
+        self._names = names
         self._of_events = of_events
-        self._csv = csv.writer(out, lineterminator="\n")
-        if not self._json:
-            self._csv.writerow(self._names if of_events else ["ts", "kind", "old", "new", *self._names])
+        self._csv = None if style == "json" else csv.writer(out, lineterminator="\n")
+        if self._csv is not None:
+            self._csv.writerow(names if of_events else ["ts", "kind", "old", "new", *names])
 
     def write(self, update: Update) -> None:
         if update.reset and not self._of_events:
-            self._line(update.ts, "reset", None, None, None)
+            self._line({"ts": update.ts, "kind": "reset", "old": None, "new": None}, None)
         for change in update.changes:
-            self._line(update.ts, change.kind, change.old, change.new, change.row)
+            facts = {"ts": update.ts, "kind": change.kind, "old": change.old, "new": change.new}
+            self._line({} if self._of_events else facts, change.row)
         self._out.flush()
 
-    def _line(self, ts: int, kind: str, old: int | None, new: int | None, row: dict[str, Any] | None) -> None:
-        if self._json:
-            said: dict[str, Any] = {"ts": ts, "kind": kind, "old": old, "new": new, "row": row}
-            if self._of_events:
-                said = row or {}
-            print(json.dumps(plain(said), ensure_ascii=False), file=self._out)
-            return
-        cells = [shown((row or {}).get(name)) for name in self._names]
-        self._csv.writerow(cells if self._of_events else [ts, kind, shown(old), shown(new), *cells])
+    def _line(self, facts: dict[str, Any], row: dict[str, Any] | None) -> None:
+        if self._csv is None:
+            print(json.dumps(plain({**facts, "row": row} if facts else row), ensure_ascii=False), file=self._out)
+        else:
+            self._csv.writerow(map(shown, (*facts.values(), *((row or {}).get(name) for name in self._names))))

@@ -92,16 +92,8 @@ class Settings:
             if name not in known:
                 raise InvalidArgument(f"there is no setting {name!r}; known are {', '.join(known)}")
             default = known[name].default
-            good = (
-                isinstance(value, bool)
-                if isinstance(default, bool)
-                else (
-                    isinstance(value, (int, float))
-                    and not isinstance(value, bool)
-                    and value >= 0
-                    and (isinstance(value, int) or isinstance(default, float))
-                )
-            )
-            if not good:
+            kinds = (int, float) if isinstance(default, float) else int
+            is_like = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
+            if not is_like or value < 0:
                 raise InvalidArgument(f"setting {name!r} cannot be {value!r}: it is like its default, {default!r}")
         return Settings(**values)

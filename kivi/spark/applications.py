@@ -19,7 +19,7 @@ from dataclasses import replace
 from kivi.spark.commit import commit_stages
 from kivi.spark.options import Options
 
-__all__ = ["SecondApplication", "announce", "scope_of", "scope_of_several", "warn_of_others"]
+__all__ = ["SecondApplication", "announce", "scope_of", "warn_of_others"]
 
 _log = logging.getLogger(__name__)
 
@@ -29,13 +29,8 @@ class SecondApplication(UserWarning):
 
 
 def scope_of(table: str, application_id: str) -> str:
-    """The scope of the batch tokens of one application that feeds one table."""
+    """The scope of the batch tokens of one application that feeds one table; ``*``: several at once."""
     return f"spark/{table}/{application_id}"
-
-
-def scope_of_several(application_id: str) -> str:
-    """The scope of the batch tokens of one application that feeds several tables at once."""
-    return scope_of("*", application_id)
 
 
 def warn_of_others(options: Options, application_id: str) -> bool:

@@ -74,7 +74,7 @@ class AggregateFeed(StreamReader):
 
     def initialOffset(self) -> dict[str, Any]:
         found = self._points(0)
-        match self._stream.start:
+        match self._options.stream_start:
             case "earliest":
                 ts = 0
             case "latest":
@@ -131,11 +131,11 @@ class AggregateFeed(StreamReader):
                     start=partition.range.start,
                     end=partition.range.end,
                     columns=self._columns,
-                    partial=not self._stream.fail_on_data_loss,
+                    partial=not self._options.fail_on_data_loss,
                 ):
                     yield self._output(batch)
         except SnapshotTooOld as error:
-            raise forgotten(self._table, error) from None
+            raise forgotten(self._table, error) or error from None
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch will not be run again: what is kept for it may go."""
@@ -144,11 +144,10 @@ class AggregateFeed(StreamReader):
             self._batch = None
 
     def stop(self) -> None:
-        target, self._target = self._target, None
-        self._let_go(self._batch)
-        if target is not self._batch:
-            self._let_go(target)
-        self._batch = None
+        for kept in (self._batch, self._target):
+            if kept is not None:
+                kept.snapshot.close()
+        self._batch = self._target = None
 
     # -- snapshots ------------------------------------------------------------------------------
 

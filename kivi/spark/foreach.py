@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kivi.errors import InvalidArgument
-from kivi.spark.applications import announce, scope_of_several
+from kivi.spark.applications import announce, scope_of
 from kivi.spark.commit import commit_stages
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target
@@ -105,7 +105,7 @@ def write_batch(
         target.check_appendable(frame.schema, overwrite=False)
         targets[table] = target
     application = options.application_id or _query_id(frames)
-    scope = scope_of_several(application)
+    scope = scope_of("*", application)
     announce(options, application, frames)
     staged: dict[str, tuple[list[bytes], int]] = {}
     try:

@@ -8,7 +8,7 @@ import site
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import kivi.client
 from kivi.errors import InvalidArgument, KiviError
@@ -53,12 +53,10 @@ def session(app: str, *, master: str = "local[2]", **conf: str | int | bool) -> 
     from kivi.spark.source import KiviDataSource
 
     builder = SparkSession.builder.appName(app).master(master)
-    settings = {**_DEFAULTS, **{name: _text(value) for name, value in conf.items()}}
+    settings: dict[str, Any] = {**_DEFAULTS, **conf}
     with _environment(master, settings):
-        for name, value in settings.items():
-            builder = builder.config(name, value)
         try:
-            spark = builder.getOrCreate()
+            spark = builder.config(map=settings).getOrCreate()
         except PySparkRuntimeError as error:
             if error.getCondition() != "JAVA_GATEWAY_EXITED":
                 raise
@@ -70,12 +68,8 @@ def session(app: str, *, master: str = "local[2]", **conf: str | int | bool) -> 
     return spark
 
 
-def _text(value: str | int | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 @contextlib.contextmanager
-def _environment(master: str, settings: dict[str, str]) -> Iterator[None]:
+def _environment(master: str, settings: dict[str, Any]) -> Iterator[None]:
     """Sets the environment that Java is started with; variables of Java and PYTHONPATH are put back afterwards.
 
     Nothing happens if this process has started its Java already.

@@ -11,23 +11,20 @@ on with what there is, and the log says what happened.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kivi.errors import InvalidArgument, KiviError, SnapshotTooOld
-from kivi.spark.options import as_of_option, rows_option
+from kivi.errors import InvalidArgument, KiviError
 
 if TYPE_CHECKING:
     from kivi.model.changes import TailPoints
 
-__all__ = ["Offset", "StreamDataLoss", "StreamOptions", "check_offset", "forgotten", "lost"]
+__all__ = ["Offset", "StreamDataLoss", "check_offset", "forgotten", "lost"]
 
 _log = logging.getLogger(__name__)
-_BOOLEANS: Final = {"true": True, "false": False}
 
 
 _said: Final = deque[str](maxlen=100)
@@ -36,46 +33,6 @@ _said: Final = deque[str](maxlen=100)
 
 class StreamDataLoss(KiviError):
     """A stream cannot go on from where it is without leaving something out."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamOptions:
-    """The options of a stream that reads; pickles. ``start``: "earliest", "latest", a commit timestamp or a moment."""
-
-    start: str | int | dt.datetime = "earliest"
-    max_rows: int | None = None
-    commit_ts: bool = False
-    fail_on_data_loss: bool = True
-
-    @staticmethod
-    def of(given: Mapping[str, str]) -> StreamOptions:
-        """From Spark's options. Raises InvalidArgument."""
-        values = {name.lower(): text.strip() for name, text in given.items()}
-        return StreamOptions(
-            _start(values.get("startingoffsets"), values.get("startingtimestamp")),
-            rows_option(values["maxrowspertrigger"], "maxRowsPerTrigger") if "maxrowspertrigger" in values else None,
-            _boolean(values, "commitTs", False),
-            _boolean(values, "failOnDataLoss", True),
-        )
-
-
-def _start(offsets: str | None, timestamp: str | None) -> str | int | dt.datetime:
-    if offsets is not None and timestamp is not None:
-        raise InvalidArgument("give one of the options startingOffsets and startingTimestamp, not both")
-    if timestamp is not None:
-        return as_of_option(timestamp, "startingTimestamp")
-    if offsets is None or offsets.lower() in ("earliest", "latest"):
-        return (offsets or "earliest").lower()
-    if offsets.isdecimal():
-        return int(offsets)
-    raise InvalidArgument(f"option startingOffsets is earliest, latest or a commit timestamp, not {offsets!r}")
-
-
-def _boolean(values: Mapping[str, str], name: str, default: bool) -> bool:
-    text = values.get(name.lower(), str(default)).lower()
-    if text not in _BOOLEANS:
-        raise InvalidArgument(f"option {name} is true or false, not {text!r}")
-    return _BOOLEANS[text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +77,10 @@ def check_offset(name: str, offset: Offset, found: TailPoints, *, fail: bool) ->
     return offset.ts
 
 
-def forgotten(name: str, error: SnapshotTooOld) -> StreamDataLoss | SnapshotTooOld:
-    """The error that a stream raises if a read has found events dropped; any other error as it is."""
+def forgotten(name: str, error: KiviError) -> StreamDataLoss | None:
+    """The error that a stream raises if a read has found events dropped; None for any other error."""
     if "kept_since" not in error.details:
-        return error
+        return None
     return StreamDataLoss(_sentence(dropped(name, int(error.details["kept_since"])), _LEFT), **error.details)
 
 

@@ -17,7 +17,7 @@ partitionRows   reads: about how many rows a task reads; default 1000000
 leaseTtl        reads: how long the job's snapshot is kept without a task that reads it ("10m")
 =============== ====================================================================================================
 
-Streams that read have these besides (``kivi.spark.offsets``):
+Streams that read have these besides:
 
 ================= ==================================================================================================
 startingOffsets   earliest (what the table holds, then the rest; the default), latest, or a commit timestamp
@@ -47,10 +47,10 @@ from kivi.model.declarations import parse_duration_us
 if TYPE_CHECKING:
     from kivi.client.database import Database
 
-__all__ = ["Options", "as_of_option", "rows_option"]
+__all__ = ["Options"]
 
 T = TypeVar("T")
-_clients: dict[tuple[int, str, str | None, str | None], Database] = {}
+_clients: dict[tuple[int, str, str | None, bool | str | None], Database] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Options:
     table: str
     endpoint: str = "localhost:7420"
     access_token: str | None = field(default=None, repr=False)
-    tls: str | None = None
+    tls: bool | str | None = None
     timeout_s: float = 60.0
     application_id: str | None = None
     columns: tuple[str, ...] | None = None
@@ -72,6 +72,11 @@ class Options:
     start: dt.datetime | None = None
     end: dt.datetime | None = None
     where: str | None = None
+    stream_start: str | int | dt.datetime = "earliest"
+    """"earliest", "latest", a commit timestamp or a moment."""
+    stream_rows_max: int | None = None
+    commit_ts: bool = False
+    fail_on_data_loss: bool = True
 
     @staticmethod
     def of(given: Mapping[str, str]) -> Options:
@@ -95,28 +100,33 @@ class Options:
             table=values["table"],
             endpoint=values.get("endpoint") or "localhost:7420",
             access_token=values.get("accesstoken") or None,
-            tls=None if tls.lower() in ("", "false") else "true" if tls.lower() == "true" else tls,
+            tls={"": None, "false": None, "true": True}.get(tls.lower(), tls),
             timeout_s=_seconds(values.get("timeout", "60")),
             application_id=application_id,
             columns=_columns(values["columns"]) if "columns" in values else None,
-            as_of=as_of_option(values["asof"]) if "asof" in values else None,
+            as_of=_as_of(values["asof"], "asOf") if "asof" in values else None,
             lease_ttl_s=parse_duration_us(values.get("leasettl", "10m"), "option leaseTtl") / 1e6,
-            partition_rows=rows_option(values.get("partitionrows", "1000000"), "partitionRows"),
-            late_events=_late(values.get("lateevents", "fail")),
+            partition_rows=_rows(values.get("partitionrows", "1000000"), "partitionRows"),
+            late_events=_choice(values, "lateEvents", "fail", "drop"),
             aggregate=aggregate,
             start=_moment(values["start"], "start") if values.get("start") else None,
             end=_moment(values["end"], "end") if values.get("end") else None,
             where=values.get("where") or None,
+            stream_start=_stream_start(values.get("startingoffsets"), values.get("startingtimestamp")),
+            stream_rows_max=_rows(values["maxrowspertrigger"], "maxRowsPerTrigger")
+            if "maxrowspertrigger" in values
+            else None,
+            commit_ts=_choice(values, "commitTs", "false", "true") == "true",
+            fail_on_data_loss=_choice(values, "failOnDataLoss", "true", "false") == "true",
         )
 
     def client(self) -> Database:
         """This process's client of that server: made once, kept for the tasks that follow. Waits for the server."""
         key = (os.getpid(), self.endpoint, self.access_token, self.tls)
         if key not in _clients:
-            tls = True if self.tls == "true" else self.tls
             _clients[key] = self._patiently(
                 lambda: kivi.client.connect(
-                    self.endpoint, access_token=self.access_token, tls=tls, timeout=self.timeout_s
+                    self.endpoint, access_token=self.access_token, tls=self.tls, timeout=self.timeout_s
                 )
             )
         return _clients[key]
@@ -148,14 +158,14 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _late(text: str) -> str:
-    if text.lower() not in ("fail", "drop"):
-        raise InvalidArgument(f'option lateEvents is "fail" or "drop", not {text!r}')
+def _choice(values: Mapping[str, str], name: str, default: str, other: str) -> str:
+    text = values.get(name.lower(), default)
+    if text.lower() not in (default, other):
+        raise InvalidArgument(f'option {name} is "{default}" or "{other}", not {text!r}')
     return text.lower()
 
 
-def rows_option(text: str, name: str) -> int:
-    """A number of rows. Raises InvalidArgument."""
+def _rows(text: str, name: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 2**63:
         raise InvalidArgument(f"option {name} is a number of rows from 1 on, not {text!r}")
     return int(text)
@@ -168,11 +178,23 @@ def _columns(text: str) -> tuple[str, ...]:
     return names
 
 
-def as_of_option(text: str, name: str = "asOf") -> int | dt.datetime:
-    """A commit timestamp or a moment. Raises InvalidArgument."""
+def _as_of(text: str, name: str) -> int | dt.datetime:
+    """A commit timestamp or a moment."""
     if text.isdecimal():
         return int(text)
     return _moment(text, name, "a commit timestamp or ")
+
+
+def _stream_start(offsets: str | None, timestamp: str | None) -> str | int | dt.datetime:
+    if offsets is not None and timestamp is not None:
+        raise InvalidArgument("give one of the options startingOffsets and startingTimestamp, not both")
+    if timestamp is not None:
+        return _as_of(timestamp, "startingTimestamp")
+    if offsets is None or offsets.lower() in ("earliest", "latest"):
+        return (offsets or "earliest").lower()
+    if offsets.isdecimal():
+        return int(offsets)
+    raise InvalidArgument(f"option startingOffsets is earliest, latest or a commit timestamp, not {offsets!r}")
 
 
 def _moment(text: str, option: str, also: str = "") -> dt.datetime:

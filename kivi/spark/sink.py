@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -27,11 +26,13 @@ from kivi.errors import InvalidArgument
 from kivi.spark.applications import SecondApplication, scope_of, warn_of_others
 from kivi.spark.commit import commit_stages
 from kivi.spark.options import Options
+from kivi.spark.schemas import Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
-    from kivi.spark.schemas import Target
+    from kivi.client.database import Database
 
 __all__ = ["BatchWriter", "SecondApplication", "Staged", "Stager", "StreamWriter", "discard", "scope_of"]
 
@@ -54,24 +55,28 @@ class Staged(WriterCommitMessage):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The sink of a streaming query. ``target`` finds the table and checks that the rows fit into it.
+    """The sink of a streaming query, of rows of ``schema``.
 
     Spark makes one where it plans, where it commits and where it aborts. An abort has to work while the server is
-    away, so only ``write`` needs to know the table; what planning found travels with the writer to the tasks.
+    away, so only planning and ``write`` look at the table.
     """
 
-    def __init__(self, options: Options, target: Target | None, find: Callable[[], Target] | None = None) -> None:
+    def __init__(self, options: Options, schema: StructType, overwrite: bool = False) -> None:
         self._options = options
-        self._target = target
-        self._find = find
+        self._schema = schema
+        self._overwrite = overwrite
+
+    def target(self, db: Database) -> Target:
+        """The table, if the rows fit into it. Raises NotFound, SchemaError, InvalidArgument."""
+        found = Target.of(db, self._options.table)
+        found.check_appendable(self._schema, self._overwrite)
+        return found
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         """One task of one micro-batch."""
         query_id, batch = _local("sql.streaming.queryId"), _local("streaming.sql.batchId")
         owner = f"{scope_of(self._options.table, self._options.application_id or query_id or '?')}/{batch}"
-        target = self._target or (self._find and self._find())
-        assert target is not None
-        return Staged(*Stager(self._options, target, owner)(iterator), query_id)
+        return Staged(*Stager(self._options, self._options.ask(self.target), owner)(iterator), query_id)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         """The micro-batch, once, whatever was tried before. Rows or not, it takes its number."""
@@ -143,23 +148,19 @@ class Stager:
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[bytes, ...], int]:
         """Stages all of them: the stages' ids, and how many rows. Spark's next rows are read while the last travel."""
-        staged: list[bytes] = []
-        waiting: deque[Future[bytes]] = deque()
+        staged: list[Future[bytes]] = []
         rows = 0
         try:
             with ThreadPoolExecutor(1, thread_name_prefix="kivi-stage") as pool:
                 for chunk in _chunks(batches):
-                    if len(waiting) >= _STAGES_UNDER_WAY:
-                        staged.append(waiting.popleft().result())
+                    if len(staged) >= _STAGES_UNDER_WAY:
+                        staged[-_STAGES_UNDER_WAY].result()
                     rows += sum(batch.num_rows for batch in chunk)
-                    waiting.append(pool.submit(self._stage, chunk))
-                while waiting:
-                    staged.append(waiting.popleft().result())
-        except BaseException:
-            done = [future.result() for future in waiting if future.done() and future.exception() is None]
-            discard(self.options, [*staged, *done])
+                    staged.append(pool.submit(self._stage, chunk))
+            return tuple(future.result() for future in staged), rows
+        except BaseException:  # by now the pool has ended, and all of them with it
+            discard(self.options, [future.result() for future in staged if future.exception() is None])
             raise
-        return tuple(staged), rows
 
     def _stage(self, batches: list[pa.RecordBatch]) -> bytes:
         table = self.target.conform(batches)

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -38,21 +39,19 @@ from kivi.model.expressions import Expr
 from kivi.spark.feed import AggregateFeed
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.holding import held
-from kivi.spark.offsets import StreamOptions
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema
 from kivi.spark.sink import BatchWriter, StreamWriter
-from kivi.spark.tail import EventTail, StreamReader, stream_schema, streamed
+from kivi.spark.tail import EventTail, StreamReader, commits, stream_schema, streamed
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from kivi.client.database import Database
+    from kivi.client.database import Database, Snapshot
 
 __all__ = ["FilteringReader", "KiviDataSource", "Reader", "SharedSnapshot"]
 
-_POINTS: Final = 1_000
 _FILTERS_PROCESS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
@@ -74,11 +73,11 @@ class KiviDataSource(DataSource):
             from kivi.spark.summary import summary_of
 
             return summary_of(target, options.aggregate)
-        return stream_schema(target, options.columns, commit_ts=StreamOptions.of(self.options).commit_ts)
+        return stream_schema(target, options)
 
     def reader(self, schema: StructType) -> Reader:
         options, target = self._target()
-        if StreamOptions.of(self.options).commit_ts:
+        if options.commit_ts:
             raise InvalidArgument("option commitTs is for streams: spark.readStream")
         if options.aggregate is not None:
             from kivi.spark.summary import SummaryReader
@@ -88,13 +87,13 @@ class KiviDataSource(DataSource):
         return (FilteringReader if _asks_for_filters() else Reader)(options, target, schema)
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        options, stream = Options.of(self.options), StreamOptions.of(self.options)
+        options = Options.of(self.options)
         if options.aggregate is not None:
             raise InvalidArgument(
                 "option aggregate is for spark.read: a stream reads an event table, or an aggregate's rows"
             )
-        target = options.ask(lambda db: streamed(db, options, stream, schema))
-        return (AggregateFeed if target.kind == "aggregate" else EventTail)(options, stream, target, schema)
+        target = options.ask(lambda db: streamed(db, options, schema))
+        return (AggregateFeed if target.kind == "aggregate" else EventTail)(options, target, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         options, target = self._target()
@@ -102,28 +101,11 @@ class KiviDataSource(DataSource):
         return BatchWriter(options, target, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
-        find = _Find(Options.of(self.options), schema, overwrite)
-        try:
-            return StreamWriter(find.options, find.once(find.options.client()), find)
-        except Unavailable:  # the tasks will wait for the server and look then; an abort needs no table
-            return StreamWriter(find.options, None, find)
-
-
-@dataclass(frozen=True, slots=True)
-class _Find:
-    """Finds the table of a sink, and checks that rows of ``schema`` fit into it. Pickles."""
-
-    options: Options
-    schema: StructType
-    overwrite: bool
-
-    def once(self, db: Database) -> Target:
-        target = Target.of(db, self.options.table)
-        target.check_appendable(self.schema, self.overwrite)
-        return target
-
-    def __call__(self) -> Target:
-        return self.options.ask(self.once)
+        options = Options.of(self.options)
+        writer = StreamWriter(options, schema, overwrite)
+        with suppress(Unavailable):  # the tasks will wait for the server and look then; an abort needs no table
+            writer.target(options.client())
+        return writer
 
 
 def _asks_for_filters() -> bool:
@@ -180,63 +162,57 @@ class Reader(DataSourceReader):
         """Events by their commits, as they lie in blocks, unless the job is about some time: times may be in any order,
         and each part would read most blocks then. (8 million events in no order of time: 0.9 M/s, by commits 2.9.)
         """
+        size = self._options.partition_rows
         if self._target.kind == "event" and self._range == Range():
-            parts = list(self._by_commit(db, lease, ts))
-            return [*parts] if parts else [SharedSnapshot(lease, ts)]
-        cuts = self._range.cut(db.split_points(self._options.table, self._options.partition_rows))
+            parts: list[InputPartition] = []
+            for part in commits(db, self._options.table, 0, ts, size):
+                for skip in range(0, part.rows, size):
+                    parts.append(CommitPart(lease, ts, part.since, skip, min(size, part.rows - skip), part.kept_since))
+            return parts or [SharedSnapshot(lease, ts)]
+        cuts = self._range.cut(db.split_points(self._options.table, size))
         return [SharedSnapshot(lease, ts, part) for part in cuts]
-
-    def _by_commit(self, db: Database, lease: bytes, ts: int) -> Iterator[CommitPart]:
-        since, size = 0, self._options.partition_rows
-        while True:
-            found = db.tail_points(self._options.table, since, size, upto=ts, most=_POINTS)
-            for commit_ts, rows in found.points:
-                for skip in range(0, rows, size):
-                    yield CommitPart(lease, ts, since, skip, min(size, rows - skip), found.kept_since)
-                since = commit_ts
-            if len(found.points) < _POINTS:
-                return
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Runs in a task, which holds one batch at a time however large the table is."""
-        names = self._schema.fieldNames()
+        assert isinstance(partition, SharedSnapshot | CommitPart)
         wanted = arrow_schema(self._schema)
-        if isinstance(partition, CommitPart):
-            for batch in self._read_commits(partition, names):
-                yield batch.cast(wanted)
-            return
-        assert isinstance(partition, SharedSnapshot)
-        part = partition.range
         with held(self._options, partition.lease, partition.ts) as snapshot:
-            for batch in snapshot.scan_batches(
-                self._options.table,
-                prefix=part.prefix,
-                start=part.start,
-                end=part.end,
-                where=self._where,
-                columns=names,
-            ):
+            if isinstance(partition, CommitPart):
+                found = self._read_commits(snapshot, partition)
+            else:
+                found = self._read_range(snapshot, partition)
+            for batch in found:
                 yield batch.cast(wanted)
 
-    def _read_commits(self, part: CommitPart, names: list[str]) -> Iterator[pa.RecordBatch]:
+    def _read_range(self, snapshot: Snapshot, part: SharedSnapshot) -> Iterator[pa.RecordBatch]:
+        of = part.range
+        return snapshot.scan_batches(
+            self._options.table,
+            prefix=of.prefix,
+            start=of.start,
+            end=of.end,
+            where=self._where,
+            columns=self._schema.fieldNames(),
+        )
+
+    def _read_commits(self, snapshot: Snapshot, part: CommitPart) -> Iterator[pa.RecordBatch]:
         options = self._options
-        with held(options, part.lease, part.ts) as snapshot:
-            if options.client().tail_points(options.table, most=0).kept_since != part.kept_since:
-                raise SnapshotTooOld(  # the lease had ended, and retention went on: other events are in their places
-                    f"events of {options.table!r} were dropped since this job was planned: run it again, with a longer "
-                    "option leaseTtl"
-                )
-            yield from snapshot.change_batches(
-                options.table,
-                since=part.since,
-                skip=part.skip,
-                take=part.take,
-                where=self._where,
-                columns=names,
-                commit_ts=False,
-                remembered_at=part.ts,
-                partial=True,
+        if options.client().tail_points(options.table, most=0).kept_since != part.kept_since:
+            raise SnapshotTooOld(  # the lease had ended, and retention went on: other events are in their places
+                f"events of {options.table!r} were dropped since this job was planned: run it again, with a longer "
+                "option leaseTtl"
             )
+        return snapshot.change_batches(
+            options.table,
+            since=part.since,
+            skip=part.skip,
+            take=part.take,
+            where=self._where,
+            columns=self._schema.fieldNames(),
+            commit_ts=False,
+            remembered_at=part.ts,
+            partial=True,
+        )
 
 
 class FilteringReader(Reader):

@@ -26,7 +26,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -40,7 +40,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 from kivi.errors import InvalidArgument, KiviError, SchemaError, SnapshotTooOld, Unavailable
 from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.holding import held
-from kivi.spark.offsets import Offset, StreamDataLoss, StreamOptions, check_offset, dropped, forgotten, lost
+from kivi.spark.offsets import Offset, check_offset, dropped, forgotten, lost
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema, spark_schema
 
@@ -49,20 +49,22 @@ if TYPE_CHECKING:
 
     from kivi.client.database import Database
 
-__all__ = ["EventTail", "StreamReader", "TailPart", "stream_schema", "streamed"]
+__all__ = ["EventTail", "StreamReader", "TailPart", "commits", "stream_schema", "streamed"]
+
+_POINTS: Final = 1_000
 
 
-def stream_schema(target: Target, columns: tuple[str, ...] | None, *, commit_ts: bool) -> StructType:
+def stream_schema(target: Target, options: Options) -> StructType:
     """The schema of the rows that a stream gives. Raises SchemaError for a column that is not there."""
-    found = spark_schema(target, columns)
-    if not commit_ts:
+    found = spark_schema(target, options.columns)
+    if not options.commit_ts:
         return found
     if COMMIT_TS in target.columns:
         raise SchemaError(f"table {target.table!r} has a column {COMMIT_TS!r} of its own: leave option commitTs out")
     return StructType([*found.fields, StructField(COMMIT_TS, LongType(), False)])
 
 
-def streamed(db: Database, options: Options, stream: StreamOptions, schema: StructType) -> Target:
+def streamed(db: Database, options: Options, schema: StructType) -> Target:
     """The table, if it can be streamed with these options. Raises InvalidArgument, SchemaError; Unavailable for now."""
     described = db.describe(options.table)
     if described["kind"] == "row":
@@ -72,7 +74,7 @@ def streamed(db: Database, options: Options, stream: StreamOptions, schema: Stru
         )
     if options.as_of is not None:
         raise InvalidArgument("option asOf is for batch reads: a stream begins at startingTimestamp")
-    if described["kind"] == "aggregate" and stream.max_rows is not None:
+    if described["kind"] == "aggregate" and options.stream_rows_max is not None:
         raise InvalidArgument(
             f"{options.table!r} is an aggregate: a batch has each changed row once, with its newest values, however "
             "many events came. Option maxRowsPerTrigger is for event tables"
@@ -87,12 +89,31 @@ def streamed(db: Database, options: Options, stream: StreamOptions, schema: Stru
     return target
 
 
+class Commits(NamedTuple):
+    """Commits with since < timestamp <= upto, of so many events; those up to ``kept_since`` may have lost some."""
+
+    since: int
+    upto: int
+    rows: int
+    kept_since: int
+
+
+def commits(db: Database, table: str, since: int, upto: int, rows: int) -> Iterator[Commits]:
+    """An event table's commits after ``since`` up to ``upto``, in order, put together to about ``rows`` events."""
+    whole = False
+    while not whole:
+        found = db.tail_points(table, since, rows, upto=upto, most=_POINTS)
+        for commit_ts, count in found.points:
+            yield Commits(since, commit_ts, count, found.kept_since)
+            since = commit_ts
+        whole = len(found.points) < _POINTS
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The common part of the streams of event tables and of aggregates. Pickles: tasks have a copy."""
 
-    def __init__(self, options: Options, stream: StreamOptions, target: Target, schema: StructType) -> None:
+    def __init__(self, options: Options, target: Target, schema: StructType) -> None:
         self._options = options
-        self._stream = stream
         self._table = target.table
         self._names = [name for name in schema.fieldNames() if name != COMMIT_TS]
         self._columns = self._names or [next(iter(target.columns))]  # if it is the commits alone that are wanted
@@ -102,15 +123,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._options.ask(lambda db: db.tail_points(self._table, since, rows, upto=upto, most=most))
 
     def _checked(self, offset: Offset, found: TailPoints) -> int | None:
-        return check_offset(self._table, offset, found, fail=self._stream.fail_on_data_loss)
+        return check_offset(self._table, offset, found, fail=self._options.fail_on_data_loss)
 
     def _check_kept(self, since: int, found: TailPoints) -> None:
         if since < found.kept_since:
-            lost(self._stream.fail_on_data_loss, dropped(self._table, found.kept_since))
+            lost(self._options.fail_on_data_loss, dropped(self._table, found.kept_since))
 
     def _starting(self, found: TailPoints) -> int:
         """The commit timestamp that the user gave, or that of a moment."""
-        start = self._stream.start
+        start = self._options.stream_start
         if isinstance(start, dt.datetime):
 
             def look(db: Database) -> int:
@@ -155,7 +176,7 @@ class EventTail(StreamReader):
     """With ``Trigger.AvailableNow``: the newest commit when the query began."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        rows = self._stream.max_rows
+        rows = self._options.stream_rows_max
         return ReadAllAvailable() if rows is None else ReadMaxRows(rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -164,7 +185,7 @@ class EventTail(StreamReader):
     def initialOffset(self) -> dict[str, Any]:
         found = self._points(0)
         floor = None
-        match self._stream.start:
+        match self._options.stream_start:
             case "earliest":
                 ts, floor = 0, found.watermark
             case "latest":
@@ -224,19 +245,12 @@ class EventTail(StreamReader):
         if remembered_at is None and since < ends.ts:
             self._check_kept(since, found)
         parts: list[InputPartition] = []
-        at, fail = since, self._stream.fail_on_data_loss
-        while at < ends.ts:
-            points = self._points(at, self._options.partition_rows, ends.ts, 1_000).points
-            for commit_ts, rows in points:
-                # A commit that has lost events has lost their places too, so it is not cut if that may be.
-                size = self._options.partition_rows if fail else rows
-                cut = range(0, rows, size) if rows > size else [0]
-                for skip in cut:
-                    take = size if len(cut) > 1 else None
-                    parts.append(TailPart(at, commit_ts, skip, take, remembered_at))
-                at = commit_ts
-            if len(points) < 1_000:
-                break
+        size, fail = self._options.partition_rows, self._options.fail_on_data_loss
+        for part in self._options.ask(lambda db: [*commits(db, self._table, since, ends.ts, size)]):
+            # A commit that has lost events has lost their places too, so it is not cut if that may be.
+            cut = range(0, part.rows, size) if fail and part.rows > size else [0]
+            take = size if len(cut) > 1 else None
+            parts += [TailPart(part.since, part.upto, skip, take, remembered_at) for skip in cut]
         if not parts and remembered_at is not None:
             parts.append(TailPart(since, ends.ts, 0, None, remembered_at))  # which will find out if something is gone
         return parts
@@ -245,7 +259,7 @@ class EventTail(StreamReader):
         """Runs in a task. Goes on where it was if the server is away for a while."""
         assert isinstance(partition, TailPart)
         part, options = partition, self._options
-        partial = not self._stream.fail_on_data_loss
+        partial = not options.fail_on_data_loss
         done, deadline = 0, time.monotonic() + options.timeout_s
         while part.take is None or done < part.take:
             try:
@@ -264,10 +278,8 @@ class EventTail(StreamReader):
                         done, deadline = done + batch.num_rows, time.monotonic() + options.timeout_s
                 return
             except (SnapshotTooOld, Unavailable) as error:
-                if isinstance(error, SnapshotTooOld) and isinstance(
-                    found := forgotten(self._table, error), StreamDataLoss
-                ):
-                    raise found from None
+                if loss := forgotten(self._table, error):
+                    raise loss from None
                 places_hold = part.remembered_at is None and not partial
                 if time.monotonic() > deadline or (done and not places_hold):
                     raise

@@ -15,12 +15,12 @@ No step of one turn overlaps one of the next; that is the lock under which ``win
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ from kivi.store.retention import is_late
 
 __all__ = ["Intake", "Taken"]
 
+T = TypeVar("T")
 _log = logging.getLogger("kivi.server")
 _ROWS_MAX: Final = 100_000  # in one commit, unless one request brings more
 _WAITING_BYTES_MAX: Final = 64 << 20  # of requests that are not answered yet
@@ -72,15 +73,6 @@ class _Request:
     spans: Spans
     nbytes: int
     answer: asyncio.Future[Taken]
-
-
-@dataclass(slots=True)
-class _Turn:
-    """One turn of the writer: its transaction, if anything is new, and what each request is answered after it."""
-
-    taken: Callable[[], list[Taken]]
-    ids: Ids
-    txn: Txn | None
 
 
 class Intake:
@@ -219,14 +211,14 @@ class Intake:
         for _ in range(_TRIES):
             if self._failure is not None:
                 raise self._failure
-            turn: _Turn = await self._in_thread(self._prepared, group)
-            if turn.txn is None:
-                return turn.taken()
-            outcome = await self._outcome(turn.txn)
+            txn, ids, taken = await self._in_thread(self._prepared, group)
+            if txn is None:
+                return taken()
+            outcome = await self._outcome(txn)
             if outcome.error is None:
                 self._counts["otlp_commits"] += 1
-                self._fresh.append(turn.ids)
-                return turn.taken()
+                self._fresh.append(ids)
+                return taken()
             if isinstance(outcome.error, CommitUnknown):
                 self._failure = Unavailable(
                     "the commit log failed, and whether the last spans are in it is not known: the server has to be "
@@ -239,27 +231,19 @@ class Intake:
 
     async def _outcome(self, txn: Txn) -> Outcome:
         """However long it takes: what comes next depends on it."""
-        loop = asyncio.get_running_loop()
-        settled: asyncio.Future[Outcome] = loop.create_future()
+        settled = Future[Outcome]()
+        settled.set_running_or_notify_cancel()  # a writer that is cancelled does not cancel it: the log will set it
+        await self._in_thread(lambda: self.store.commit(txn, done=settled.set_result))
+        return await asyncio.wrap_future(settled)
 
-        def settle(outcome: Outcome) -> None:
-            if not settled.done():  # the writer was cancelled
-                settled.set_result(outcome)
-
-        def done(outcome: Outcome) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(settle, outcome)
-
-        await self._in_thread(lambda: self.store.commit(txn, done=done))
-        return await settled
-
-    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         pool = self.sessions.full if self.store.is_full else self.sessions.writes
         return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
 
     # -- in a thread, one at a time ----------------------------------------------------------------
 
-    def _prepared(self, group: list[_Request]) -> _Turn:
+    def _prepared(self, group: list[_Request]) -> tuple[Txn | None, Ids, Callable[[], list[Taken]]]:
+        """Its transaction, if anything is new, the ids in that, and what each request is answered after it."""
         schema = self._schema()
         window = self.window
         for ids in self._fresh:
@@ -293,7 +277,7 @@ class Intake:
                 said.append(each)
             return said
 
-        return _Turn(taken, ids[fresh], txn)
+        return txn, ids[fresh], taken
 
     def _schema(self) -> TableSchema:
         """The table as it is now, with the window of it."""

@@ -25,7 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from kivi.errors import KiviError
 from kivi.wire.status import status_code
 
-__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "Exports", "Listener"]
+__all__ = ["MESSAGE_BYTES_MAX", "SERVICE", "Listener"]
 
 SERVICE: Final = "opentelemetry.proto.collector.trace.v1.TraceService"
 MESSAGE_BYTES_MAX: Final = 8 << 20
@@ -33,26 +33,58 @@ MESSAGE_BYTES_MAX: Final = 8 << 20
 _RETRY_S: Final = 1.0
 
 
-class Exports:
-    """Export, for ``intake``. ``NEEDS``: of each method of the service, what a token has to allow."""
+class Listener:
+    """The gRPC server, to be bound by whoever starts it, and the writer. gRPC unpacks messages that are compressed.
+
+    ``NEEDS``: of each method of the service, what a token has to allow.
+    """
 
     NEEDS: Final = {"Export": Access.WRITE}
 
     def __init__(self, intake: Intake, tokens: Tokens) -> None:
-        self._intake = intake
+        self.intake = intake
         self.sessions = intake.sessions
         self._tokens = tokens
+        self.server = grpc.aio.server(
+            options=[
+                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+                ("grpc.so_reuseport", 0),
+                ("grpc.keepalive_time_ms", 20_000),
+                ("grpc.keepalive_timeout_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ]
+        )
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            name: grpc.unary_unary_rpc_method_handler(  # requests come as bytes: they are parsed off the event loop
+                self.sessions.calls.counted(f"OTLP/{name}", getattr(self, name), _retry_s),
+                response_serializer=ExportTraceServiceResponse.SerializeToString,
+            )
+            for name in self.NEEDS
+        }
+        self.server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._writing: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Once the intake is open."""
+        self._writing = asyncio.create_task(self.intake.run())
+        await self.server.start()
+
+    async def stop(self) -> None:
+        await self.server.stop(grace=0.2)
+        if self._writing is not None:
+            self._writing.cancel()
 
     async def Export(self, data: bytes, context: grpc.aio.ServicerContext[Any, Any]) -> ExportTraceServiceResponse:
         grant = self._tokens.grant(context.invocation_metadata() or ())
-        grant.require(self.NEEDS["Export"], "exporting spans", self._intake.table)
+        grant.require(self.NEEDS["Export"], "exporting spans", self.intake.table)
         self.sessions.clients.of(grant, context.peer()).take(1)
         return _response(await self._take(data))
 
     async def _take(self, data: bytes) -> Taken:
         if self.sessions.stopping:
             raise stopping()
-        intake, nbytes = self._intake, len(data)
+        intake, nbytes = self.intake, len(data)
         intake.reserve(nbytes)
         try:
             spans = await asyncio.get_running_loop().run_in_executor(self.sessions.writes, decode, data)
@@ -83,45 +115,3 @@ def _response(taken: Taken) -> ExportTraceServiceResponse:
             f"{count} span{'s' if count > 1 else ''} left out: {why}" for why, count in taken.rejected.most_common()
         )
     return response
-
-
-def _handlers(exports: Exports) -> grpc.GenericRpcHandler:
-    """All methods of the service. Requests pass through gRPC as bytes: they are parsed off the event loop."""
-    calls = exports.sessions.calls
-    table: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-        name: grpc.unary_unary_rpc_method_handler(
-            calls.counted(f"OTLP/{name}", getattr(exports, name), _retry_s),
-            response_serializer=ExportTraceServiceResponse.SerializeToString,
-        )
-        for name in exports.NEEDS
-    }
-    return grpc.method_handlers_generic_handler(SERVICE, table)
-
-
-class Listener:
-    """The gRPC server, to be bound by whoever starts it, and the writer. gRPC unpacks messages that are compressed."""
-
-    def __init__(self, intake: Intake, tokens: Tokens) -> None:
-        self.intake = intake
-        self.server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-                ("grpc.so_reuseport", 0),
-                ("grpc.keepalive_time_ms", 20_000),
-                ("grpc.keepalive_timeout_ms", 10_000),
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-            ]
-        )
-        self.server.add_generic_rpc_handlers((_handlers(Exports(intake, tokens)),))
-        self._writing: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Once the intake is open."""
-        self._writing = asyncio.create_task(self.intake.run())
-        await self.server.start()
-
-    async def stop(self) -> None:
-        await self.server.stop(grace=0.2)
-        if self._writing is not None:
-            self._writing.cancel()

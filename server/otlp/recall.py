@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-from kivi_server.otlp.window import SLOTS, Ids, Window, first_ones
+from kivi_server.otlp.window import ID, SLOTS, Ids, Window, first_ones
 
 from kivi.errors import SnapshotTooOld
 from kivi.model.changes import Changes
@@ -62,10 +62,5 @@ def _ids_of(batch: pa.RecordBatch) -> tuple[Ids, npt.NDArray[Any]]:
     """Of events, and the commits they are from. Those without proper ids came by other means, and have no say."""
     proper = [pc.equal(pc.binary_length(batch.column(name)), width) for name, width in _IDS.items()]
     batch = batch.filter(pc.fill_null(pc.and_(*proper), False))
-    words = []
-    for name, width in _IDS.items():
-        fixed = batch.column(name).cast(pa.binary(width))
-        count = batch.num_rows * width // 8
-        found = np.frombuffer(fixed.buffers()[1], np.uint64, count, width * fixed.offset) if count else np.zeros(0)
-        words.append(found.reshape(-1, width // 8))
-    return np.concatenate(words, axis=1, dtype=np.uint64), batch.column(2).to_numpy()
+    ids = pc.binary_join_element_wise(*(batch.column(name) for name in _IDS), b"")
+    return np.frombuffer(ids.buffers()[2], ID, len(ids)), batch.column(2).to_numpy()

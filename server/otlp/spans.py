@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 from kivi_server.otlp.tables import COLUMNS
-from kivi_server.otlp.window import Ids
+from kivi_server.otlp.window import ID, Ids
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
@@ -101,10 +101,9 @@ def decode(data: bytes) -> Spans:
 def gathered(requests: Sequence[Spans]) -> tuple[Any, Ids]:
     """The spans of several requests, one after the other, as an Arrow table; and their ids."""
     columns = {name: list(chain.from_iterable(each.columns[name] for each in requests)) for name in COLUMNS}
-    words = [np.frombuffer(b"".join(columns[name]), np.uint64) for name in ("trace_id", "span_id")]
-    ids = np.column_stack([words[0].reshape(-1, 2), words[1]])
+    parts = chain.from_iterable(zip(columns["trace_id"], columns["span_id"], strict=True))
     arrays = {name: pa.array(values, _TYPES[COLUMNS[name]]) for name, values in columns.items()}
-    return pa.table(arrays), ids
+    return pa.table(arrays), np.frombuffer(b"".join(parts), ID)
 
 
 def _named(attributes: Iterable[Any], wanted: Container[str]) -> dict[str, str | int]:

@@ -1,7 +1,7 @@
 """The span ids that were taken within the last minutes, exactly, in 32 bytes each.
 
-Ids are three 64-bit words: two of the trace, one of the span. They lie in sorted *runs*, by a hash of the three words,
-and are compared whole where hashes agree, so nothing depends on ids being random (some tracers count). Each commit
+An id is 24 bytes: 16 of the trace, 8 of the span. They lie in sorted *runs*, by a hash of the three 64-bit words in
+it, and are compared whole where hashes agree, so nothing depends on ids being random (some tracers count). Each commit
 brings a run; small runs are joined, so there are few to search.
 
 A run belongs to a *slot* of an eighth of the window, and goes as a whole when all of its slot is older than the window.
@@ -20,10 +20,11 @@ import numpy.typing as npt
 
 from kivi.errors import InvalidArgument, ResourceExhausted
 
-__all__ = ["SLOTS", "Ids", "Window", "first_ones"]
+__all__ = ["ID", "SLOTS", "Ids", "Window", "first_ones"]
 
-Ids: TypeAlias = npt.NDArray[np.uint64]
-"""Of shape (spans, 3)."""
+Ids: TypeAlias = npt.NDArray[np.bytes_]
+"""One for each span, of type ``ID``."""
+ID: Final = np.dtype("S24")
 SLOTS: Final = 8
 _RETRY_S_MAX: Final = 30.0
 
@@ -36,10 +37,8 @@ class _Run(NamedTuple):
 
 def first_ones(ids: Ids) -> npt.NDArray[np.bool_]:
     """Which of these occur for the first time among them."""
-    first = np.ones(len(ids), bool)
-    order = np.lexsort((ids[:, 2], ids[:, 1], ids[:, 0]))  # stable: the first of equals stays the first
-    ordered = ids[order]
-    first[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first = np.zeros(len(ids), bool)
+    first[np.unique(ids, return_index=True)[1]] = True
     return first
 
 
@@ -52,15 +51,14 @@ class Window:
         self._clock = clock
         self._slot_s = seconds / SLOTS
         self._runs: list[_Run] = []
-        self._count = 0
         # A stranger who does not know these cannot make many ids with one hash.
         self._odd = np.array([secrets.randbits(64) | 1 for _ in range(3)], np.uint64)
 
     def __len__(self) -> int:
-        return self._count
+        return sum(len(run.ids) for run in self._runs)
 
     def clear(self) -> None:
-        self._runs, self._count = [], 0
+        self._runs = []
 
     def known(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these were added within the window."""
@@ -84,17 +82,15 @@ class Window:
         while runs and runs[-1].slot == run.slot and len(runs[-1].hashes) <= 2 * len(run.hashes):
             run = _joined(runs.pop(), run)
         runs.append(run)
-        self._count += len(ids)
 
     def expire(self) -> None:
         """Forgets what is older than the window."""
         oldest = (self._clock() - self.seconds) // self._slot_s
         self._runs = [run for run in self._runs if run.slot >= oldest]
-        self._count = sum(len(run.hashes) for run in self._runs)
 
     def check_room(self, more: int) -> None:
         """Raises ResourceExhausted, with the seconds until some of it is old enough to go; or InvalidArgument."""
-        if self._count + more <= self.spans_max:
+        if (count := len(self)) + more <= self.spans_max:
             return
         if more > self.spans_max:
             raise InvalidArgument(
@@ -107,7 +103,7 @@ class Window:
         if self._runs:
             wait_s = (self._runs[0].slot + 1) * self._slot_s + self.seconds - self._clock()
         raise ResourceExhausted(
-            f"{self._count:,} span ids of the last {self.seconds:g} s are held and {more:,} more would pass the limit "
+            f"{count:,} span ids of the last {self.seconds:g} s are held and {more:,} more would pass the limit "
             f"otlp_window_spans = {self.spans_max:,}: raise it, shorten otlp_window_s, or send less",
             limit="otlp_window_spans",
             maximum=self.spans_max,
@@ -115,7 +111,8 @@ class Window:
         )
 
     def _hashed(self, ids: Ids) -> npt.NDArray[np.uint64]:
-        hashes: npt.NDArray[np.uint64] = (ids * self._odd).sum(axis=1, dtype=np.uint64)  # modulo 2**64, as it should
+        words = ids.view(np.uint64).reshape(-1, 3)
+        hashes: npt.NDArray[np.uint64] = (words * self._odd).sum(axis=1, dtype=np.uint64)  # modulo 2**64, as it should
         return hashes
 
 
@@ -130,7 +127,7 @@ def _in_run(run: _Run, ids: Ids, hashes: npt.NDArray[np.uint64]) -> Any:
     at = np.searchsorted(run.hashes, hashes)
     asked = np.flatnonzero(at < len(run.hashes))
     while len(asked := asked[run.hashes[at[asked]] == hashes[asked]]):
-        found[asked] = (run.ids[at[asked]] == ids[asked]).all(axis=1)
+        found[asked] = run.ids[at[asked]] == ids[asked]
         asked = asked[~found[asked]]  # another id with the same hash: look at the next one
         at[asked] += 1
         asked = asked[at[asked] < len(run.hashes)]

@@ -246,7 +246,7 @@ def on_a_terminal(command: list[str], environment: dict[str, str]) -> str:
 
 def test_progress_knows_its_total_later_and_says_how_far_it_is(capsys):
     now = [0.0]
-    with Progress("agg <- ev", None, clock=lambda: now[0]) as progress:
+    with Progress("agg <- ev", clock=lambda: now[0]) as progress:
         for done in (1, 2, 3):
             now[0] += 1.5
             progress.update(done * 1_000, done * 1_000, 4_000)

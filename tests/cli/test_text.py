@@ -14,6 +14,7 @@ from kivi.cli import text as cli_text
 from kivi.cli.append import Rows
 from kivi.model.declarations import event_table_schema
 from kivi.model.expressions import Expr
+from kivi.model.predicate_text import parse_value, where
 
 TYPES = {"id": "int64", "slot": "timestamp", "name": "string", "price": "decimal(9,2)", "b": "bytes", "f": "float64"}
 MOMENT = dt.datetime(2023, 11, 16, 18, tzinfo=dt.UTC)
@@ -37,7 +38,7 @@ MOMENT = dt.datetime(2023, 11, 16, 18, tzinfo=dt.UTC)
     ],
 )
 def test_where(text: str, expected: Expr) -> None:
-    assert str(cli_text.where(text, TYPES)) == str(expected)
+    assert str(where(text, TYPES)) == str(expected)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_where(text: str, expected: Expr) -> None:
 )
 def test_what_is_no_predicate_is_refused(text: str) -> None:
     with pytest.raises(kivi.InvalidArgument):
-        cli_text.where(text, TYPES)
+        where(text, TYPES)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +77,7 @@ def test_what_is_no_predicate_is_refused(text: str) -> None:
     ],
 )
 def test_values(type_name: str, text: str, value: object) -> None:
-    assert cli_text.parse_value(type_name, text) == value
+    assert parse_value(type_name, text) == value
 
 
 def test_tables_csv_and_json() -> None:

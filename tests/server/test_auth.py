@@ -14,7 +14,7 @@ import pytest
 from kivi_server import auth
 from kivi_server.auth import Access, Tokens
 from kivi_server.otlp.listener import SERVICE as SPANS
-from kivi_server.otlp.listener import Exports
+from kivi_server.otlp.listener import Listener
 from kivi_server.service import _NEEDS
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2
 
@@ -101,7 +101,7 @@ EXPORTS = trace_service_pb2.DESCRIPTOR.services_by_name["TraceService"]
 
 @pytest.mark.parametrize("method", list(EXPORTS.methods), ids=lambda method: method.name)
 def test_no_call_for_spans_works_without_the_right_role_and_table(server: ServerProcess, method: Any) -> None:
-    assert EXPORTS.full_name == SPANS and {each.name for each in EXPORTS.methods} == set(Exports.NEEDS)
+    assert EXPORTS.full_name == SPANS and {each.name for each in EXPORTS.methods} == set(Listener.NEEDS)
     otlp = next(line for line in server.output if line.startswith("otlp on ")).split()[-1]
     span = {"trace_id": bytes(range(16)), "span_id": bytes(range(8)), "kind": 2, "name": "x"}
     request = method.input_type._concrete_class()

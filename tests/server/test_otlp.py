@@ -18,7 +18,7 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
 from kivi_server.otlp.tables import ensure
-from kivi_server.otlp.window import Window, first_ones
+from kivi_server.otlp.window import ID, Window, first_ones
 from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
@@ -323,7 +323,7 @@ def test_the_window_against_a_dictionary() -> None:
     for _ in range(400):
         clock[0] += dice.choice([0.0, 0.1, 3.0, 25.0])
         asked = [tuple(dice.randrange(6) for _ in range(3)) for _ in range(dice.randint(1, 40))]
-        array = np.array(asked, np.uint64)
+        array = np.array(asked, np.uint64).view(ID).ravel()
         assert [asked.index(each) == i for i, each in enumerate(asked)] == first_ones(array).tolist()
         window.expire()
         known = window.known(array)
@@ -332,7 +332,7 @@ def test_the_window_against_a_dictionary() -> None:
             assert is_known if age <= 80 else not (is_known and age > 90), (each, age)
         new = array[first_ones(array) & ~known]
         window.add(new)
-        taken.update({tuple(each): clock[0] for each in new.tolist()})
+        taken.update({tuple(each): clock[0] for each in new.view(np.uint64).reshape(-1, 3).tolist()})
         assert len(window) == sum(map(len, (run.hashes for run in window._runs)))
     assert len({run.slot for run in window._runs}) <= 9
 

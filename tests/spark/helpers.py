@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from kivi.spark.options import Options
 from kivi.spark.sink import BatchWriter, Staged, Stager, StreamWriter
 from kivi.spark.source import KiviDataSource
 from tests.waiting import wait_until
@@ -179,7 +180,7 @@ class Killed(KiviDataSource):
         return "kivi_killed"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return KilledStreamWriter(*self._target())
+        return KilledStreamWriter(Options.of(self.options), schema, overwrite)
 
 
 class KilledStager(Stager):
@@ -218,7 +219,8 @@ class Paused(KiviDataSource):
         return "kivi_paused"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return PausedWriter(*self._target(), pause=self.options["pause"], note=self.options["note"])
+        options = Options.of(self.options)
+        return PausedWriter(options, schema, overwrite, pause=self.options["pause"], note=self.options["note"])
 
 
 def meet_twin(table: str) -> None:
@@ -248,7 +250,7 @@ class Twins(KiviDataSource):
         return "kivi_twins"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return TwinWriter(*self._target())
+        return TwinWriter(Options.of(self.options), schema, overwrite)
 
 
 class TwinStager(Stager):
@@ -285,7 +287,7 @@ class Flaky(KiviDataSource):
         return FlakyBatchWriter(*self._target(), overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return FlakyStreamWriter(*self._target())
+        return FlakyStreamWriter(Options.of(self.options), schema, overwrite)
 
 
 class DoomedWriter(BatchWriter):
@@ -336,7 +338,7 @@ class Spy(KiviDataSource):
         return "kivi_spy"
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return SpyWriter(*self._target(), note=self.options["note"])
+        return SpyWriter(Options.of(self.options), schema, overwrite, note=self.options["note"])
 
 
 # -- a network that loses replies ----------------------------------------------------------------------

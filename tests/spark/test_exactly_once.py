@@ -36,7 +36,7 @@ import pytest
 import kivi
 from kivi.errors import NotFound, ResourceExhausted
 from kivi.spark.options import Options
-from kivi.spark.schemas import Target
+from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.sink import Staged, StreamWriter
 from tests.serverproc import ServerProcess
 from tests.spark import helpers
@@ -129,7 +129,7 @@ class Sink:
             source.add(1)
         self.rows = pq.read_table(source.folder / "00000.parquet").to_batches()
         given = {"endpoint": endpoint, "table": table, "applicationId": "app", "timeout": "5", **options}
-        self.writer = StreamWriter(Options.of(given), Target.of(db, table))
+        self.writer = StreamWriter(Options.of(given), spark_schema(Target.of(db, table)))
 
     def stage(self, rows: list[pa.RecordBatch] | None = None) -> Staged:
         return self.writer.write(iter(self.rows if rows is None else rows))

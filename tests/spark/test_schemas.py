@@ -91,7 +91,7 @@ def test_options() -> None:
     given = {"TABLE": "t", "EndPoint": " h:1 ", "accessToken": "s3cret", "columns": "a, b", "asOf": "17", "tls": "true"}
     options = Options.of(given)
     assert (options.table, options.endpoint, options.columns, options.as_of) == ("t", "h:1", ("a", "b"), 17)
-    assert (options.tls, options.timeout_s, options.lease_ttl_s) == ("true", 60.0, 600.0)
+    assert (options.tls, options.timeout_s, options.lease_ttl_s) == (True, 60.0, 600.0)
     assert "s3cret" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
     moment = Options.of({"table": "t", "asOf": "2026-07-01T12:00:00Z"}).as_of

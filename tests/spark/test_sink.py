@@ -10,7 +10,7 @@ import pytest
 
 from kivi.errors import InvalidArgument, NotFound, OutOfSequence, Unavailable
 from kivi.spark.options import Options
-from kivi.spark.schemas import Target
+from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.sink import BatchWriter, SecondApplication, StreamWriter
 from tests.spark.helpers import Input, check
 
@@ -30,7 +30,8 @@ def writer(server, db, table):
     def writer(application: str = "one", kind: type = StreamWriter, **options):
         given = {"endpoint": server.endpoint, "table": table, "applicationId": application, "timeout": "5", **options}
         made = Options.of(given)
-        return pickle.loads(pickle.dumps(kind(made, Target.of(db, table))))
+        target = Target.of(db, table)
+        return pickle.loads(pickle.dumps(kind(made, spark_schema(target) if kind is StreamWriter else target)))
 
     return writer
 

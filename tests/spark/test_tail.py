@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import kivi
-from kivi.spark.offsets import StreamDataLoss, StreamOptions
+from kivi.spark.offsets import StreamDataLoss
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, spark_schema
 from kivi.spark.tail import EventTail
@@ -252,7 +253,7 @@ def test_available_now_ends_although_events_keep_coming(stream: Stream, written:
         ({"startingOffsets": "newest"}, "InvalidArgument: option startingOffsets is earliest, latest or"),
         ({"startingOffsets": "10000000"}, "InvalidArgument: the stream would begin after commit 10000000"),
         ({"startingOffsets": "1", "startingTimestamp": "1"}, "InvalidArgument: give one of the options"),
-        ({"failOnDataLoss": "maybe"}, "InvalidArgument: option failOnDataLoss is true or false"),
+        ({"failOnDataLoss": "maybe"}, 'InvalidArgument: option failOnDataLoss is "true" or "false"'),
         ({"asOf": "3"}, "InvalidArgument: option asOf is for batch reads"),
     ],
 )
@@ -463,7 +464,7 @@ def test_what_a_query_began_with_and_lost_before_it_was_read(alone: tuple[Server
     db.consolidate()  # into a block without what follows
     target = Target.of(db, table)
     options = Options(table, server.endpoint)
-    reader = EventTail(options, StreamOptions(), target, spark_schema(target))
+    reader = EventTail(options, target, spark_schema(target))
     start = reader.initialOffset()
     half = reader.latestOffset(start, ReadMaxRows(10))
     assert (half["ts"], half["floor"]) == (first, start["floor"])
@@ -478,7 +479,7 @@ def test_what_a_query_began_with_and_lost_before_it_was_read(alone: tuple[Server
     with pytest.raises(StreamDataLoss, match="retention has dropped events"):
         for part in reader.partitions(half, end):
             list(reader.read(part))
-    lenient = EventTail(options, StreamOptions(fail_on_data_loss=False), target, spark_schema(target))
+    lenient = EventTail(replace(options, fail_on_data_loss=False), target, spark_schema(target))
     batches = [batch for part in lenient.partitions(half, end) for batch in lenient.read(part)]
     assert batches == []
     rest = lenient.latestOffset(end, ReadMaxRows(10))
