@@ -24,7 +24,7 @@ against the row's newest operation (``newest``), which is log state too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from kivi.delta.ops import Barrier, RowOp
@@ -56,24 +56,28 @@ class Collision(NamedTuple):
     commit_ts: int
 
 
-_Stamps = dict[int, int]
-_NEVER: Final[_Stamps] = {}
-
-
 @dataclass(slots=True)
 class _RowFacts:
-    """Newest CTS of: insert or delete; any write at all; a guard on E; any guard; and per column.
-
-    A dictionary is replaced and never changed: both generations may have it, and all rows that have none share one.
-    """
+    """Newest CTS of: insert or delete; any write at all; a guard on E; any guard; and per column."""
 
     restart: int = 0
     write: int = 0
     guard_row: int = 0
     guard_any: int = 0
-    puts: _Stamps = field(default_factory=lambda: _NEVER)
-    deltas: _Stamps = field(default_factory=lambda: _NEVER)
-    guards: _Stamps = field(default_factory=lambda: _NEVER)
+    puts: dict[int, int] | None = None
+    deltas: dict[int, int] | None = None
+    guards: dict[int, int] | None = None
+
+    def copy(self) -> _RowFacts:
+        return _RowFacts(
+            self.restart,
+            self.write,
+            self.guard_row,
+            self.guard_any,
+            dict(self.puts) if self.puts else None,
+            dict(self.deltas) if self.deltas else None,
+            dict(self.guards) if self.guards else None,
+        )
 
 
 _Row = tuple[int, bytes]
@@ -141,11 +145,8 @@ class Facts:
             facts.write = cts
             if op.barrier is not Barrier.PATCH:
                 facts.restart = cts
-                continue
-            if op.puts:
-                facts.puts = facts.puts | dict.fromkeys(op.puts, cts)
-            if op.deltas:
-                facts.deltas = facts.deltas | dict.fromkeys(op.deltas, cts)
+            else:
+                _note_cells(facts, op, cts)
         for table, key, column in footprint.guards:
             facts = self._own((table, key))
             facts.guard_any = cts
@@ -154,7 +155,9 @@ class Facts:
             if column == EXISTENCE:
                 facts.guard_row = cts
             else:
-                facts.guards = facts.guards | {column: cts}
+                if facts.guards is None:
+                    facts.guards = {}
+                facts.guards[column] = cts
 
     def _rotate(self, time_us: int) -> None:
         self.floor = self._old_upto
@@ -170,8 +173,22 @@ class Facts:
         facts = self._young.get(row)
         if facts is None:
             old = self._old.get(row)
-            facts = self._young[row] = replace(old) if old else _RowFacts()
+            facts = self._young[row] = old.copy() if old else _RowFacts()
         return facts
+
+
+def _note_cells(facts: _RowFacts, op: RowOp, cts: int) -> None:
+    """The cells that a PATCH writes."""
+    if op.puts:
+        if facts.puts is None:
+            facts.puts = {}
+        for column in op.puts:
+            facts.puts[column] = cts
+    if op.deltas:
+        if facts.deltas is None:
+            facts.deltas = {}
+        for column in op.deltas:
+            facts.deltas[column] = cts
 
 
 def _write_collision(facts: _RowFacts, op: RowOp, start: int) -> tuple[int | None, int] | None:
@@ -182,7 +199,7 @@ def _write_collision(facts: _RowFacts, op: RowOp, start: int) -> tuple[int | Non
         return None, facts.restart
     if facts.guard_row > start:
         return None, facts.guard_row
-    puts, deltas, guards = facts.puts, facts.deltas, facts.guards
+    puts, deltas, guards = facts.puts or {}, facts.deltas or {}, facts.guards or {}
     for column in op.puts:
         newest = max(puts.get(column, 0), deltas.get(column, 0), guards.get(column, 0))
         if newest > start:
@@ -199,5 +216,5 @@ def _guard_collision(facts: _RowFacts, column: int, start: int) -> tuple[int | N
         return (None, facts.write) if facts.write > start else None
     if facts.restart > start:
         return None, facts.restart
-    newest = max(facts.puts.get(column, 0), facts.deltas.get(column, 0))
+    newest = max((facts.puts or {}).get(column, 0), (facts.deltas or {}).get(column, 0))
     return (column, newest) if newest > start else None
