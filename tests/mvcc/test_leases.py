@@ -325,7 +325,7 @@ def test_r15_a_wall_clock_that_is_set_neither_cuts_nor_revives_a_lease(
     set_by_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clocks = Clocks()
-    monkeypatch.setattr("kivi.store.facade.time", clocks)
+    monkeypatch.setattr("kivi.store.wiring.time", clocks)
     store = Store.open(None, settings=Settings(background=False, lease_ttl_s=60), clock=clocks.time)
     try:
         db = Database(store)

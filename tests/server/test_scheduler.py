@@ -23,7 +23,9 @@ from tests.server.peers import Peer, hits, log_of, quick, run, slow
 from tests.waiting import until
 
 
-def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path):
+def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(scheduler, "_TURN_S", 60.0)
+
     async def story(sessions: Sessions) -> None:
         peer, store = Peer(sessions), sessions.store
         syncs = store.log.stats()["syncs"]
@@ -41,7 +43,9 @@ def test_a_frame_of_plain_commits_is_done_in_the_next_turn_by_the_event_loop_its
     run(story, tmp_path)
 
 
-def test_frames_of_several_sessions_share_a_sync(tmp_path):
+def test_frames_of_several_sessions_share_a_sync(tmp_path, monkeypatch):
+    monkeypatch.setattr(scheduler, "_TURN_S", 60.0)  # however slow the machine is: a turn of 5 ms may end between them
+
     async def story(sessions: Sessions) -> None:
         peers = [Peer(sessions) for _ in range(8)]
         syncs = sessions.store.log.stats()["syncs"]
