@@ -1,7 +1,7 @@
 """One store: the rooms below wired into transactions, reads, tables and what the background does.
 
     facade         ``Store``: the operations that the embedded database and the server share
-    wiring         the parts of a store, each wired to those that it uses
+    wiring         the parts of a store, each wired to those that it uses; ``host``: which of them helpers may use
     opening        the directory, its lock, and what a store is made of; ``replay`` fills its memory
     catalog        which tables there are, kept in rows of the store itself; ``tables`` creates and drops them
     snapshots      leases, as callers ask for them

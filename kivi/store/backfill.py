@@ -49,10 +49,10 @@ from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
 from kivi.model.schema import TableSchema
 from kivi.mvcc.record import StageKind
+from kivi.store.host import Running
 from kivi.store.retention import remembered
 from kivi.store.staging import waited
 from kivi.store.tables import Tables
-from kivi.store.wiring import Wiring
 
 __all__ = ["Backfill", "Progress"]
 
@@ -68,7 +68,7 @@ _TELL_EVERY_S: Final = 5.0
 class Backfill:
     """Builds aggregates."""
 
-    store: Wiring
+    store: Running
     tables: Tables
 
     def build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:

@@ -35,8 +35,8 @@ from typing import Any, Final
 from kivi.errors import DataLoss, DiskFull, InvalidArgument, NotAStore, StoreInUse, Unavailable
 from kivi.log.files import is_no_space
 from kivi.store import checkpoint
+from kivi.store.host import Running
 from kivi.store.opening import sync_directory
-from kivi.store.wiring import Wiring
 
 __all__ = ["check", "make", "newest", "of_repository"]
 
@@ -48,7 +48,7 @@ _FINISHED: Final = (".sst", ".blob")
 _PIECE: Final = 4 << 20
 
 
-def make(store: Wiring, repository: str, keep: int | None = None) -> dict[str, Any]:
+def make(store: Running, repository: str, keep: int | None = None) -> dict[str, Any]:
     """A backup of what is visible now, into the directory ``repository``, which is made if it is missing.
 
     ``keep``: how many stay, this one included; the oldest go. Gives ``name``, ``path``, ``watermark``, ``files``,
@@ -81,7 +81,7 @@ def make(store: Wiring, repository: str, keep: int | None = None) -> dict[str, A
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def _made(store: Wiring, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
+def _made(store: Running, repository: str, aside: str, partial: str, keep: int | None) -> dict[str, Any]:
     with store.consolidator.paused() as watermark:
         store.engine.checkpoint(aside)
     os.makedirs(os.path.join(partial, "engine"))

@@ -8,13 +8,13 @@ import shutil
 
 from kivi.errors import DiskFull, InvalidArgument, NotAStore, Unavailable
 from kivi.log.files import is_no_space
+from kivi.store.host import Running
 from kivi.store.opening import mark, no_space, sync_directory
-from kivi.store.wiring import Wiring
 
 __all__ = ["begin_copy", "checkpoint"]
 
 
-def checkpoint(store: Wiring, path: str) -> None:
+def checkpoint(store: Running, path: str) -> None:
     """A copy that opens by itself: fold and flush, copy the engine at that position, begin an empty log after it.
 
     The copy has its own identity. Commits that arrive meanwhile are not in it. It appears under ``path`` when it is
@@ -55,7 +55,7 @@ def checkpoint(store: Wiring, path: str) -> None:
         raise
 
 
-def begin_copy(store: Wiring, path: str, position: int) -> None:
+def begin_copy(store: Running, path: str, position: int) -> None:
     """Beside a copy of the engine: an empty log after ``position``, and an identity of its own."""
     from kivi.log.segmented import SegmentedLog
 

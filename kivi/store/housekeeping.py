@@ -10,7 +10,7 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, table_prefix
 from kivi.engine import WriteBatch
 from kivi.events.store import destroy
-from kivi.store.wiring import Wiring
+from kivi.store.host import Running
 
 __all__ = ["Housekeeping"]
 
@@ -24,7 +24,7 @@ class Housekeeping:
     _SPACES: Final = (Space.ROW, Space.VERSION, Space.EVENT)
     _ROWS: Final = 1_024
 
-    def __init__(self, store: Wiring) -> None:
+    def __init__(self, store: Running) -> None:
         self._store = store
         self._rounds = 0
         self._catalog_version = -1

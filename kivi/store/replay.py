@@ -30,13 +30,13 @@ from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
 from kivi.mvcc.record import Bulk, decode_abort, decode_commit, decode_events, decode_stage, is_events
 from kivi.store.catalog import COUNTERS, TABLES, changes
+from kivi.store.host import Contents
 from kivi.store.staging import STAGE_INDEX, LiveStage, sequences_of, staged_data
-from kivi.store.wiring import Wiring
 
 __all__ = ["load_base", "replay"]
 
 
-def load_base(store: Wiring) -> int:
+def load_base(store: Contents) -> int:
     """Catalog and stages as of the recorded position, which is returned."""
     engine = store.engine
     position = int.from_bytes(engine.get(POSITION) or b"", "little")
@@ -60,7 +60,7 @@ def load_base(store: Wiring) -> int:
     return position
 
 
-def replay(store: Wiring, position: int) -> None:
+def replay(store: Contents, position: int) -> None:
     """Everything in the log after ``position``, into memory."""
     for record in store.log.replay(position):
         try:
@@ -71,7 +71,7 @@ def replay(store: Wiring, position: int) -> None:
             ) from None
 
 
-def _replay_one(store: Wiring, record: Record, position: int) -> None:
+def _replay_one(store: Contents, record: Record, position: int) -> None:
     match record.kind:
         case Kind.COMMIT:
             _replay_commit(store, record)
@@ -101,7 +101,7 @@ def _replay_one(store: Wiring, record: Record, position: int) -> None:
             store.retention.replay(record.sequence, record.body)
 
 
-def _replay_commit(store: Wiring, record: Record) -> None:
+def _replay_commit(store: Contents, record: Record) -> None:
     if is_events(record.body):
         _replay_events(store, record)
         return
@@ -132,11 +132,11 @@ def _replay_commit(store: Wiring, record: Record) -> None:
         store.tokens.remember_batch(*commit.batch, cts)
 
 
-def _data_of(store: Wiring, bulk: Bulk) -> Any:
+def _data_of(store: Contents, bulk: Bulk) -> Any:
     return staged_data(store.log, bulk.stage) if bulk.stage else bulk.parts[0]
 
 
-def _replay_events(store: Wiring, record: Record) -> None:
+def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
     source = known(found.table)

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 from kivi.model.expressions import Scan
 from kivi.model.schema import Measure, TableSchema
+from kivi.mvcc.shortage import Shortage
+from kivi.mvcc.snapshot import Reader
+from kivi.mvcc.watermark import Watermark
 from kivi.runtime.histogram import Histogram
 from kivi.store.catalog import LATE
+from kivi.store.commits import Commits
+from kivi.store.host import Running
+from kivi.store.reads import Reads
 from kivi.store.splitting import event_points, row_points
-from kivi.store.wiring import Wiring
 
 __all__ = ["histograms", "split_points", "stats", "table_statistics"]
 
 
-def table_statistics(store: Wiring, schema: TableSchema) -> dict[str, int]:
+class Host(Running, Protocol):
+    """The parts of a store that have something to count."""
+
+    moved: Watermark
+    shortage: Shortage
+    reader: Reader
+    reads: Reads
+    commits: Commits
+
+
+def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
     """Numbers about a table's contents that are cheap to have."""
     if schema.kind != "event":
         return {}
@@ -27,7 +42,7 @@ def table_statistics(store: Wiring, schema: TableSchema) -> dict[str, int]:
     return out | ({"late_dropped": late["dropped"]} if late is not None else {})
 
 
-def split_points(store: Wiring, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:
+def split_points(store: Host, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:
     """See ``kivi.store.splitting``."""
     if schema.kind != "event":
         return list(row_points(store.engine, schema, rows))
@@ -40,7 +55,7 @@ def split_points(store: Wiring, schema: TableSchema, rows: int) -> list[tuple[An
         return list(event_points(schema, view.blocks, recent, rows))
 
 
-def stats(store: Wiring) -> dict[str, int | float]:
+def stats(store: Host) -> dict[str, int | float]:
     """Flat numbers for metrics and ``kivi status``."""
     counters = store.committer.counters
     oldest = store.leases.oldest()
@@ -90,7 +105,7 @@ def stats(store: Wiring) -> dict[str, int | float]:
     }
 
 
-def histograms(store: Wiring) -> dict[str, Histogram]:
+def histograms(store: Host) -> dict[str, Histogram]:
     """Distributions, for metrics."""
     return {
         "commit_s": store.committer.times,

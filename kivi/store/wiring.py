@@ -1,6 +1,6 @@
 """The parts of a store, each wired to those that it uses.
 
-What works with many of them, as statistics and housekeeping do, is given these, and not the operations of ``Store``.
+What works with many of them, as statistics and housekeeping do, names those that it may use: ``kivi.store.host``.
 """
 
 from __future__ import annotations
