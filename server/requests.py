@@ -134,9 +134,9 @@ class Requests(ABC):
         request = asked.request
         if not request.operations:
             return
-        self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
-        txn = self._writing(transaction)
         try:
+            self.access.require(Access.WRITE, "writing", *{operation.table for operation in request.operations})
+            txn = self._writing(transaction)
             for operation in request.operations:
                 self.translator.apply(txn, operation, asked.bodies)
         except RowExists:

@@ -175,7 +175,10 @@ class Session(Requests):
                 if request.HasField("commit_each"):
                     self._fail_each(asked, refused)
                 elif request.id:
-                    self._fail(request, self.txns.get(request.txn), refused)
+                    transaction = self.txns.get(request.txn)
+                    self._fail(request, transaction, refused)
+                    if transaction is not None and request.operations and transaction.failed is None:
+                        transaction.failed = refused  # it must not commit without these
                 else:
                     self._inbox.append(asked)
         else:

@@ -132,8 +132,9 @@ class Session(ABC):
         return found
 
     def _lost(self, *, sent: bool) -> KiviError:
-        """What a request is told that this session took along: why it broke, where the server said why."""
-        if isinstance(self.broken, Unavailable) or self.broken is None:
+        """What a request is told that this session took along: why it broke, where the server said why and the request
+        had not been ``sent``. What became of one that was is not known, and the next attempt meets the reason."""
+        if sent or isinstance(self.broken, Unavailable) or self.broken is None:
             return ConnectionLost(f"the connection to {self._core.endpoint} was lost", sent=sent)
         return type(self.broken)(self.broken.message, **self.broken.details)
 

@@ -60,8 +60,23 @@ __all__ = ["Core"]
 T = TypeVar("T")
 B = TypeVar("B")
 Kind = session_pb2.Operation
-_ONCE: Final = frozenset({"CreateTable", "DropSubscription", "DropTable"})
-"""The calls whose answer would be another if they were made twice."""
+_REPEATABLE: Final = frozenset(
+    {
+        "AcknowledgeSubscription",
+        "Describe",
+        "DiscardStages",
+        "ListBatchScopes",
+        "ListSubscriptions",
+        "ListTables",
+        "SplitTable",
+        "Stats",
+        "TailPoints",
+        "Watermark",
+    }
+)
+"""The calls whose answer is the same if they are made twice."""
+_REFUSALS: Final = (errors.Unavailable, errors.Unauthenticated, errors.PermissionDenied)
+"""What a server may answer before it has looked up a request's token."""
 
 
 @dataclass
@@ -140,13 +155,13 @@ class Core:
         return (yield from ask((yield from self.use(table, bind))))
 
     def call(self, method: str, message: Any) -> Steps[Any]:
-        """A unary call; one that may be made twice (all but ``_ONCE``) is made again while the server is away."""
+        """A unary call; one of ``_REPEATABLE`` is made again while the server is away."""
         deadline, attempt = self.deadline(), 0
         while True:
             try:
                 return (yield Unary(method, message, self.timeout_s))
             except errors.Unavailable as error:
-                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method in _ONCE
+                final = isinstance(error, (Timeout, Closed, errors.ResourceExhausted)) or method not in _REPEATABLE
                 if final or time.monotonic() >= deadline:
                     raise
             attempt += 1
@@ -157,20 +172,24 @@ class Core:
     def repeat(
         self, request: session_pb2.Request, lost: Callable[[], errors.KiviError], bodies: Sequence[Any] = ()
     ) -> Steps[Any]:
-        """Asks, and asks the same again on new sessions until the deadline; then raises ``lost()``."""
-        deadline, attempt = self.deadline(), 0
+        """Asks, and asks the same again on new sessions until the deadline; then raises ``lost()``.
+
+        A commit of which an attempt may have been sent is lost, too, where another attempt is refused, which says
+        nothing of the first (R16).
+        """
+        deadline, attempt, sent = self.deadline(), 0, False
         while True:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise lost()
             try:
                 return (yield Ask(request, left if self.timeout_s is not None else None, bodies=bodies))
-            except (ConnectionLost, Timeout):
-                pass
-            except errors.Unavailable as error:
-                if isinstance(error, Closed) and attempt and request.HasField("commit"):
-                    raise lost() from None  # an attempt that was sent may have committed all the same
+            except (ConnectionLost, Timeout) as error:
+                sent = sent or isinstance(error, Timeout) or error.sent
+            except _REFUSALS as error:
                 if not error.details.get("stopping"):
+                    if sent and request.HasField("commit"):
+                        raise lost() from None
                     raise
             attempt += 1
             yield Sleep(min(backoff_s(attempt + 4), max(0.0, deadline - time.monotonic())))
@@ -206,7 +225,7 @@ class Core:
         while time.monotonic() < deadline:
             try:
                 outcome = yield from self.outcome(token)
-            except errors.Unavailable:
+            except _REFUSALS:
                 break
             if outcome is ABORTED:
                 raise errors.Disconnected(

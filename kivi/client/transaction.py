@@ -48,7 +48,7 @@ __all__ = ["TransactionCore"]
 Kind = session_pb2.Operation
 _FLUSH_OPERATIONS: Final = 4_096  # buffered operations are sent ahead from so many on ...
 _FLUSH_BYTES: Final = 1 << 20  # ... or this many bytes
-_REFUSED_HERE: Final = frozenset({"message_bytes_max", "header_bytes_max"})
+_REFUSALS: Final = (errors.ResourceExhausted, errors.Unauthenticated, errors.PermissionDenied)
 _PLAIN: Final = frozenset({"put", "delta"})
 _PAGE_ROWS: Final = 65_536  # of a scan that is wanted as a whole
 _PLAIN_OPERATIONS: Final = 16  # those of more are no plain commits at a server
@@ -211,8 +211,8 @@ class TransactionCore:
         self.sent = self.sent or not self.read_only or self.start_ts is None
         if isinstance(error, errors.NotFound):
             self.core.schemas.clear()  # a table was dropped, and perhaps made anew
-        if error.details.get("limit") in _REFUSED_HERE and request.operations:
-            self.broken = error
+        if request.operations and isinstance(error, _REFUSALS):
+            self.broken = error  # its writes may have been applied nowhere: a commit must not go on without them
 
     def _learn(self, reply: Answer) -> None:
         if self.start_ts is None:
@@ -295,6 +295,10 @@ class TransactionCore:
                 return self.commit_ts
             except errors.NotFound:
                 self.core.schemas.clear()  # a table was dropped, and perhaps made anew
+                raise
+            except _REFUSALS:  # perhaps before its transaction was looked at, which is open then
+                self.ended = False
+                self.release()
                 raise
             break
         self._learn(reply)

@@ -243,6 +243,7 @@ class Transport(Link[_Session]):
         self._forked = self._closed = True
         self._why_closed = "this client was connected before os.fork(), and is the parent's: connect again here"
         self._current = None
+        self.lines = Lines(self.threads, self.begin)  # whose line and lock are the parent's, too
 
     def connect(self) -> None:
         """The first session: fails at once if nothing listens there."""

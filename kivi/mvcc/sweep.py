@@ -154,12 +154,12 @@ class Sweeper:
 
     def _write_swept(self, batch: WriteBatch) -> None:
         """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""
-        if len(batch):
-            for table, floor in self.history_floors.items():
-                if self._floors_saved.get(table) != floor:
-                    batch.put(meta_key(f"{_FLOOR}{table}"), floor.to_bytes(8, "little"))
-            self._floors_saved = dict(self.history_floors)
+        floors = dict(self.history_floors) if len(batch) else self._floors_saved
+        for table, floor in floors.items():
+            if self._floors_saved.get(table) != floor:
+                batch.put(meta_key(f"{_FLOOR}{table}"), floor.to_bytes(8, "little"))
         self.write(batch)
+        self._floors_saved = floors  # not before: base may refuse them, and a later batch must bring them then
 
     def _history_floor(self, schema: TableSchema) -> int:
         """The oldest S that a table with history answers; raised before anything below it is deleted."""

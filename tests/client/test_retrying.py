@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-import grpc
+from typing import Any
 
-from kivi import NotFound, Retryable, errors
+import grpc
+import pytest
+
+from kivi import CommitUnknown, NotFound, PermissionDenied, ResourceExhausted, Retryable, Unauthenticated, errors
 from kivi.api.retry import Retries, backoff_s
+from kivi.client.core import _REPEATABLE, Core
+from kivi.client.steps import ConnectionLost, Sleep, Timeout
 from kivi.wire.status import from_rpc_error
+from kivi.wire.v1 import service_pb2, session_pb2
 
 AGAIN = Retryable("again")
 
@@ -41,3 +47,49 @@ def test_a_call_that_broke_in_grpc_itself_is_a_lost_connection() -> None:
     assert type(from_rpc_error(broken)) is errors.Unavailable
     fault = grpc.aio.AioRpcError(grpc.StatusCode.INTERNAL, metadata, metadata, "something else")
     assert type(from_rpc_error(fault)) is errors.KiviError
+
+
+def answered(steps: Any, *answers: Any) -> Any:
+    """What these steps come to, where each effect that waits for a server is answered, or fails, in turn."""
+    left, given = list(answers), None
+    try:
+        effect = next(steps)
+        while True:
+            given = None if isinstance(effect, Sleep) else left.pop(0)
+            effect = steps.throw(given) if isinstance(given, BaseException) else steps.send(given)
+    except StopIteration as end:
+        assert not left
+        return end.value
+
+
+REFUSALS = [
+    ResourceExhausted("too many requests", limit="client_rate"),
+    Unauthenticated("who?"),
+    PermissionDenied("no"),
+]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("lost", [ConnectionLost("gone", sent=True), Timeout("late")], ids=["lost", "late"])
+def test_r16_a_commit_that_may_have_been_sent_is_not_told_as_refused(refusal: Exception, lost: Exception) -> None:
+    core, commit = Core("h:1", 10.0), session_pb2.Request(commit=session_pb2.Commit(token="t"))
+    unknown = lambda: CommitUnknown(token="t")  # noqa: E731
+    with pytest.raises(CommitUnknown):
+        answered(core.repeat(commit, unknown), lost, refusal)
+    with pytest.raises(type(refusal)):  # nothing of it was sent
+        answered(core.repeat(commit, unknown), ConnectionLost("gone", sent=False), refusal)
+    with pytest.raises(type(refusal)):
+        answered(core.repeat(commit, unknown), refusal)
+    with pytest.raises(type(refusal)):  # a read has nothing to be unsure of
+        answered(core.repeat(session_pb2.Request(get=session_pb2.Get()), unknown), lost, refusal)
+    with pytest.raises(CommitUnknown):
+        answered(core.resolve("t"), refusal)
+
+
+def test_every_call_is_known_to_be_repeatable_or_not() -> None:
+    """A new one is not repeated before somebody has said that it may be."""
+    once = {"Backup", "Checkpoint", "Consolidate", "CreateAggregate", "CreateTable", "DropSubscription", "DropTable"}
+    streams = {"Exchange", "Stage", "Subscribe"}
+    known = {method.name for method in service_pb2.DESCRIPTOR.services_by_name["Kivi"].methods}
+    assert known >= _REPEATABLE and not _REPEATABLE & once
+    assert known - _REPEATABLE - once <= streams, known - _REPEATABLE - once

@@ -103,7 +103,7 @@ def test_a_thousand_endpoints_and_a_hundred_commits_a_second(tmp_path: Path, bro
         assert statistics.median(late) < 1_500
         # What the page itself does for a state, in time of its thread's own; of the clock's, a busy machine takes some.
         assert busy_s / len(seen) < 0.1
-        assert sum(task >= 400 for task in blocked) <= len(seen) // 5
+        assert sum(task >= 200 for task in blocked) <= len(seen) // 5
         assert touched < len(committed) * 20  # of a thousand rows those that changed
         with stand.db.snapshot() as snapshot:
             slowest: dict[int, int] = {}

@@ -156,13 +156,13 @@ def test_a_session_of_many_requests_lets_others_have_their_turn(tmp_path):
     async def story(sessions: Sessions) -> None:
         greedy = Peer(sessions)
         for f in range(2):
-            greedy.hand_in(*[pb.Request(id=f * 10_000 + i, txn=9) for i in range(1, 10_001)])
+            greedy.hand_in(*[pb.Request(id=f * 30_000 + i, txn=9) for i in range(1, 30_001)])
         modest = Peer(sessions)
         modest.hand_in(modest.commit())
         await until(lambda: modest.has(1))
-        assert not greedy.has(20_000)
-        await until(lambda: greedy.has(20_000), timeout_s=100)
-        assert [answer.id for answer in greedy.answers] == list(range(1, 20_001))
+        assert not greedy.has(60_000)
+        await until(lambda: greedy.has(60_000))
+        assert [answer.id for answer in greedy.answers] == list(range(1, 60_001))
         await until(lambda: not greedy.session._scheduled)
 
     run(story, tmp_path)
