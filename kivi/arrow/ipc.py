@@ -4,6 +4,7 @@ From a stranger nothing is believed (``decode_ipc``): some hundred bytes can dec
 columns pass every validation and crash the process later (decision 0025). So the metadata of every message is read
 first, by the bounds-checked reader below, and what it declares is added up against the caller's limits; types are held
 to a short list; only then does Arrow decode, and ``validate(full=True)`` runs before anybody looks at a value.
+What was read is encoded anew for the log, and again for a block: at most a twentieth of an append (decision 0033).
 """
 
 from __future__ import annotations
