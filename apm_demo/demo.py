@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, Final
 
 import kivi
-from apm_demo import service, tables
+from apm_demo import endpoints, tables
 from apm_demo.children import Child, Failure
 from apm_demo.proof import Finding, prove_live, prove_trace
 from apm_demo.say import Voice
@@ -163,7 +163,7 @@ class _Demo:
         self._db = self._stack.enter_context(kivi.connect(self._endpoint))
         names = tables.create(self._db)
         with self._db.transaction() as tx:
-            for e in service.ENDPOINTS:
+            for e in endpoints.ENDPOINTS:
                 tx.insert("endpoints", (e.endpoint_id,), **tables.described(e))
         self.voice.note(f"it listens on {self._endpoint} and has {len(names)} tables, of which most are aggregates")
 

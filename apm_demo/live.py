@@ -19,7 +19,7 @@ from typing import Final
 import kivi
 from apm_demo import tables
 from apm_demo.children import Child, Failure, end_with_parent
-from apm_demo.service import ENDPOINTS
+from apm_demo.endpoints import ENDPOINTS
 
 __all__ = ["main"]
 

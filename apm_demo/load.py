@@ -18,7 +18,7 @@ from typing import Final
 import httpx
 
 from apm_demo.children import end_with_parent
-from apm_demo.service import ENDPOINTS, Endpoint
+from apm_demo.endpoints import ENDPOINTS, Endpoint
 
 __all__ = ["main"]
 

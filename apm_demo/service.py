@@ -39,7 +39,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import uvicorn
 from starlette.applications import Starlette
@@ -49,49 +49,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from apm_demo.children import end_with_parent
+from apm_demo.endpoints import ENDPOINTS, PLACES, Endpoint
 from apm_demo.landing import land
 
 if TYPE_CHECKING:
     from apm_demo.tracing import Tracing
 
-__all__ = ["ENDPOINTS", "Endpoint", "main"]
+__all__ = ["main"]
 
 TOPICS: Final[dict[str, str]] = pydoc_data.topics.topics
 LAND_EVERY_S: Final = 0.5
-
-
-class Endpoint(NamedTuple):
-    """One measured endpoint; its id is what events and aggregates know it by."""
-
-    endpoint_id: int
-    customer: str
-    application: str
-    server: str
-    method: str
-    path: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.method} {self.path}"
-
-
-_PLACES: Final = (
-    ("acme", "shop", "shop-1", (("GET", "/cart"), ("POST", "/checkout"))),
-    ("acme", "shop", "shop-2", (("GET", "/cart"), ("POST", "/checkout"))),
-    ("acme", "search", "search-1", (("GET", "/find"), ("GET", "/suggest"))),
-    ("globex", "billing", "billing-1", (("GET", "/invoice"), ("GET", "/report"))),
-)
-
-
-def _endpoints() -> Iterator[Endpoint]:
-    endpoint_id = 251
-    for customer, application, server, routes in _PLACES:
-        for method, path in routes:
-            yield Endpoint(endpoint_id, customer, application, server, method, path)
-            endpoint_id += 1
-
-
-ENDPOINTS: Final = tuple(_endpoints())
 
 
 class Landing:
@@ -250,7 +217,7 @@ def applications(landing: Landing, tracing: Tracing | None = None) -> dict[str, 
         ("billing", "/report"): billing.report,
     }
     made: dict[str, ASGIApp] = {}
-    for customer, application, server, _ in _PLACES:
+    for customer, application, server, _ in PLACES:
         if application == "shop":
             shop = Shop()  # one a server
             handlers |= {("shop", "/cart"): shop.cart, ("shop", "/checkout"): shop.checkout}

@@ -87,7 +87,7 @@ def aggregate(level: str, width: str) -> str:
 
 
 def described(endpoint: Any) -> dict[str, str]:
-    """An ``apm_demo.service.Endpoint`` as the columns of its row in ``endpoints``."""
+    """An ``apm_demo.endpoints.Endpoint`` as the columns of its row in ``endpoints``."""
     return {name: getattr(endpoint, name) for name in ("customer", "application", "server", "name")}
 
 

@@ -18,7 +18,7 @@ from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from apm_demo.service import Endpoint
+    from apm_demo.endpoints import Endpoint
 
 __all__ = ["Traced", "Tracing"]
 

@@ -34,10 +34,10 @@ MayWrite = Callable[[Iterable[str]], bool]
 
 
 class Commits(NamedTuple):
-    """Transactions of deltas and puts that are entered together: what each ``does``, its token and its number, as they
-    were read by the catalog of this ``version``. ``source`` is the CommitEach that they came in."""
+    """Transactions of deltas and puts that are entered together: the write set, token and number of each, as they were
+    read by the catalog of this ``version``. ``source`` is the CommitEach that they came in."""
 
-    does: Sequence[WriteSet]
+    write_sets: Sequence[WriteSet]
     tokens: Sequence[str]
     numbers: Sequence[int]
     version: int
@@ -100,7 +100,7 @@ def each_of(asked: Asked) -> list[Asked]:
 class _Known(NamedTuple):
     """What some operations do, and the tables that they name."""
 
-    does: WriteSet
+    write_set: WriteSet
     tables: Sequence[str]
 
 
@@ -144,9 +144,9 @@ class CommitReader:
             known = self._read(by, writes)
             if known is None or not may_write(known.tables):
                 return None
-            found.append(known.does)
-        does = [found[place] for place in places]
-        return Commits(does, [*each.tokens], [*each.ids], by.version, asked.received, asked)
+            found.append(known.write_set)
+        write_sets = [found[place] for place in places]
+        return Commits(write_sets, [*each.tokens], [*each.ids], by.version, asked.received, asked)
 
     def _read(self, by: _Read, writes: bytes) -> _Known | None:
         """What an encoded Writes does; None if that is more than deltas and puts, or it has too many operations."""
@@ -156,19 +156,19 @@ class CommitReader:
             return known
         try:
             operations = session_pb2.Writes.FromString(writes).operations
-            does = self._does(plans, operations) if 0 < len(operations) <= _OPERATIONS_MAX else None
+            write_set = self._written(plans, operations) if 0 < len(operations) <= _OPERATIONS_MAX else None
         except (DecodeError, InvalidArgument):
             return None
-        if does is None:
+        if write_set is None:
             return None
-        known = _Known(does, tuple(dict.fromkeys(operation.table for operation in operations)))
+        known = _Known(write_set, tuple(dict.fromkeys(operation.table for operation in operations)))
         if len(writes) <= _REMEMBERED_BYTES_MAX:
             if len(remembered) >= _REMEMBERED_MAX:
                 remembered.clear()
             remembered[writes] = known
         return known
 
-    def _does(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> WriteSet | None:
+    def _written(self, plans: Mapping[str, WritePlan], operations: Iterable[session_pb2.Operation]) -> WriteSet | None:
         rows = []
         for operation in operations:
             if operation.kind not in _KINDS:

@@ -430,9 +430,9 @@ class Session(Requests):
             if self.sessions.stopping:
                 raise stopping()
             self.access.require(Access.WRITE, "writing")
-            with self._in_flight(len(commits.does)):
+            with self._in_flight(len(commits.write_sets)):
                 answer = _Answer(self, commits)
-                stale = self.store.write(commits.version, commits.does, commits.tokens, commits.numbers, answer)
+                stale = self.store.write(commits.version, commits.write_sets, commits.tokens, commits.numbers, answer)
             self.sessions.commit_ended(len(stale))
         except Exception as error:
             self._fail_each(commits.source, error)

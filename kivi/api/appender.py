@@ -37,9 +37,9 @@ from kivi.api.gathering import (
     BYTES_BUFFERED_MAX,
     EVENTS_BUFFERED_MAX,
     AppendFuture,
+    Gathered,
     Halves,
     Outcome,
-    Pending,
     closed,
 )
 from kivi.api.tokens import new_token
@@ -85,10 +85,10 @@ class Appender:
             raise InvalidArgument(f"{wanted.table!r} is not an event table: write its rows in a transaction")
         self._rows = EventRows(schema, db._value_bytes_max)
         self._changed = threading.Condition()  # its lock guards what follows, and sealing
-        self._batch = Pending()  # the one that gathers
+        self._batch = Gathered()  # the one that gathers
         self._last = self._batch  # the one that was sealed last
-        self._full: deque[Pending] = deque()  # sealed, waiting for the sender
-        self._sent: Pending | None = None  # by the sender, and not answered yet
+        self._full: deque[Gathered] = deque()  # sealed, waiting for the sender
+        self._sent: Gathered | None = None  # by the sender, and not answered yet
         self._waiting = 0  # events of sealed batches that are not answered yet
         self._waiting_bytes = 0  # the same in bytes
         self._closing = False
@@ -109,7 +109,7 @@ class Appender:
             if batch is not None:
                 batch.forked(closed(self._why_closed))
         self._full.clear()
-        self._batch = self._last = Pending()
+        self._batch = self._last = Gathered()
         self._batch.limit = self._batch.size = 0  # whatever comes to it is late
 
     def append(self, /, **event: Any) -> AppendFuture:
@@ -131,7 +131,7 @@ class Appender:
 
     # -- under the lock -------------------------------------------------------------------------
 
-    def _attend(self, batch: Pending, row: Row) -> Pending:
+    def _attend(self, batch: Gathered, row: Row) -> Gathered:
         """The batch of a row that is in ``batch.rows``, once there is room for more."""
         with self._changed:
             if batch.size is None:
@@ -142,7 +142,7 @@ class Appender:
                 self._changed.wait()
             return batch
 
-    def _placed(self, row: Row, large_bytes: int) -> Pending:
+    def _placed(self, row: Row, large_bytes: int) -> Gathered:
         """Puts a row into the batch that gathers, when there is room. Raises Unavailable once closed."""
         while self._is_full() and not self._closing:
             self._changed.wait()
@@ -154,7 +154,7 @@ class Appender:
         self._look(batch)
         return batch
 
-    def _look(self, batch: Pending) -> None:
+    def _look(self, batch: Gathered) -> None:
         """The batch has a first row, or as many as it may have, or more may come than it was told."""
         if batch.first_at is None:
             batch.first_at = time.monotonic()
@@ -169,7 +169,7 @@ class Appender:
             room = len(batch.rows) + left // self._rows.event_bytes + 1
             batch.limit = int(min(self._wanted.max_events, EVENTS_BUFFERED_MAX - self._waiting, room))
 
-    def _bytes(self, batch: Pending, count: int) -> int:
+    def _bytes(self, batch: Gathered, count: int) -> int:
         return count * self._rows.event_bytes + batch.large_bytes
 
     def _is_full(self) -> bool:
@@ -181,7 +181,7 @@ class Appender:
         batch = self._batch
         if self._closing or not batch.rows:  # once closed, what is there was refused
             return
-        self._batch = Pending()
+        self._batch = Gathered()
         batch.limit = 0  # before the size: see "Without a lock"
         batch.size = len(batch.rows)
         self._waiting += batch.size
@@ -216,7 +216,7 @@ class Appender:
 
     # -- the sender's thread --------------------------------------------------------------------
 
-    def _take(self) -> Pending | None:
+    def _take(self) -> Gathered | None:
         with self._changed:
             while not self._full:
                 if self._closing:

@@ -44,9 +44,9 @@ __all__ = [
     "BYTES_BUFFERED_MAX",
     "EVENTS_BUFFERED_MAX",
     "AppendFuture",
+    "Gathered",
     "Halves",
     "Outcome",
-    "Pending",
     "Settled",
 ]
 
@@ -120,7 +120,7 @@ def _is_of_content(outcome: Outcome) -> bool:
     return isinstance(outcome, KiviError) and isinstance(outcome, (InvalidArgument, OutOfRange, SchemaError))
 
 
-class Pending:
+class Gathered:
     """One batch of the appender for threads: the rows that gather in it, then its outcome to come."""
 
     __slots__ = (  # a future is made and resolved in a seventh less time
@@ -239,7 +239,7 @@ class AppendFuture(Future[int]):
     condition, a state, waiters) is made when somebody asks for it, as ``concurrent.futures.wait`` does.
     """
 
-    def __init__(self, pending: Pending, row_id: int) -> None:
+    def __init__(self, pending: Gathered, row_id: int) -> None:
         self._pending = pending
         self._row_id = row_id
 

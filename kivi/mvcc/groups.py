@@ -253,33 +253,39 @@ class WriteSet:
 
 
 class Writes(Part):
-    """Transactions of deltas and puts that have read nothing: what each ``does``, and its token."""
+    """Transactions of deltas and puts that have read nothing: the write set and the token of each."""
 
     def __init__(
-        self, catalog_version: int, does: Sequence[WriteSet], tokens: Sequence[str], tags: Sequence[Any], answer: Answer
+        self,
+        catalog_version: int,
+        write_sets: Sequence[WriteSet],
+        tokens: Sequence[str],
+        tags: Sequence[Any],
+        answer: Answer,
     ) -> None:
-        super().__init__(catalog_version, len(does), tokens, [each.digest for each in does], tags, answer)
-        self.does = does
+        super().__init__(catalog_version, len(write_sets), tokens, [each.digest for each in write_sets], tags, answer)
+        self.write_sets = write_sets
 
     def without(self, gone: set[int]) -> Part | None:
-        kept = [i for i in range(len(self.does)) if i not in gone]
+        kept = [i for i in range(len(self.write_sets)) if i not in gone]
         if not kept:
             return None
         tokens, tags = [self.tokens[i] for i in kept], [self.tags[i] for i in kept]
-        return Writes(self.catalog_version, [self.does[i] for i in kept], tokens, tags, self.answer)
+        return Writes(self.catalog_version, [self.write_sets[i] for i in kept], tokens, tags, self.answer)
 
     def written(self, first: int) -> Iterator[tuple[int, Footprint]]:
-        last = {each: i for i, each in enumerate(self.does)}  # of those that are one object: most, where many count
+        # The last place of those that are one object: most are, where many count.
+        last = {each: i for i, each in enumerate(self.write_sets)}
         of_cells = {each.cells: (i, each) for each, i in sorted(last.items(), key=lambda item: item[1])}
         for i, each in sorted(of_cells.values(), key=lambda item: item[0]):
             yield first + i, each.footprint
 
     def entries(self) -> Sequence[Entry]:
-        bodies = [each.body(token) for each, token in zip(self.does, self.tokens, strict=True)]
+        bodies = [each.body(token) for each, token in zip(self.write_sets, self.tokens, strict=True)]
         return [*map(partial(tuple.__new__, Entry), zip(repeat(Kind.COMMIT), zip(bodies), repeat(1)))]
 
     def applied(self) -> Applied:
-        stamped = zip(range(self.first, self.first + len(self.does)), self.does, strict=True)
+        stamped = zip(range(self.first, self.first + len(self.write_sets)), self.write_sets, strict=True)
         return Applied([(cts, *row) for cts, each in stamped for row in each.rows], (), ())
 
 

@@ -24,8 +24,8 @@ from kivi.model.declarations import summary_schema
 from kivi.model.predicate_text import where
 from kivi.model.schema import Column, OperatorCall, TableSchema
 from kivi.spark.holding import held
+from kivi.spark.reading import Reader, SharedSnapshot
 from kivi.spark.schemas import arrow_schema, spark_type
-from kivi.spark.source import Reader, SharedSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import kivi
-from apm_demo import service, trace
+from apm_demo import endpoints, trace
 from apm_demo.children import Child
 from apm_demo.tables import WIDTHS, create
 from tests.serverproc import ServerProcess
@@ -31,7 +31,7 @@ FLAGS = (
 )
 
 
-def place(e: service.Endpoint) -> dict[str, Any]:
+def place(e: endpoints.Endpoint) -> dict[str, Any]:
     return {"customer": e.customer, "application": e.application, "server": e.server, "endpoint_id": e.endpoint_id}
 
 
@@ -39,7 +39,7 @@ def events() -> list[dict[str, Any]]:
     """Every endpoint, 30 slots of 5 s, one call more for each slot that has passed."""
     return [
         {**place(e), "ts": START_US + slot * WIDTHS["5s"] + call, "resp_time_us": 1_000 * e.endpoint_id + slot}
-        for e in service.ENDPOINTS
+        for e in endpoints.ENDPOINTS
         for slot in range(30)
         for call in range(slot + 1)
     ]
@@ -53,11 +53,11 @@ class Stand:
 
     def fill(self, *, with_trace: bool = False) -> None:
         with self.db.transaction() as tx:
-            for e in service.ENDPOINTS:
+            for e in endpoints.ENDPOINTS:
                 where = {name: value for name, value in place(e).items() if name != "endpoint_id"}
                 tx.insert("endpoints", (e.endpoint_id,), **where, name=e.name)
             tx.append("invocations", events())
-            slow = {**place(service.ENDPOINTS[4]), "ts": START_US + 7, "resp_time_us": 121_000}
+            slow = {**place(endpoints.ENDPOINTS[4]), "ts": START_US + 7, "resp_time_us": 121_000}
             tx.append("anomalies", [{**slow, "previous_sum_us": 30_000, "previous_count": 2, "batch_id": 3}])
             tx.put("batches", (3,), files="part-3.jsonl", events=12_345, anomalies=1)
         if with_trace:

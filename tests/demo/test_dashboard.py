@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from apm_demo import service, trace
+from apm_demo import endpoints, trace
 from apm_demo.tables import WIDTHS, micros
 from apm_demo.views import RANGES
 from tests.demo.dashboards import START_US, Stand, cells, events, place, recount, shown, standing, sums, until
@@ -184,14 +184,14 @@ def test_changes_lead_to_the_states_that_are_read(stand: Stand) -> None:
     """Through an empty store, its events, and a window that slides on: each state is what a snapshot says."""
     ways = ["customer=acme", "customer=acme&application=shop&server=shop-1&endpoint_id=251"]
     with stand.db.transaction() as tx:
-        for e in service.ENDPOINTS:
+        for e in endpoints.ENDPOINTS:
             where = {name: value for name, value in place(e).items() if name != "endpoint_id"}
             tx.insert("endpoints", (e.endpoint_id,), **where, name=e.name)
     streams = {f"range=1m&{way}": Stream(stand, f"/api/live?range=1m&{way}") for way in ways}
     for slots in ([], [0], [1, 2], [30], [29, 31], [60, 61]):
         made = [
             {**place(e), "ts": START_US + slot * WIDTHS["5s"], "resp_time_us": 100 + e.endpoint_id + slot}
-            for e in service.ENDPOINTS
+            for e in endpoints.ENDPOINTS
             for slot in slots
         ]
         if made:
@@ -233,7 +233,7 @@ def test_a_browser_that_does_not_read_holds_nobody_up(busy: Stand) -> None:
         slow.sendall(b"GET /api/live?range=5m HTTP/1.1\r\nHost: x\r\n\r\n")
         reading = Stream(stand, "/api/live?range=5m")
         for _ in range(5):
-            stand.db.append("invocations", [{**place(service.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}])
+            stand.db.append("invocations", [{**place(endpoints.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}])
             reading.until(stand.db.watermark())
         assert reading.state["totals"]["count"] == before + 5
         reading.close()
@@ -301,7 +301,7 @@ def test_down_to_an_endpoint_by_keyboard_and_back_by_the_path(busy: Stand, brows
         until(browser, functools.partial(shown, browser, selector))
         browser.execute_script("document.querySelector(arguments[0]).focus()", selector)
         before = shown(browser, "#total-count")
-        stand.db.append("invocations", [{**place(service.ENDPOINTS[4]), "ts": START_US, "resp_time_us": 1}])
+        stand.db.append("invocations", [{**place(endpoints.ENDPOINTS[4]), "ts": START_US, "resp_time_us": 1}])
         more += 1
         until(browser, functools.partial(lambda before: shown(browser, "#total-count") != before, before))
         assert focused(browser) == key  # an update does not take the focus away
@@ -345,7 +345,7 @@ def test_the_past_is_marked_and_stays_as_it_was(busy: Stand, browser: Any) -> No
     time.sleep(0.01)
     moment_us = micros(dt.datetime.now(dt.UTC))
     time.sleep(0.01)
-    more = [{**place(service.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}]
+    more = [{**place(endpoints.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}]
     stand.db.append("invocations", more)
     browser.get(f"{stand.address}#range=5m&as_of={moment_us}")
     until(browser, lambda: shown(browser, "#status-text") == "the past")
@@ -381,8 +381,8 @@ def test_the_past_is_marked_and_stays_as_it_was(busy: Stand, browser: Any) -> No
 def test_a_clock_that_is_ahead_does_not_take_the_page_away(stand: Stand) -> None:
     """What comes from tomorrow, or from no calendar, is in the store and in no range that ends now."""
     now_us = micros(dt.datetime.now(dt.UTC))
-    ahead = [{**place(service.ENDPOINTS[0]), "ts": at, "resp_time_us": 5} for at in (now_us + 86_400_000_000, 2**62)]
-    stand.db.append("invocations", [{**place(service.ENDPOINTS[0]), "ts": now_us, "resp_time_us": 9}] * 3)
+    ahead = [{**place(endpoints.ENDPOINTS[0]), "ts": at, "resp_time_us": 5} for at in (now_us + 86_400_000_000, 2**62)]
+    stand.db.append("invocations", [{**place(endpoints.ENDPOINTS[0]), "ts": now_us, "resp_time_us": 9}] * 3)
     stand.db.append("invocations", ahead)
     for name in RANGES:
         view = stand.get(f"/api/view?range={name}")
@@ -444,7 +444,7 @@ def test_the_page_says_that_its_numbers_are_old_and_comes_back(stand: Stand, bro
     assert shown(browser, "#status-text") == "reconnecting"
     assert shown(browser, "#total-count") == f"{len(events()):,}"
     stand.server.start()
-    stand.db.append("invocations", [{**place(service.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}])
+    stand.db.append("invocations", [{**place(endpoints.ENDPOINTS[0]), "ts": START_US, "resp_time_us": 9}])
     until(browser, lambda: shown(browser, "#total-count") == f"{len(events()) + 1:,}")
     until(browser, lambda: shown(browser, "#status-text") == "live")
     assert not browser.find_element("id", "error").is_displayed()

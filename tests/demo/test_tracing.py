@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from apm_demo.children import Child
-from apm_demo.service import ENDPOINTS
+from apm_demo.endpoints import ENDPOINTS
 from tests.otlp import Server
 
 CALLS = 12

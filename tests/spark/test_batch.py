@@ -13,8 +13,8 @@ import pytest
 
 import kivi
 from kivi.spark.options import Options
+from kivi.spark.reading import Reader
 from kivi.spark.schemas import Target, spark_schema
-from kivi.spark.source import Reader
 from tests.client.proxy import Proxy
 from tests.serverproc import ServerProcess
 from tests.spark.helpers import check

@@ -8,8 +8,8 @@ import pytest
 
 from kivi.errors import SnapshotTooOld
 from kivi.spark.options import Options
+from kivi.spark.reading import Reader
 from kivi.spark.schemas import Target, spark_schema
-from kivi.spark.source import Reader
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(120)]
