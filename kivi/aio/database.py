@@ -36,6 +36,7 @@ from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
+from kivi.client import appends
 from kivi.client.core import Core
 from kivi.client.messages import read_batches
 from kivi.client.steps import Steps, named
@@ -289,8 +290,8 @@ class Database:
     split_points = asks(Core.split_points)
     tail_points = takes(TailArguments)(asks(Core.tail_points))
     drop = asks(Core.drop)
-    append = asks(Core.append)
-    _append = asks(Core.append_batch)
+    append = asks(appends.append)
+    _append = asks(appends.append_batch)
     outcome = asks(Core.outcome)
     stage = asks(Core.stage)
     discard_stages = asks(Core.discard_stages)

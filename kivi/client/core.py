@@ -15,22 +15,19 @@ from kivi.api.arguments import (
     GetArguments,
     SubscribeArguments,
     TailArguments,
-    TransactionArguments,
     check_keep,
     check_names,
     check_place,
     check_rows,
     check_token,
     directory,
-    drops_late,
     plain_text,
     stage_ids,
     table_name,
 )
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
-from kivi.client.messages import append_parts, get, got, new_aggregate, number, request_token
-from kivi.client.messages import commit as commit_message
+from kivi.client.messages import append_parts, get, got, new_aggregate, number
 from kivi.client.steps import (
     Ask,
     Closed,
@@ -45,7 +42,6 @@ from kivi.client.steps import (
     silent,
     timeout_ms,
 )
-from kivi.client.transaction import TransactionCore
 from kivi.errors import InvalidArgument
 from kivi.model.changes import TailPoints
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
@@ -238,60 +234,7 @@ class Core:
             yield Sleep(backoff_s(attempt + 4))
         raise errors.CommitUnknown(token=token)
 
-    # -- appends --------------------------------------------------------------------------------
-
-    def append(
-        self,
-        table: str,
-        records: Any,
-        token: str | None = None,
-        batch: tuple[str, int] | None = None,
-        late: str = "fail",
-    ) -> Steps[int]:
-        """One transaction."""
-        return self.append_batch(table, records, token, late, batch)
-
-    def append_batch(
-        self,
-        table: str,
-        events: Any,
-        token: str | None,
-        late: str,
-        batch: tuple[str, int] | None = None,
-        *,
-        each: bool = False,
-    ) -> Steps[int]:
-        """One transaction, or with ``each`` one for each event."""
-        drop_late, wanted = drops_late(late), TransactionArguments(token, batch)
-        return self.asked(
-            table, lambda schema: schema, lambda schema: self._append(schema, events, wanted, drop_late, each)
-        )
-
-    def _append(
-        self, schema: TableSchema, records: Any, wanted: TransactionArguments, drop_late: bool, each: bool
-    ) -> Steps[int]:
-        parts = append_parts(schema, records)
-        if each and len(parts) > 1:
-            raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
-        if len(parts) > 1:
-            transaction = TransactionCore(self, wanted)
-            transaction.begin()
-            try:
-                for part in parts:
-                    transaction.append_part(schema, part, drop_late)
-                    yield from transaction.flush()
-            except BaseException:
-                transaction.release()
-                raise
-            return (yield from transaction.commit())
-        token = request_token(wanted.token, wanted.batch)
-        request = session_pb2.Request(commit=commit_message(token, wanted.batch))
-        kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
-        operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
-        operation.drop_late, operation.arrow_bytes = drop_late, len(parts[0])
-        reply = yield from self.repeat(request, lambda: errors.CommitUnknown(token=token or None), parts)
-        self.saw(reply.commit.commit_ts + (records.batch.num_rows - 1 if each else 0))
-        return int(reply.commit.commit_ts)
+    # -- stages ---------------------------------------------------------------------------------
 
     def stage(self, table: str, records: Any, owner: str = "") -> Steps[bytes]:
         plain_text(owner, "owner")

@@ -22,6 +22,7 @@ from kivi.api.arguments import (
     takes,
 )
 from kivi.api.interface import documented_by
+from kivi.client import appends
 from kivi.client.core import Core
 from kivi.client.live import Live
 from kivi.client.messages import read_batches
@@ -185,8 +186,8 @@ class Database(interface.Database[Transaction, Snapshot]):
     split_points = asks(Core.split_points)
     tail_points = takes(TailArguments)(asks(Core.tail_points))
     drop = asks(Core.drop)
-    append = asks(Core.append)
-    _append = asks(Core.append_batch)
+    append = asks(appends.append)
+    _append = asks(appends.append_batch)
     outcome = asks(Core.outcome)
     stage = asks(Core.stage)
     discard_stages = asks(Core.discard_stages)

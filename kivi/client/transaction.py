@@ -18,6 +18,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
+from kivi.client.core import Core
 from kivi.client.messages import append_parts, get, got, read_batches, request_token, scan_spec
 from kivi.client.messages import commit as commit_message
 from kivi.client.steps import (
@@ -39,7 +40,6 @@ from kivi.wire.v1 import session_pb2
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.client.core import Core
     from kivi.client.steps import Answer, Page
     from kivi.model.schema import TableSchema
 

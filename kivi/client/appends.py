@@ -1,0 +1,75 @@
+"""Appends outside of a caller's own transaction, as steps: one transaction, or one for each event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kivi import errors
+from kivi.api.arguments import TransactionArguments, drops_late
+from kivi.client.core import Core
+from kivi.client.messages import append_parts, commit, request_token
+from kivi.client.steps import Steps
+from kivi.client.transaction import TransactionCore
+from kivi.errors import InvalidArgument
+from kivi.model.schema import TableSchema
+from kivi.wire.v1 import session_pb2
+
+__all__ = ["append", "append_batch"]
+
+Kind = session_pb2.Operation
+
+
+def append(
+    core: Core,
+    table: str,
+    records: Any,
+    token: str | None = None,
+    batch: tuple[str, int] | None = None,
+    late: str = "fail",
+) -> Steps[int]:
+    """One transaction."""
+    return append_batch(core, table, records, token, late, batch)
+
+
+def append_batch(
+    core: Core,
+    table: str,
+    events: Any,
+    token: str | None,
+    late: str,
+    batch: tuple[str, int] | None = None,
+    *,
+    each: bool = False,
+) -> Steps[int]:
+    """One transaction, or with ``each`` one for each event."""
+    drop_late, wanted = drops_late(late), TransactionArguments(token, batch)
+    return core.asked(
+        table, lambda schema: schema, lambda schema: _append(core, schema, events, wanted, drop_late, each)
+    )
+
+
+def _append(
+    core: Core, schema: TableSchema, records: Any, wanted: TransactionArguments, drop_late: bool, each: bool
+) -> Steps[int]:
+    parts = append_parts(schema, records)
+    if each and len(parts) > 1:
+        raise InvalidArgument("events that are each a transaction travel in one message: append fewer at a time")
+    if len(parts) > 1:
+        transaction = TransactionCore(core, wanted)
+        transaction.begin()
+        try:
+            for part in parts:
+                transaction.append_part(schema, part, drop_late)
+                yield from transaction.flush()
+        except BaseException:
+            transaction.release()
+            raise
+        return (yield from transaction.commit())
+    token = request_token(wanted.token, wanted.batch)
+    request = session_pb2.Request(commit=commit(token, wanted.batch))
+    kind = Kind.KIND_APPEND_EACH if each else Kind.KIND_APPEND
+    operation = request.operations.add(kind=kind, table=schema.name, table_id=schema.id)
+    operation.drop_late, operation.arrow_bytes = drop_late, len(parts[0])
+    reply = yield from core.repeat(request, lambda: errors.CommitUnknown(token=token or None), parts)
+    core.saw(reply.commit.commit_ts + (records.batch.num_rows - 1 if each else 0))
+    return int(reply.commit.commit_ts)
