@@ -9,30 +9,46 @@ import asyncio
 import secrets
 import threading
 import time
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from kivi_server import limits
-from kivi_server.auth import Allowance, Tokens
+from kivi_server.auth import Allowance, Grant, Tokens
 from kivi_server.calls import Calls
 from kivi_server.clients import Client, Clients
 from kivi_server.scheduler import Scheduler
 from kivi_server.translate import Translator
 from kivi_server.waiting import Waiting
 
-from kivi.errors import SnapshotTooOld, Unauthenticated
+from kivi.errors import KiviError, SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import COMPUTING
 from kivi.store.facade import Lease, Store
 
-if TYPE_CHECKING:
-    from kivi_server.session import Session
-
 __all__ = ["Sessions"]
 
 _PAGES_AHEAD: Final = 32
 """Pages of scans that are in memory before they are asked for: of 16,384 rows, or of some 4 MiB, each."""
+
+
+class OneSession(Protocol):
+    """What all sessions together see of each: who it is, its open transactions, and whether answers wait in it."""
+
+    access: Grant
+    client: Client
+    writing: bool
+
+    @property
+    def txns(self) -> Mapping[int, Any]: ...
+
+    @property
+    def out(self) -> Collection[Any]: ...
+
+    def stalled(self) -> bool: ...
+
+    def drop(self, why: KiviError) -> None: ...
 
 
 class Sessions:
@@ -49,7 +65,7 @@ class Sessions:
         self.instance = secrets.token_hex(8)
         self.limits = limits.message(store.settings)
         self.calls = Calls(slow_call_s)
-        self.live: dict[bytes, Session] = {}
+        self.live: dict[bytes, OneSession] = {}
         self.shared: dict[bytes, tuple[Lease, Client]] = {}
         self.stopping = False
         self.requests = 0
