@@ -35,6 +35,7 @@ class Peer:
         grant = grant or Grant()
         self.session = Session(sessions, grant, sessions.clients.of(grant, "peer"), asyncio.get_running_loop())
         self.answers: list[session_pb2.Response] = []
+        self.replies: list[session_pb2.Response] = []  # the answers, those to many as one to each
         self.pages: dict[int, bytes] = {}
         self.counted = 0  # answers, as the session counts them
         self.threads: set[int] = set()
@@ -46,12 +47,13 @@ class Peer:
         self.counted += answers
         responses = session_pb2.ServerFrame.FromString(data.header).responses
         self.answers += responses
+        self.replies += [reply for answer in responses for reply in each_alone(answer)]
         self.pages |= {response.id: bytes(body) for response, body in zip(responses, data.bodies, strict=False)}
 
-    @property
-    def replies(self) -> list[session_pb2.Response]:
-        """The answers, those to many as one to each."""
-        return [reply for answer in self.answers for reply in each_alone(answer)]
+    def forget(self) -> None:
+        """What was answered until now."""
+        self.answers.clear()
+        self.replies.clear()
 
     def has(self, answers: int) -> bool:
         return len(self.replies) == answers

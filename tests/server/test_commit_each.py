@@ -192,7 +192,7 @@ def test_who_may_not_write_is_told_so_for_each(tmp_path: Path) -> None:
         elsewhere = Peer(sessions, Grant(Access.WRITE, ("others",), name="elsewhere"))
         for peer in (reader, elsewhere):
             for _ in range(2):  # the second time what it does is known by its bytes
-                peer.answers.clear()
+                peer.forget()
                 request = peer.commit_each(peer.commit(), peer.commit(), same=True)
                 await peer.ask(request)
                 await until(partial(peer.has, 2))

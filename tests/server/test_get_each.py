@@ -47,14 +47,14 @@ def test_gets_that_came_together_are_one_answer(tmp_path: Path) -> None:
         peer = Peer(sessions)
         await peer.ask(*[peer.commit(hits=row * 10, row=row) for row in (1, 2, 3)])
         await _answered(peer, 3)
-        peer.answers.clear()
+        peer.forget()
         await peer.ask(*gets(peer, 1, 2, 9, 3))
         (answer,) = peer.answers
         assert [*answer.get.ids] == [4, 5, 6, 7] and [*answer.get.missing] == [2]
         ts = sessions.store.watermark()
         assert answer.start_ts == ts and not answer.get.start_ts and not answer.get.counts
         assert got(peer) == {4: (ts, [(1, 10)]), 5: (ts, [(2, 20)]), 6: (ts, [None]), 7: (ts, [(3, 30)])}
-        peer.answers.clear()
+        peer.forget()
         several = gets(peer, 9, 1, 8)
         several[1].get.keys.add().values.add(int_value=7)
         several[1].get.keys.add().values.add(int_value=3)
@@ -62,10 +62,10 @@ def test_gets_that_came_together_are_one_answer(tmp_path: Path) -> None:
         (answer,) = peer.answers
         assert [*answer.get.counts] == [1, 3, 1] and answer.get.keys == 5
         assert got(peer) == {8: (ts, [None]), 9: (ts, [(1, 10), None, (3, 30)]), 10: (ts, [None])}
-        peer.answers.clear()
+        peer.forget()
         await peer.ask(*gets(peer, 8, 9))
         assert got(peer) == {11: (ts, [None]), 12: (ts, [None])} and not peer.answers[0].get.columns
-        peer.answers.clear()
+        peer.forget()
         await peer.ask(*gets(peer, 1, 2, columns=("hits",)), *gets(peer, 3))
         assert got(peer) == {13: (ts, [(10,)]), 14: (ts, [(20,)]), 15: (ts, [(3, 30)])} and len(peer.answers) == 2
 
@@ -84,7 +84,7 @@ def test_each_is_told_its_own_snapshot(tmp_path: Path) -> None:
         for request in begun:
             request.id += 100
             request.ClearField("first")
-        peer.answers.clear()
+        peer.forget()
         await peer.ask(*begun)
         (answer,) = peer.answers
         assert len(set(answer.get.start_ts)) == 2
