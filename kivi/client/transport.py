@@ -233,14 +233,14 @@ class Transport(Link[_Session]):
         self._lock = threading.Lock()
         self.threads = Threads()
         self.lines = Lines(self.threads, self.begin)
-        self._forked = False
+        self.is_parents = False
         close_at_exit(self)
         register_fork_handler(self)
 
     def forked(self) -> None:
         """This is a child, and the session its parent's."""
         self._lock = threading.Lock()
-        self._forked = self._closed = True
+        self.is_parents = self._closed = True
         self._why_closed = "this client was connected before os.fork(), and is the parent's: connect again here"
         self._current = None
         self.lines = Lines(self.threads, self.begin)  # whose line and lock are the parent's, too
@@ -315,7 +315,7 @@ class Transport(Link[_Session]):
             steps.close()
 
     def close(self) -> None:
-        if self._forked:
+        if self.is_parents:
             return
         with self._lock:
             self._closed = True
