@@ -18,7 +18,7 @@ from kivi.api.arguments import AppenderArguments
 from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, Settled, closed
 from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
-from kivi.errors import InvalidArgument, ResourceExhausted
+from kivi.errors import CommitUnknown, InvalidArgument, ResourceExhausted
 
 if TYPE_CHECKING:
     from kivi.aio.database import Database
@@ -151,12 +151,15 @@ class Appender:
             await self._answered.wait()
 
     async def close(self) -> None:
-        """Flushes and ends."""
+        """Flushes and ends. Cancelled, it waits no longer, and that is all: what was appended is sent all the same."""
+        self._end()
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    def _end(self) -> None:
         self._seal()
         self._closing, self._left = True, 0
         self._changed.set()
-        if self._task is not None:
-            await self._task
 
     async def _wait(self, seconds: float | None) -> None:
         self._changed.clear()
@@ -177,29 +180,41 @@ class Appender:
         return self._full.popleft()
 
     async def _send(self) -> None:
-        while (batch := await self._take()) is not None:
-            wanted, futures = self._wanted, batch.futures
-            halves = Halves(len(batch.rows), each=wanted.each)
-            while (part := halves.next()) is not None:
-                token = new_token()
+        each = self._wanted.each
+        try:
+            while (batch := await self._take()) is not None:
+                halves = Halves(len(batch.rows), each=each)
                 try:
-                    rows = batch.rows if part == (0, len(batch.rows)) else batch.rows[slice(*part)]
-                    events = self._rows.batch(rows)
-                    first = await self._db._append(wanted.table, events, token, wanted.late, each=wanted.each)
-                    halves.settle(token, first)
-                except BaseException as error:
-                    if not isinstance(error, Exception):
-                        for future in futures:
-                            if not future.done():
-                                future.set_exception(error)
-                        raise
-                    halves.settle(token, error)
-            for settled in halves.settled:
-                _settle(settled, futures)
-            batch.is_done = True
-            self._waiting -= len(batch.rows)
-            self._waiting_bytes -= self._bytes(batch)
-            self._answered.set()
+                    while (part := halves.next()) is not None:
+                        await self._append(batch, part, halves)
+                finally:
+                    self._answer(batch, halves)
+        finally:  # cancelled, as a loop's last tasks are: nobody sends what is left
+            self._end()
+            for batch in self._full:
+                self._answer(batch, Halves(len(batch.rows), each=each))
+
+    async def _append(self, batch: _Batch, part: tuple[int, int], halves: Halves) -> None:
+        wanted, token = self._wanted, new_token()
+        try:
+            rows = batch.rows if part == (0, len(batch.rows)) else batch.rows[slice(*part)]
+            first = await self._db._append(wanted.table, self._rows.batch(rows), token, wanted.late, each=wanted.each)
+            halves.settle(token, first)
+        except Exception as error:
+            halves.settle(token, error)
+        except BaseException:  # it may have been sent
+            halves.settle(token, CommitUnknown(token=token))
+            raise
+
+    def _answer(self, batch: _Batch, halves: Halves) -> None:
+        while halves.next() is not None:  # a part that was never sent, and never will be
+            halves.settle(new_token(), closed())
+        for settled in halves.settled:
+            _settle(settled, batch.futures)
+        batch.is_done = True
+        self._waiting -= len(batch.rows)
+        self._waiting_bytes -= self._bytes(batch)
+        self._answered.set()
 
 
 class AppendFuture(asyncio.Future[int]):

@@ -165,12 +165,13 @@ class Transport(Link[_Session]):
         session = self.open(wait_for_ready=False)
         try:
             await asyncio.wait_for(session.hello.wait(), self.core.timeout_s)
-        except TimeoutError:
+            if session.broken is not None:
+                raise unreachable(self.core.endpoint, session.broken)
+        except BaseException as error:  # it was cancelled, perhaps: nobody else has it to close
             await self.close()
-            raise silent(self.core.endpoint, self.core.timeout_s) from None
-        if session.broken is not None:
-            await self.close()
-            raise unreachable(self.core.endpoint, session.broken)
+            if isinstance(error, TimeoutError):
+                raise silent(self.core.endpoint, self.core.timeout_s) from None
+            raise
 
     def _begin(self) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""

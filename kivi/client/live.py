@@ -31,6 +31,8 @@ class Live(Subscription):
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         live = self._live
         while not live.closed:
+            if self._transport.is_parents:  # what is said comes to the parent
+                self._transport.open()  # which says so
             if live.place is None and not self._transport.run(live.begin(deadline)):
                 return None
             try:

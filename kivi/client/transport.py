@@ -139,11 +139,15 @@ class _Session(Session):
         return [*found, queued]
 
     def put(self, request: Message, bodies: Sequence[Any] = ()) -> None:
-        """Whoever queues bytes waits for their answer, and holds them meanwhile: they need no bound of their own."""
-        data: Queued = request if isinstance(request, list) else encoded(request, bodies)
-        while self._out.qsize() > _QUEUED_MAX and self.broken is None:
-            time.sleep(0.001)
-        self._out.put(data)
+        """Whoever queues bytes waits for their answer, and holds them meanwhile: they need no bound of their own.
+
+        Nor does it wait: an interrupt then would keep back what others have gathered and rely on being queued.
+        """
+        self._out.put(request if isinstance(request, list) else encoded(request, bodies))
+
+    @property
+    def is_full(self) -> bool:
+        return self._out.qsize() > _QUEUED_MAX and self.broken is None
 
     def ask(self, asked: Ask | CommitPlain) -> Answer:
         number = next(self._ids)
@@ -152,7 +156,7 @@ class _Session(Session):
             if self.broken is not None:  # looked at after registering: whoever breaks the session sees the waiter
                 raise self._lost(sent=False)
             self._queue(number, asked)
-        except KiviError:
+        except BaseException:
             self._waiters.pop(number, None)
             raise
         return answer(self._awaited(number, waiter, asked.timeout_s))
@@ -233,27 +237,29 @@ class Transport(Link[_Session]):
         self._lock = threading.Lock()
         self.threads = Threads()
         self.lines = Lines(self.threads, self.begin)
-        self._forked = False
+        self.is_parents = False
         close_at_exit(self)
         register_fork_handler(self)
 
     def forked(self) -> None:
         """This is a child, and the session its parent's."""
         self._lock = threading.Lock()
-        self._forked = self._closed = True
+        self.is_parents = self._closed = True
         self._why_closed = "this client was connected before os.fork(), and is the parent's: connect again here"
         self._current = None
         self.lines = Lines(self.threads, self.begin)  # whose line and lock are the parent's, too
 
     def connect(self) -> None:
         """The first session: fails at once if nothing listens there."""
-        session = self.open(wait_for_ready=False)
-        if not session.hello.wait(self.core.timeout_s):
+        try:
+            session = self.open(wait_for_ready=False)
+            if not session.hello.wait(self.core.timeout_s):
+                raise silent(self.core.endpoint, self.core.timeout_s)
+            if session.broken is not None:
+                raise unreachable(self.core.endpoint, session.broken)
+        except BaseException:  # an interrupt, too: nobody else has it to close
             self.close()
-            raise silent(self.core.endpoint, self.core.timeout_s)
-        if session.broken is not None:
-            self.close()
-            raise unreachable(self.core.endpoint, session.broken)
+            raise
 
     def open(self, wait_for_ready: bool = True) -> _Session:
         session = self._current
@@ -261,6 +267,11 @@ class Transport(Link[_Session]):
             return session
         with self._lock:
             return super().open(wait_for_ready)
+
+    def tell(self, request: Message, epoch: int | None = None) -> int:
+        while (session := self._current) is not None and session.is_full:  # no answer holds up who asks for none
+            time.sleep(0.001)
+        return super().tell(request, epoch)
 
     def begin(self, requests: Iterator[bytes]) -> Any:
         """The stream of subscriptions, which somebody else reads. Raises Closed."""
@@ -315,7 +326,7 @@ class Transport(Link[_Session]):
             steps.close()
 
     def close(self) -> None:
-        if self._forked:
+        if self.is_parents:
             return
         with self._lock:
             self._closed = True

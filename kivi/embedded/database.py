@@ -191,16 +191,19 @@ def _each(batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
 class _Live(Subscription):
     """A subscription of this process: one question to the hub at a time."""
 
-    def __init__(self, hub: Hub, wanted: SubscribeArguments, schema: TableSchema) -> None:
+    def __init__(self, store: Store, hub: Hub, wanted: SubscribeArguments) -> None:
+        self._store = store
         self._hub = hub
-        self._schema = schema
-        self._follower = Follower(wanted, schema)
+        self._schema = store.table(wanted.table)
+        self._follower = Follower(wanted, self._schema)
         self._wanted = wanted
-        self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(schema))
+        self._live = hub.subscribe(wanted.table, wanted.bound, wanted.terms(self._schema))
         self._said: queue.SimpleQueue[Update | KiviError | None] = queue.SimpleQueue()
         self._asked = False
 
     def _next(self, timeout_s: float | None) -> Update | None:
+        if self._store.is_parents:  # what is said comes to the parent
+            self._store.check_open()
         if not self._asked:
             self._asked = True
             self._hub.ask(self._live, self._said.put)
@@ -228,7 +231,8 @@ class _Live(Subscription):
             self.close()
 
     def close(self) -> None:
-        self._hub.close(self._live)
+        if not self._store.is_parents:
+            self._hub.close(self._live)
         self._follower.ended = True
         self._said.put(None)  # for a thread that waits
 
@@ -341,7 +345,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(SubscribeArguments)
     def subscribe(self, wanted: SubscribeArguments) -> Subscription:
-        return _Live(self.hub, wanted, self.store.table(wanted.table))
+        return _Live(self.store, self.hub, wanted)
 
     def subscriptions(self, user: str = "") -> list[dict[str, Any]]:
         self.store.check_open()

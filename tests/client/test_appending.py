@@ -23,7 +23,7 @@ import kivi.aio.appender
 import kivi.api.appender
 from kivi.api.arguments import AppenderArguments
 from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, AppendFuture
-from kivi.errors import InvalidArgument, ResourceExhausted, SchemaError, Unavailable
+from kivi.errors import CommitUnknown, InvalidArgument, ResourceExhausted, SchemaError, Unavailable
 from kivi.model.declarations import event_table_schema
 from tests.serverproc import ServerProcess
 from tests.waiting import until, wait_until
@@ -516,6 +516,57 @@ def test_asyncio_order_failures_and_flush():
 
     run(test, db, linger_ms=60_000, max_events=10)
     assert [row["i"] for row in db.rows()] == list(range(36))
+
+
+def test_asyncio_a_closing_that_is_cancelled_takes_no_outcome_from_what_was_appended():
+    """Nor does one whose time is up: it waits no longer, and the batches go on."""
+    db = AioFake()
+    db.gate.clear()
+
+    async def test(app: Any) -> None:
+        futures = [app.append(ts=1, who=1, i=i) for i in range(25)]
+        await until(lambda: db.batches)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(app.close(), 0.01)
+        with pytest.raises(Unavailable, match="closed"):
+            app.append(ts=1, who=1, i=25)
+        db.gate.set()
+        assert await asyncio.gather(*futures) == [1] * 10 + [2] * 10 + [3] * 5
+        assert [len({future.token for future in futures[i : i + 10]} - {None}) for i in (0, 10, 20)] == [1] * 3
+        await app.close()
+
+    run(test, db, linger_ms=60_000, max_events=10)
+    assert [row["i"] for row in db.rows()] == list(range(25))
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_asyncio_an_appender_whose_tasks_are_cancelled_settles_every_future(each):
+    """As a program does that ends: what was sent has its token, and what was not is refused."""
+    db = AioFake()
+    db.gate.clear()
+
+    async def main() -> list[Any]:
+        wanted = AppenderArguments("ev", 60_000, 10, each=each)
+        app = await kivi.aio.appender.Appender(db, wanted).__aenter__()  # type: ignore[arg-type]
+        futures = [app.append(ts=1, who=1, i=i) for i in range(25)]
+        await until(lambda: db.batches)
+        flushing = asyncio.create_task(app.flush())
+        await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task(), flushing}:
+            task.cancel()
+        await asyncio.wait_for(flushing, 5)
+        with pytest.raises(Unavailable, match="closed"):
+            app.append(ts=1, who=1, i=25)
+        return [(future.token, future.place, future.exception()) for future in futures]
+
+    found = asyncio.run(main())
+    token = found[0][0]
+    for i, (told, place, error) in enumerate(found[:10]):
+        assert isinstance(error, CommitUnknown)
+        assert told == error.token == token and place == error.place == (i if each else None)
+    for told, _, error in found[10:]:
+        assert type(error) is Unavailable and told not in (None, token)
+    assert len(db.batches) == 1
 
 
 def test_asyncio_refuses_beyond_its_bounds_until_there_is_room():

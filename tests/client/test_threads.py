@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import signal
+import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import kivi
+import kivi.aio
 from tests.serverproc import ServerProcess
 
 
@@ -38,6 +45,57 @@ def test_closing_leaves_no_thread_behind(server, events):
 def _threads() -> set[threading.Thread]:
     """But for gRPC's one for asyncio, which ends some time after the last client of another test."""
     return {thread for thread in threading.enumerate() if "_poll_wrapper" not in thread.name}
+
+
+def test_connecting_that_is_interrupted_leaves_nothing_behind():
+    """Nobody has the client, so nobody can close it."""
+    with socket.create_server(("localhost", 0)) as silent:
+        endpoint = f"localhost:{silent.getsockname()[1]}"
+        before = _threads()
+        with pytest.raises(KeyboardInterrupt), interrupted():
+            kivi.connect(endpoint)
+        assert _threads() == before
+
+        async def cancelled() -> set[Any]:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(kivi.aio.connect(endpoint), 0.1)
+            return asyncio.all_tasks() - {asyncio.current_task()}
+
+        assert asyncio.run(cancelled()) == set()
+
+
+@pytest.mark.parametrize("what", ["commit", "get"])
+def test_a_request_that_is_interrupted_before_it_left_keeps_nobody_waiting(server, what, monkeypatch):
+    """Where it waits because much is queued, if it does: the requests of others may rely on what it queues."""
+    monkeypatch.setattr("kivi.client.transport._COMPANY_S", 1.0)  # a Begin is still there when its transaction commits
+    with server.connect(timeout=3) as db:
+        table = f"interrupted_{what}"
+        db.create_table(table, key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+        with db.transaction() as tx, monkeypatch.context() as patch:
+            tx.delta(table, (1,), n=1)
+            patch.setattr("kivi.client.transport._QUEUED_MAX", -1)
+            with contextlib.suppress(KeyboardInterrupt), interrupted():
+                tx.commit() if what == "commit" else db.get(table, (1,))
+            patch.undo()
+        with db.transaction() as tx:
+            tx.delta(table, (1,), n=1)
+        assert db.get(table, (1,))["n"] in (1, 2)
+        assert not db._transport.open()._waiters
+        db.drop(table)
+
+
+@contextlib.contextmanager
+def interrupted() -> Iterator[None]:
+    """Soon, as by a key."""
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def test_updates_read_ahead_are_not_lost_when_the_client_closes(server, events):
