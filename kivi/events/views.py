@@ -214,9 +214,10 @@ class EventView:
             raise InvalidArgument("this view of an event table is closed: take another one")
         schema = self._base.schema
         predicate = _all_of(schema.event_time or "", low, high, where, block)
-        used = {*outputs, *(names(predicate) if predicate is not None else ())} - {COMMIT_TS} or {schema.event_time}
-        batch = self._base.read(block, [c.name for c in schema.columns if c.name in used])
-        if COMMIT_TS in outputs:
+        used = {*outputs, *(names(predicate) if predicate is not None else ())}
+        columns = [c.name for c in schema.columns if c.name in used]
+        batch = self._base.read(block, columns or [schema.event_time or ""])
+        if COMMIT_TS in outputs and COMMIT_TS not in columns:  # a table may have a column of its own of that name
             stamps, rows = self._base.runs(block)
             batch = batch.append_column(COMMIT_TS, pa.array(np.repeat(stamps.astype(np.int64), rows)))
         batch = batch.slice(start, stop - start)

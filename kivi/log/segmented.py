@@ -20,7 +20,7 @@ asks `is_quick` first. Invariants, and where they are kept:
 * **Nothing is retried.** After `_fail` nothing is written, not even the mark: the next open decides.
 * **A segment that has a successor is whole and durable**: `_roll` syncs it before it writes the next one's
   header.
-* **The mark is behind the log and ahead of the acknowledgement**: `_complete` writes it between sync and
+* **The mark is behind the log and ahead of the acknowledgement**: `_write_through` writes it between sync and
   done().
 * **Disk space is had before a number is**: `append` asks `kivi.log.room`, which preallocates.
 
@@ -36,7 +36,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from operator import attrgetter
@@ -281,7 +281,8 @@ class SegmentedLog(CommitLog):
                 if not self._queue:
                     return
                 groups = self._take()
-            self._write_through(groups)
+            with suppress(BaseException):  # it has failed the log, and who is queued is to hear so
+                self._write_through(groups)
 
     def _take(self) -> list[_Group]:
         """Takes what is written next; under the lock, with something in the queue."""
@@ -294,18 +295,31 @@ class SegmentedLog(CommitLog):
         return groups
 
     def _write_through(self, groups: list[_Group]) -> None:
-        """Writes, syncs and completes what was taken."""
+        """Writes, syncs and completes what was taken. What interrupts it fails the log, and is raised then."""
         sync_s = 0.0
-        if self._failed is None:
+        try:
             try:
-                for _, of_segment in groupby(groups, attrgetter("segment")):
-                    self._write(list(of_segment))
-                began = time.perf_counter()
-                self._files.fdatasync(groups[-1].segment.fd)
-                sync_s = time.perf_counter() - began
-            except Exception as error:
+                if self._failed is None:
+                    for _, of_segment in groupby(groups, attrgetter("segment")):
+                        self._write(list(of_segment))
+                    began = time.perf_counter()
+                    self._files.fdatasync(groups[-1].segment.fd)
+                    sync_s = time.perf_counter() - began
+                if self._failed is None:
+                    self._mark.put(sequence=self._written, time_us=self._written_time_us, chain=self._chain)
+            except BaseException as error:
                 self._fail(error)
-        self._complete(groups, sync_s)
+                if not isinstance(error, Exception):
+                    raise
+            finally:
+                self._complete(groups, sync_s)
+        except BaseException as error:  # a callback may have been left undone: its commit would be in flight for ever
+            self._fail(error)
+            raise
+        finally:
+            with self._lock:
+                self._taken = False
+                self._ready.notify_all()
 
     def _write(self, groups: list[_Group]) -> None:
         """Writes groups that follow each other in one segment."""
@@ -342,11 +356,6 @@ class SegmentedLog(CommitLog):
         self._writing = new
 
     def _complete(self, groups: list[_Group], sync_s: float) -> None:
-        if self._failed is None:
-            try:
-                self._mark.put(sequence=self._written, time_us=self._written_time_us, chain=self._chain)
-            except Exception as error:
-                self._fail(error)
         size = sum(group.size for group in groups)
         with self._lock:
             failed = self._failed
@@ -363,24 +372,26 @@ class SegmentedLog(CommitLog):
             self.sync_times.observe(sync_s)
         if not self._abandoned:
             self._call_done(groups, failed)
-        with self._lock:
-            self._taken = False
-            self._ready.notify_all()
 
     def _call_done(self, groups: list[_Group], failed: LogFailed | None) -> None:
+        interrupt: BaseException | None = None
         for group in groups:
             try:
                 group.done(None if failed is None else LogFailed(str(failed), **failed.details))
             except Exception:
                 logging.getLogger("kivi.log").exception("done() of the group at %d raised", group.first)
+            except BaseException as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
 
     def _fail(self, error: BaseException) -> None:
         """From now on the log is failed, for good. The first error is the one that is told."""
         with self._lock:
             if self._failed is None:
                 self._failed = LogFailed(
-                    f"the log in {self._path} failed ({error}); the outcome of what is in flight is unknown: "
-                    "open the store again, then ask by token",
+                    f"the log in {self._path} failed ({str(error) or type(error).__name__}); the outcome of what is in "
+                    "flight is unknown: open the store again, then ask by token",
                     path=self._path,
                 )
                 self._failed.__cause__ = error

@@ -531,6 +531,8 @@ class Committer:
                     self.tokens.forget(token)
                 waiters = self._fencing.pop(token)
             call_all([partial(done, outcome) for done in waiters])
+            if error is None:  # here, since who fences may be interrupted while it waits
+                self.watermark.finish(ticket.first)
             settled.set()
 
         with self.entry_lock:
@@ -542,5 +544,4 @@ class Committer:
         settled.wait()
         if failure:
             raise CommitUnknown(f"the log failed while fencing {token!r}: restart the store", token=token)
-        self.watermark.finish(ticket.first)
         return True

@@ -33,7 +33,7 @@ _CHUNK_BYTES: Final = 4 << 20
 @dataclass(eq=False)
 class Folding:
     """Called with consolidation's mutex held. ``write`` writes a batch to base, ``kept`` counts the bytes of versions
-    of a table, ``meanwhile`` is called between two chunks of runs."""
+    of a table that it has written, ``meanwhile`` is called between two chunks of runs."""
 
     engine: Engine
     pending: Pending
@@ -67,7 +67,7 @@ class Folding:
         """One chunk. Returns how many bytes it read and wrote, from which the next one's size follows."""
         layout = RowLayout.of(schema)
         raws = self.engine.get_many([row_key(schema.id, key) for key in keys])
-        batch = WriteBatch()
+        batch, kept = WriteBatch(), 0
         for key, raw in zip(keys, raws, strict=True):
             base = layout.decode(raw) if raw is not None else None
             ops = self.pending.ops(schema.id, key, upto)
@@ -82,16 +82,18 @@ class Folding:
             if not final.alive:
                 batch.put(tombstone_key(final.cts, schema.id, key), b"")
             for state in states[:-1] if schema.history_us is not None else _needed(states, keep):
-                self._keep_version(batch, schema, key, state.cts, layout.encode(state))
+                kept += self._keep_version(batch, schema, key, state.cts, layout.encode(state))
             self.rows += 1
         self.write(batch)
+        self.kept(schema, kept)
         self.pending.drop_rows(schema.id, keys, upto)
         return batch.size_bytes + sum(len(raw) for raw in raws if raw is not None)
 
-    def _keep_version(self, batch: WriteBatch, schema: TableSchema, key: bytes, cts: int, data: bytes) -> None:
+    @staticmethod
+    def _keep_version(batch: WriteBatch, schema: TableSchema, key: bytes, cts: int, data: bytes) -> int:
         stored = version_key(schema.id, key, cts)
         batch.put(stored, data)
-        self.kept(schema, len(stored) + len(data))
+        return len(stored) + len(data)
 
     def _fold_runs(
         self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
@@ -120,9 +122,9 @@ class Folding:
                         batch.put_all([key for key, _ in changed], [row for _, row in changed])
                     else:
                         batch.put_all(stored, final)  # type: ignore[arg-type]
-                    if keep:
-                        self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
+                    kept = self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
                     self.write(batch)
+                    self.kept(schema, kept)
                     self.rows += len(gathered.keys)
             if gathered.next_start is None:
                 break
@@ -140,8 +142,9 @@ class Folding:
         base: list[bytes | None],
         final: list[bytes | None],
         keep: list[int],
-    ) -> None:
-        current = list(base)
+    ) -> int:
+        """Returns how many bytes they take."""
+        current, nbytes = list(base), 0
         kept = [0] * len(current)  # per row: the newest version put so far; boundaries ascend, so stamps do
         for boundary in keep:
             folded = gathered.fold(layout, current, boundary)
@@ -152,8 +155,9 @@ class Folding:
                 if state is not None and final[i] is not None:
                     stamp = RowLayout.stamp_of(state)
                     if kept[i] < stamp <= boundary and stamp < RowLayout.stamp_of(final[i] or b""):
-                        self._keep_version(batch, schema, key, stamp, state)
+                        nbytes += self._keep_version(batch, schema, key, stamp, state)
                         kept[i] = stamp
+        return nbytes
 
 
 def _states(schema: TableSchema, base: Version | None, ops: list[tuple[int, RowOp]]) -> list[Version]:

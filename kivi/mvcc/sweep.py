@@ -45,6 +45,8 @@ _ROWS: Final = 512
 _FLOOR: Final = "history/"
 """META rows: the oldest S that a table with history still answers (u64 little endian), by table id."""
 
+_Gone = tuple[TableSchema | None, int, int]  # of a version: its table, that one's id, and its bytes
+
 
 @dataclass(eq=False)
 class Sweeper:
@@ -92,9 +94,9 @@ class Sweeper:
             self.leases.cut_oldest("the versions kept for it cost more than version_budget_bytes")
 
     def kept(self, schema: TableSchema, nbytes: int) -> None:
-        """A version of so many bytes was written."""
+        """Versions of so many bytes were written, or none."""
         self._count_version(schema, schema.id, nbytes)
-        self._versions_dirty = True
+        self._versions_dirty |= nbytes > 0
 
     # The budget of versions. What a table with history keeps is its own choice, which cutting a snapshot would not
     # change, so only the versions of other tables count: exactly, from what lies in base when the store is opened.
@@ -129,7 +131,7 @@ class Sweeper:
         oldest = self.leases.oldest()
         limit = min(durable_position, oldest if oldest is not None else durable_position)
         prefix = space_prefix(Space.TOMBSTONE)
-        batch = WriteBatch()
+        batch, gone = WriteBatch(), list[_Gone]()
         resume: bytes | None = None
         for seen, (key, _) in enumerate(self.engine.scan(self._tombstone_cursor or prefix, prefix_end(prefix))):
             cts, table, row = split_tombstone_key(key)
@@ -147,12 +149,12 @@ class Sweeper:
                 versions = version_prefix(table, row)
                 for version, data in self.engine.scan(versions, prefix_end(versions)):
                     batch.delete(version)
-                    self._count_version(schema, table, -len(version) - len(data))
+                    gone.append((schema, table, len(version) + len(data)))
             batch.delete(key)
-        self._write_swept(batch)
+        self._write_swept(batch, gone)
         self._tombstone_cursor = resume
 
-    def _write_swept(self, batch: WriteBatch) -> None:
+    def _write_swept(self, batch: WriteBatch, gone: list[_Gone]) -> None:
         """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""
         floors = dict(self.history_floors) if len(batch) else self._floors_saved
         for table, floor in floors.items():
@@ -160,6 +162,8 @@ class Sweeper:
                 batch.put(meta_key(f"{_FLOOR}{table}"), floor.to_bytes(8, "little"))
         self.write(batch)
         self._floors_saved = floors  # not before: base may refuse them, and a later batch must bring them then
+        for schema, table, nbytes in gone:
+            self._count_version(schema, table, -nbytes)
 
     def _history_floor(self, schema: TableSchema) -> int:
         """The oldest S that a table with history answers; raised before anything below it is deleted."""
@@ -186,7 +190,7 @@ class Sweeper:
         end = prefix_end(space)
         with_floor: dict[int, int | None] = {}
         _, boundaries = self.leases.boundaries()
-        batch = WriteBatch()
+        batch, gone = WriteBatch(), list[_Gone]()
         newer_of: tuple[int, bytes] | None = None
         newer = 0
         cursor = self._version_cursor or space
@@ -210,9 +214,9 @@ class Sweeper:
             kept_by_history = floor is not None and newer > floor
             if schema is None or not (open_between or kept_by_history):
                 batch.delete(key)
-                self._count_version(schema, table, -len(key) - len(value))
+                gone.append((schema, table, len(key) + len(value)))
             newer = cts
-        self._write_swept(batch)
+        self._write_swept(batch, gone)
         self._version_cursor = resume
         if resume is None and not len(batch):
             self._versions_dirty = any(floor is not None for floor in with_floor.values())

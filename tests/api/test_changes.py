@@ -222,6 +222,18 @@ def test_an_aggregate_that_was_made_later_has_changed_everywhere(db):
         list(snap.changes("per_name", since=0))
 
 
+def test_a_column_of_its_own_of_that_name_is_a_column_like_others(db):
+    """Wherever events lie: in memory, or in a block."""
+    db.create_event_table("taken", event_time="ts", columns={"ts": "timestamp", "_commit_ts": "int64"})
+    db.append("taken", [{"ts": 0, "_commit_ts": 7}, {"ts": 1, "_commit_ts": 8}])
+    for settle in (lambda: None, db.consolidate):
+        settle()
+        with db.snapshot() as snap:
+            assert [row["_commit_ts"] for row in snap.scan("taken")] == [7, 8]
+            assert [row["_commit_ts"] for row in snap.scan("taken", where=kivi.col("_commit_ts") == 8)] == [8]
+            assert [row["_commit_ts"] for row in snap.changes("taken", since=0, commit_ts=False)] == [7, 8]
+
+
 def test_what_has_no_changes_says_so(db):
     create(db)
     db.create_table("rows", key={"id": "int64"}, columns={"n": "int64"})

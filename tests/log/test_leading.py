@@ -202,6 +202,68 @@ def test_a_sync_that_fails_under_it_fails_the_log(tmp_path):
     log.close()
 
 
+@pytest.mark.parametrize("where", ["pwritev", "fdatasync"])
+def test_an_interrupt_while_it_writes_fails_the_log_and_leaves_nobody_waiting(tmp_path, where):
+    """It may be the thread of a program's user. How far the record came is not known, as after an error."""
+
+    def fault(name: str, number: int) -> None:
+        if name == where and interrupting.is_set():
+            interrupting.clear()
+            raise KeyboardInterrupt
+
+    interrupting = threading.Event()
+    log = open_log(tmp_path / "log", FaultyFiles(fault))
+    append(log, b"first")
+    settled(log)
+    interrupting.set()
+    heard: Heard = []
+    with pytest.raises(KeyboardInterrupt), log.leading():
+        add(log, "unknown", heard)
+        add(log, "too", heard)
+    assert [(name, type(error)) for name, _, error in heard] == [("unknown", LogFailed), ("too", LogFailed)]
+    with pytest.raises(LogFailed, match="KeyboardInterrupt"):
+        add(log, "never", heard)
+    log.close()
+
+
+def test_an_interrupt_of_a_callback_fails_the_log_and_the_others_are_told(tmp_path):
+    """What that callback has left undone nobody knows: its commit would be waited for for ever."""
+    log = open_log(tmp_path / "log")
+    append(log, b"first")
+    settled(log)
+    heard: Heard = []
+
+    def interrupted(error: BaseException | None) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), log.leading():
+        log.append([Entry(Kind.COMMIT, [b"led"])], interrupted)
+        add(log, "too", heard)
+    assert [(name, error) for name, _, error in heard] == [("too", None)]
+    with pytest.raises(LogFailed):
+        add(log, "never", heard)
+    log.close()
+    log = open_log(tmp_path / "log")
+    assert contents(log) == [b"first", b"led", b"too"]
+    log.close()
+
+
+def test_what_interrupts_the_writer_is_told_to_those_behind(log, files):
+    files.gate.clear()
+    files.inside.clear()
+    heard: Heard = []
+
+    def interrupted(error: BaseException | None) -> None:
+        raise SystemExit
+
+    log.append([Entry(Kind.COMMIT, [b"written"])], interrupted)
+    assert files.inside.wait(10)
+    add(log, "behind", heard)
+    files.gate.set()
+    ((name, _, error),) = eventually(heard, 1)
+    assert (name, type(error)) == ("behind", LogFailed)
+
+
 def test_it_is_quick_as_long_as_syncs_are(log, files):
     for _ in range(50):  # whatever the disk of the tests took until now
         append(log, b"x", leading=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -204,6 +205,32 @@ def test_r16_nobody_hears_of_a_fence_before_it_is_durable() -> None:
     assert said == [("aborted", None)] * 3
     assert isinstance(outcomes[0].error, Aborted)
     assert total(driver) == 0
+    driver.close()
+
+
+def test_r11_who_fences_and_is_interrupted_does_not_hold_the_watermark_up() -> None:
+    driver = EmbeddedDriver()
+    driver.db.create_table("t", key={"id": "int64"}, columns={"n": kivi.sum("int64")})
+    committer, log = driver.store.committer, driver._log
+    assert log is not None
+    log.hold = True
+
+    def interrupt() -> None:
+        wait_until(lambda: committer.watermark.in_flight)
+        time.sleep(0.05)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    interrupting = threading.Thread(target=interrupt)
+    interrupting.start()
+    with pytest.raises(KeyboardInterrupt):
+        committer.fence("slow")
+    interrupting.join()
+    log.hold = False
+    log.release()
+    add(driver, token="later")
+    assert total(driver) == 1
+    with pytest.raises(Aborted):
+        add(driver, token="slow")
     driver.close()
 
 

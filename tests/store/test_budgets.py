@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, table_prefix
 from kivi.engine import WriteBatch
 from kivi.engine.memory import MemoryEngine
-from kivi.errors import OutOfRange, ResourceExhausted
+from kivi.errors import DiskFull, OutOfRange, ResourceExhausted
 from kivi.mvcc import commit as committing
 from tests.golden.driver import EmbeddedDriver
 
@@ -149,6 +150,48 @@ def test_the_bytes_of_versions_are_those_in_the_engine(driver: EmbeddedDriver) -
         driver.store.consolidator.sweep()
     assert counted() == 0
     del snapshots
+
+
+@pytest.mark.parametrize("what", ["row", "deleted", "aggregate"])
+def test_versions_that_base_does_not_take_are_not_counted(
+    driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Nor do those go from the count that it does not give up: the same is tried again, and would count twice."""
+    db, store = driver.db, driver.store
+    db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "a": "int64"})
+    db.create_aggregate("agg", source="e", group_by=["a"], measures={"calls": kivi.count()})
+
+    def change() -> None:
+        if what == "aggregate":
+            db.append("e", [{"ts": 0, "a": i} for i in range(50)])
+        elif what == "deleted" and db.get("t", (1,)):
+            with db.transaction() as tx:
+                tx.delete("t", (1,))
+        else:
+            put(driver, 1, s="x" * 100)
+
+    def refused(call: Callable[[], object]) -> None:
+        def full(batch: WriteBatch) -> None:
+            raise DiskFull("injected")
+
+        before = store.consolidator.sweeper.versions_bytes
+        with monkeypatch.context() as patch, pytest.raises(DiskFull):
+            patch.setattr(store.engine, "write", full)
+            call()
+        assert store.consolidator.sweeper.versions_bytes == before == in_space(driver, Space.VERSION)
+
+    change()
+    db.consolidate()
+    snapshot = db.snapshot()
+    change()
+    refused(db.consolidate)
+    db.consolidate()
+    assert store.consolidator.sweeper.versions_bytes == in_space(driver, Space.VERSION) > 0
+    snapshot.close()
+    store.consolidator.flush()
+    refused(store.consolidator.sweep)
+    store.consolidator.sweep()
+    assert store.consolidator.sweeper.versions_bytes == in_space(driver, Space.VERSION) == 0
 
 
 def test_a_table_with_history_does_not_cut_snapshots(driver: EmbeddedDriver) -> None:
