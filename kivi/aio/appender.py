@@ -12,18 +12,27 @@ import contextlib
 import functools
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kivi.api.arguments import AppenderArguments
 from kivi.api.gathering import BATCH_BYTES, BYTES_BUFFERED_MAX, EVENTS_BUFFERED_MAX, Halves, Settled, closed
 from kivi.api.tokens import new_token
 from kivi.arrow.packed_events import EventRows, Row
 from kivi.errors import CommitUnknown, InvalidArgument, ResourceExhausted
-
-if TYPE_CHECKING:
-    from kivi.aio.database import Database
+from kivi.model.schema import TableSchema
 
 __all__ = ["Appender"]
+
+
+class Appendable(Protocol):
+    """What an appender needs of its database."""
+
+    async def _append(self, table: str, events: Any, token: str, late: str, *, each: bool) -> int: ...
+
+    async def _schema(self, table: str) -> TableSchema: ...
+
+    @property
+    def _value_bytes_max(self) -> int: ...
 
 
 class _Batch:
@@ -48,7 +57,7 @@ class Appender:
     left out has the timestamp of the commit that counted it.
     """
 
-    def __init__(self, db: Database, wanted: AppenderArguments) -> None:
+    def __init__(self, db: Appendable, wanted: AppenderArguments) -> None:
         self._db = db
         self._wanted = wanted
         self._batch = _Batch()  # the one that gathers
