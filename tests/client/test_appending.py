@@ -456,7 +456,7 @@ def test_a_future_keeps_no_events():
 
 def run(test: Any, db: AioFake, linger_ms: float = 0, max_events: int = 10_000) -> None:
     async def main() -> None:
-        async with kivi.aio.appender.Appender(db, AppenderArguments("ev", linger_ms, max_events)) as app:  # type: ignore[arg-type]
+        async with kivi.aio.appender.Appender(db, AppenderArguments("ev", linger_ms, max_events)) as app:
             await asyncio.wait_for(test(app), 30)
 
     asyncio.run(main())
@@ -547,7 +547,7 @@ def test_asyncio_an_appender_whose_tasks_are_cancelled_settles_every_future(each
 
     async def main() -> list[Any]:
         wanted = AppenderArguments("ev", 60_000, 10, each=each)
-        app = await kivi.aio.appender.Appender(db, wanted).__aenter__()  # type: ignore[arg-type]
+        app = await kivi.aio.appender.Appender(db, wanted).__aenter__()
         futures = [app.append(ts=1, who=1, i=i) for i in range(25)]
         await until(lambda: db.batches)
         flushing = asyncio.create_task(app.flush())
@@ -606,6 +606,6 @@ def test_asyncio_refuses_beyond_its_bytes():
 
 
 def test_asyncio_before_it_is_entered():
-    app = kivi.aio.appender.Appender(AioFake(), AppenderArguments("ev", 5, 100))  # type: ignore[arg-type]
+    app = kivi.aio.appender.Appender(AioFake(), AppenderArguments("ev", 5, 100))
     with pytest.raises(Unavailable, match="closed"):
         app.append(ts=1)
