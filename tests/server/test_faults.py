@@ -6,14 +6,17 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kivi_server.auth import Tokens
+from kivi_server.service import Service
 from kivi_server.sessions import Sessions
 
 from kivi.api.tokens import new_token
 from kivi.wire.status import from_error
-from kivi.wire.v1 import session_pb2
+from kivi.wire.v1 import service_pb2, session_pb2
 from tests.server.peers import Peer, hits, run
 from tests.server.rawsession import Sent
 from tests.server.test_appends import append, found, make_events
@@ -236,5 +239,33 @@ def test_what_a_pool_refuses_for_want_of_a_thread_and_does_all_the_same_is_answe
         await until(lambda: peer.answers and not sessions.commits_in_flight)
         await asyncio.sleep(0.1)
         assert len(peer.replies) == peer.counted == 1 and peer.session._bytes_waiting == 0
+
+    run(story, tmp_path)
+
+
+def test_administration_that_takes_long_delays_no_call_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of it than any pool has threads."""
+
+    async def story(sessions: Sessions) -> None:
+        service, go_on = Service(sessions, Tokens(), dict), threading.Event()
+        context: Any = SimpleNamespace(
+            invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1", write=lambda _: asyncio.sleep(0)
+        )
+        monkeypatch.setattr(sessions.store, "consolidate", go_on.wait)
+        monkeypatch.setattr(sessions.store, "create", lambda *_, **__: go_on.wait() and 1 / 0)
+        monkeypatch.setattr(sessions.translator, "new_aggregate", lambda request: request)
+        long = [service.unary("Consolidate", service_pb2.ConsolidateRequest(), context) for _ in range(64)]
+        long += [service.CreateAggregate(service_pb2.CreateAggregateRequest(), context) for _ in range(64)]
+        running = asyncio.gather(*long, return_exceptions=True)
+        try:
+            await asyncio.sleep(0.1)
+            async with asyncio.timeout(5):
+                reply = await service.unary("Watermark", service_pb2.WatermarkRequest(), context)
+            assert reply.watermark == sessions.store.watermark()
+        finally:
+            go_on.set()
+            await running
 
     run(story, tmp_path)
