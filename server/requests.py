@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from typing import Any, Final
 
 from kivi_server import limits
@@ -20,6 +22,7 @@ from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.pages import Pages
 from kivi_server.sessions import Sessions
+from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
 from kivi.store.facade import Commit, Lease, Outcome, Txn
@@ -30,6 +33,7 @@ __all__ = ["SLOW_OPERATIONS", "Requests", "Transaction", "stopping"]
 SLOW_OPERATIONS: Final = 256
 """A transaction of more is for a pool."""
 
+Tell = Callable[[Outcome], None]
 _READING: Final = frozenset({session_pb2.Operation.KIND_INSERT, session_pb2.Operation.KIND_UNSPECIFIED})
 
 
@@ -76,6 +80,7 @@ class Requests(ABC):
         self.translator = sessions.translator
         self.access = access
         self.client = client
+        self.name = secrets.token_bytes(16)
         self.txns: dict[int, Transaction] = {}
         self._closed = False
         self._lock = threading.Lock()  # of the transactions' busy flags and backlogs, and the number of scans
@@ -320,44 +325,55 @@ class Requests(ABC):
                 return
             raise
         batch = self.translator.batch(schema, asked.bodies.take(operation.arrow_bytes))
-        with self._in_flight(1):
-            append = functools.partial(
-                self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late,
-                done=self._told(asked, None),
-            )  # fmt: skip
-            if not append(may_wait=False):
-                self.sessions.full.submit(append)
+        done = self._told(asked, None)
+        append = functools.partial(
+            self.store.append_each, schema, batch, token=commit.token, drop_late=operation.drop_late, done=done
+        )
+        self.sessions.commit_started()
+        if self._or_unknown([done], append, may_wait=False) is False:
+            self._commit_in(self.sessions.full, [done], append)
 
     def _commit_together(self, commits: Sequence[Commit]) -> None:
         """Large ones by a pool, and what has to wait for room by another one."""
-        pools = self.sessions
-        with self._in_flight(len(commits)):
-            large = {i for i, (txn, *_) in enumerate(commits) if txn.operations > SLOW_OPERATIONS or txn.in_columns}
-            for i in large:
-                pools.writes.submit(self._commit_unless_full, [commits[i]])
-            self._commit_unless_full([commit for i, commit in enumerate(commits) if i not in large])
+        self.sessions.commit_started(len(commits))
+        small = list[Commit]()
+        for commit in commits:
+            if commit.txn.operations > SLOW_OPERATIONS or commit.txn.in_columns:
+                self._commit_in(self.sessions.writes, [commit.done], self._commit_unless_full, [commit])
+            else:
+                small.append(commit)
+        self._commit_unless_full(small)
 
     def _commit_unless_full(self, commits: Sequence[Commit]) -> None:
-        if left := self.store.commit_together(commits, may_wait=False):
-            self.sessions.full.submit(self.store.commit_together, left)
+        tells = [commit.done for commit in commits]
+        if left := self._or_unknown(tells, self.store.commit_together, commits, may_wait=False):
+            self._commit_in(self.sessions.full, [commit.done for commit in left], self.store.commit_together, left)
 
-    @contextlib.contextmanager
-    def _in_flight(self, count: int) -> Iterator[None]:
-        """Commits are handed to the store, which tells what became of each, unless it raises."""
-        self.sessions.commit_started(count)
+    def _commit_in(self, pool: Executor, tells: Sequence[Tell], work: Callable[..., object], *arguments: Any) -> None:
+        self._or_unknown(tells, pool.submit, self._or_unknown, tells, work, *arguments)
+
+    def _or_unknown(self, tells: Sequence[Tell], work: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Does work on commits. What it raises is told to those that have no outcome yet: after a fault of ours some
+        may have entered, and what a pool refuses for want of a thread another of its threads may still do."""
         try:
-            yield
-        except BaseException:  # a fault of ours, before the log: nobody was told and never will be
-            self.sessions.commit_ended(count)
-            raise
+            return work(*arguments, **named)
+        except BaseException as error:
+            why = told(error, "a commit", self.name.hex()[:8])
+            if why is not error:
+                why = CommitUnknown(f"{why.message}; outcome() tells whether it has committed")
+            for tell in tells:
+                tell(Outcome(None, why))
+            return None
 
-    def _told(self, asked: Asked, transaction: Transaction | None) -> Callable[[Outcome], None]:
-        """Answers with an outcome."""
-        token = asked.request.commit.token or None
+    def _told(self, asked: Asked, transaction: Transaction | None) -> Tell:
+        """Answers with the first outcome that it is told."""
+        token, once = asked.request.commit.token or None, threading.Lock()
 
         def done(outcome: Outcome) -> None:
-            self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, outcome.error)
+            if not once.acquire(blocking=False):
+                return
             try:
+                self.sessions.calls.ended("Session/commit", time.monotonic() - asked.received, outcome.error)
                 if outcome.error is None:
                     self._succeed(asked, transaction, commit=session_pb2.CommitReply(commit_ts=outcome.commit_ts or 0))
                     return
@@ -365,6 +381,8 @@ class Requests(ABC):
                 if isinstance(error, CommitUnknown) and error.token is None:
                     error = CommitUnknown(error.message, token=token)
                 self._fail(asked.request, transaction, error)
+                if transaction is not None:
+                    self._end(transaction)  # the store has, but for a fault
             finally:
                 self.sessions.commit_ended()
 

@@ -116,7 +116,7 @@ class Service:
         def create() -> TableSchema:
             return self.store.create(self.translator.new_aggregate(request), progress=progress)
 
-        creating = asyncio.ensure_future(asyncio.to_thread(create))
+        creating = asyncio.get_running_loop().run_in_executor(self.sessions.long, create)
         while not (await asyncio.wait({creating}, timeout=_PROGRESS_S))[0]:
             await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total))
         table = to_table(creating.result())
@@ -155,7 +155,8 @@ class Service:
 
     async def unary(self, method: str, request: Any, context: Context) -> Any:
         grant, _ = self.access(method, context, *_tables(request))
-        return await asyncio.to_thread(getattr(self, method), request, grant)
+        pool = self.sessions.long if method in _WHOLE else None  # these take as long as the disk does
+        return await asyncio.get_running_loop().run_in_executor(pool, getattr(self, method), request, grant)
 
     def AcknowledgeSubscription(
         self, request: pb.AcknowledgeSubscriptionRequest, _: Grant

@@ -33,7 +33,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import secrets
 import threading
 import time
 from collections import deque
@@ -86,7 +85,6 @@ class Session(Requests):
     def __init__(self, sessions: Sessions, access: Grant, client: Client, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(sessions, access, client)
         self.reads = ReadGroups(self.translator)
-        self.name = secrets.token_bytes(16)
         self.out: deque[tuple[Packet, int]] = deque()  # and how many answers are in each
         self.writing = False
         self.write_began = 0.0
@@ -336,19 +334,14 @@ class Session(Requests):
         return not each and not asked.is_late() and self._pool(asked) is None
 
     def _commit_several(self, several: Sequence[Asked]) -> None:
-        commits: dict[Asked, Commit] = {}
+        commits = list[Commit]()
         for asked in several:
             try:
                 if (commit := self._prepared(asked, None)) is not None:
-                    commits[asked] = commit
+                    commits.append(commit)
             except BaseException as error:
                 self._refuse(asked, None, error)
-        try:
-            self._commit_together([*commits.values()])
-        except BaseException as error:  # a fault of ours
-            for asked, commit in commits.items():
-                commit.txn.rollback()
-                self._refuse(asked, None, error)
+        self._commit_together(commits)
 
     def _split(self, asked: Asked) -> None:
         """A CommitEach with more than deltas and puts: its transactions come one by one, before all that is behind."""
@@ -430,13 +423,16 @@ class Session(Requests):
             if self.sessions.stopping:
                 raise stopping()
             self.access.require(Access.WRITE, "writing")
-            with self._in_flight(len(commits.write_sets)):
-                answer = _Answer(self, commits)
-                stale = self.store.write(commits.version, commits.write_sets, commits.tokens, commits.numbers, answer)
-            self.sessions.commit_ended(len(stale))
-        except Exception as error:
+        except KiviError as error:
             self._fail_each(commits.source, error)
             return ()
+        answer, write_sets = _Answer(self, commits), commits.write_sets
+        self.sessions.commit_started(len(write_sets))
+        write = functools.partial(
+            self.store.write, commits.version, write_sets, commits.tokens, commits.numbers, answer
+        )
+        stale = self._or_unknown([answer.all_left], write) or ()
+        self.sessions.commit_ended(len(stale))
         left = {*stale}
         return [asked for asked in each_of(commits.source) if asked.request.id in left] if left else ()
 
@@ -558,7 +554,11 @@ class Session(Requests):
         with self._lock:
             self._bytes_waiting += asked.nbytes
         if not isinstance(pool, Waiting):
-            pool.submit(self._run_slow, asked, transaction)
+            once = threading.Lock()  # what a pool refuses for want of a thread another of its threads may still do
+            try:
+                pool.submit(self._run_slow, once, asked, transaction)
+            except RuntimeError as refused:
+                self._call_on_loop(functools.partial(self._run_slow, once, asked, transaction, refused))
             return
         request = asked.request
         until = asked.received + (request.timeout_ms / 1000 if request.timeout_ms else _PATIENCE_S)
@@ -566,11 +566,15 @@ class Session(Requests):
         job = functools.partial(self._run_waited, asked, transaction, begin.min_snapshot)
         pool.add(begin.min_snapshot, until, lambda: not self._closed, lambda: self._call_on_loop(job))
 
-    def _run_slow(self, asked: Asked, transaction: Transaction | None) -> None:
+    def _run_slow(
+        self, once: threading.Lock, asked: Asked, transaction: Transaction | None, refused: Exception | None = None
+    ) -> None:
+        if not once.acquire(blocking=False):
+            return
         with self._lock:
             self._bytes_waiting -= asked.nbytes
         try:
-            self._run(asked, transaction)
+            self._run(asked, transaction, refused)
         finally:
             if transaction is not None:
                 self._drain(transaction)
@@ -625,7 +629,7 @@ class Session(Requests):
             elif not self._start(asked, transaction):
                 return
 
-    def _run(self, asked: Asked, transaction: Transaction | None) -> None:
+    def _run(self, asked: Asked, transaction: Transaction | None, refused: Exception | None = None) -> None:
         request = asked.request
         body = request.WhichOneof("body")
         try:
@@ -633,6 +637,9 @@ class Session(Requests):
                 raise Unavailable("the request's time ran out before its work began; nothing was done")
             if self._closed and body != "release":
                 return
+            if refused is not None:
+                transaction = transaction or Transaction(0)
+                transaction.failed = transaction.failed or refused
             if transaction is not None and transaction.failed is not None and body != "release":
                 if body == "commit":  # its last request: a client sends no release after it
                     self.txns.pop(transaction.number, None)
@@ -651,13 +658,30 @@ class Session(Requests):
 class _Answer:
     """Tells a session what became of its plain commits: one message for all that entered, by the log's thread."""
 
-    __slots__ = ("_commits", "_session")
+    __slots__ = ("_commits", "_ended", "_lock", "_session", "_told")
 
     def __init__(self, session: Session, commits: Commits) -> None:
         self._session, self._commits = session, commits
+        self._lock, self._told, self._ended = threading.Lock(), list[int](), False
+
+    def _may_tell(self, numbers: Sequence[int]) -> bool:
+        with self._lock:
+            self._told += () if self._ended else numbers
+            return not self._ended
+
+    def all_left(self, outcome: Outcome) -> None:
+        """Tells all that were told nothing so far, and lets nobody else tell them."""
+        with self._lock:
+            self._ended = True
+        left = {*self._commits.numbers}.difference(self._told)
+        for number, token in zip(self._commits.numbers, self._commits.tokens, strict=True):
+            if number in left:
+                self._tell(session_pb2.Request(id=number, commit=session_pb2.Commit(token=token)), outcome)
 
     def entered(self, part: Writes, unknown: CommitUnknown | None) -> None:
         session, commits = self._session, self._commits
+        if not self._may_tell(part.tags):
+            return
         try:
             if unknown is None:
                 session._reply(answer_to(part.tags, part.first), part.members)
@@ -671,5 +695,8 @@ class _Answer:
             session.sessions.commit_ended(part.members)
 
     def apart(self, number: int, outcome: Outcome) -> None:
-        asked = Asked(session_pb2.Request(id=number), self._commits.received)
-        self._session._told(asked, None)(outcome)
+        if self._may_tell((number,)):
+            self._tell(session_pb2.Request(id=number), outcome)
+
+    def _tell(self, request: session_pb2.Request, outcome: Outcome) -> None:
+        self._session._told(Asked(request, self._commits.received), None)(outcome)

@@ -83,6 +83,7 @@ class Sessions:
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
+        self.long = ThreadPoolExecutor(8, "kivi-long")  # administration, behind which no short call may wait
         self.waiting = Waiting(store, lambda: self.stopping)
 
     def commit_started(self, count: int = 1) -> None:
@@ -161,5 +162,5 @@ class Sessions:
     def close(self) -> None:
         self.hub.stop()
         self.waiting.close()
-        for pool in (self.reads, self.scans, self.writes, self.full, self.outcomes):
+        for pool in (self.reads, self.scans, self.writes, self.full, self.outcomes, self.long):
             pool.shutdown(wait=True, cancel_futures=True)
