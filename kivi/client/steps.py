@@ -188,6 +188,8 @@ M = TypeVar("M", bound=Callable[..., Any])
 def named(method: M, steps: Callable[..., Any]) -> M:
     """``method``, which carries out ``steps``, as editors and ``inspect`` are to see it: their arguments and result."""
     signature = inspect.signature(steps)
+    whose, *taken = signature.parameters.values()  # of a function its first argument is whose steps they are
+    signature = signature.replace(parameters=[whose.replace(name="self"), *taken])
     result = str(signature.return_annotation).removeprefix("Steps[").removesuffix("]")
     method.__name__, method.__qualname__ = steps.__name__, steps.__qualname__
     method.__annotations__ = {**steps.__annotations__, "return": result}

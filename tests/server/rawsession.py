@@ -69,11 +69,11 @@ def each_alone(response: pb.Response) -> Iterator[pb.Response]:
 
 
 class RawSession:
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, timeout_s: float = 30) -> None:
         self.channel = grpc.insecure_channel(endpoint)
         self.frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method: Any = self.channel.stream_stream("/kivi.v1.Kivi/Exchange")
-        self.call = method(iter(self.frames.get, None), timeout=30)
+        self.call = method(iter(self.frames.get, None), timeout=timeout_s)
         self.hello = pb.ServerFrame.FromString(split(next(self.call))[0]).hello
         self.replies: list[pb.Response] = []  # that nobody has asked for yet
         self.pages: dict[int, bytes] = {}  # the bodies of those with a page, by their numbers
