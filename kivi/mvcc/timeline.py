@@ -53,7 +53,7 @@ class Timeline:
                 self._times.append(time_us)
                 self._stamps.append(first)
             else:  # many at once: in columns
-                self._times.frombytes(np.full(commits, time_us, np.uint64).tobytes())
+                self._times += array("Q", (time_us,)) * commits
                 self._stamps.frombytes(np.arange(first, first + commits, dtype=np.uint64).tobytes())
 
     def at(self, time_us: int) -> int:
