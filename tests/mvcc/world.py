@@ -137,13 +137,13 @@ class World:
             return
         committer = self.store.committer
 
-        def settled() -> bool:
+        def is_finished() -> bool:
             held = committer.held
             if self.log.durable < self.log.last or len(committer._in_flight) > len(held):
                 return False
             return bool(held) or self.db.watermark() >= self.log.last  # the last step of a commit on the log's thread
 
-        wait_until(settled, reason="a commit does not become durable", pause_s=0.0001)
+        wait_until(is_finished, reason="R11: a commit does not become durable and visible", pause_s=0.0001)
 
     def _answered(self, opened: Open) -> None:
         """On a disk it is the log's thread that acknowledges a commit, after it has moved the watermark past it."""
