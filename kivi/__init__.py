@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
-    from kivi.model.expressions import col
+    from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.surface import count, max, min, sum, transactional
 
@@ -75,7 +75,9 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "aio",
+    "case",
     "client",
+    "coalesce",
     "col",
     "connect",
     "count",
@@ -92,6 +94,8 @@ __all__ = [
 _LAZY = {
     "ABORTED": "kivi.model.outcomes",
     "UNKNOWN": "kivi.model.outcomes",
+    "case": "kivi.model.expressions",
+    "coalesce": "kivi.model.expressions",
     "col": "kivi.model.expressions",
     "connect": "kivi.client.database",
     "count": "kivi.model.surface",
