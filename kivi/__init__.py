@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
-    from kivi.model.expressions import col
+    from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
     from kivi.model.surface import count, max, min, sum, transactional
 
@@ -78,7 +78,9 @@ __all__ = [
     "argmax",
     "argmin",
     "avg",
+    "case",
     "client",
+    "coalesce",
     "col",
     "connect",
     "count",
@@ -109,6 +111,8 @@ _LAZY = {
     "argmax": "kivi.model.surface",
     "argmin": "kivi.model.surface",
     "avg": "kivi.model.surface",
+    "case": "kivi.model.expressions",
+    "coalesce": "kivi.model.expressions",
     "col": "kivi.model.expressions",
     "connect": "kivi.client.database",
     "count": "kivi.model.surface",

@@ -30,7 +30,7 @@ from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import ResourceExhausted, RowExists
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
