@@ -46,7 +46,7 @@ from kivi.encoding.base_rows import is_wide
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX
-from kivi.states.kinds import kind_of
+from kivi.states.registry import kind_of
 
 __all__ = ["Combining", "combine", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
 

@@ -36,7 +36,8 @@ from kivi.encoding.keys import encode_key
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
 from kivi.model.types import INT64_MIN
-from kivi.states.kinds import kind_of, offsets_of
+from kivi.states.kinds import offsets_of
+from kivi.states.registry import kind_of
 
 __all__ = ["derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]
 

@@ -23,7 +23,7 @@ from kivi.delta.operators import identity_cells, operator_of
 from kivi.encoding.base_rows import Version
 from kivi.errors import OutOfRange
 from kivi.model.schema import TableSchema
-from kivi.states.kinds import kind_of
+from kivi.states.registry import kind_of
 
 __all__ = ["Barrier", "RowOp", "apply_op", "fold", "then_delete", "then_delta", "then_insert", "then_put"]
 

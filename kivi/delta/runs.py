@@ -40,7 +40,7 @@ from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN
-from kivi.states.kinds import kind_of
+from kivi.states.registry import kind_of
 
 __all__ = [
     "LIMB",

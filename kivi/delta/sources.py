@@ -18,7 +18,8 @@ from kivi.arrow.predicates import evaluate, mask
 from kivi.model.expressions import Expr, bind, bind_value, from_plain, names
 from kivi.model.schema import Column, Measure, TableSchema
 from kivi.model.types import ColumnType
-from kivi.states.kinds import Array, Observed, kind_of
+from kivi.states.kinds import Array, Observed
+from kivi.states.registry import kind_of
 
 __all__ = ["Order", "Sources"]
 

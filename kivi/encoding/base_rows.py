@@ -193,7 +193,8 @@ class RowLayout:
                     part = data[tail:end]
                     if len(part) != fixed[at]:
                         raise ValueError("cut short")
-                    cells.append(part.decode() if column.type.name == "string" else part)
+                    text = column.type.name == "string" and column.state is None
+                    cells.append(part.decode() if text else part)
                     tail, at = end, at + 1
                 else:
                     cells.append(fixed[at])

@@ -159,7 +159,7 @@ def aggregate_schema(
     expressions = []
     for derived_name, text in (derived or {}).items():
         check_name(derived_name, "derived column")
-        parse_expression(text, {c.name for c in (*keys, *columns) if c.type.name in ("int64", "float64", "decimal")})
+        parse_expression(text, {c.name: c.type for c in (*keys, *columns)})
         expressions.append((derived_name, text))
     return TableSchema(
         name=check_name(name, "table"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from decimal import Decimal, localcontext
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final
 
@@ -26,7 +27,7 @@ import numpy.typing as npt
 from kivi.errors import InvalidArgument
 from kivi.model import varints
 
-__all__ = ["SCALE_MAX", "Quantiles", "accuracy_of", "codes_of", "scale_of"]
+__all__ = ["SCALE_MAX", "Quantiles", "accuracy_of", "codes_of", "quantile_of", "scale_of"]
 
 Array = npt.NDArray[Any]
 SCALE_MAX: Final = 16
@@ -168,23 +169,41 @@ class Quantiles:
 
 
 def rank_of(q: float, count: int) -> int:
-    """The nearest rank: ceil(q * count) without the rounding of floats, from 1 to ``count``."""
-    top, bottom = float(q).as_integer_ratio()
-    return min(count, max(1, -(-top * count // bottom)))
+    """The nearest rank: ceil(q * count), from 1 to ``count``; of the decimal number q, so that 0.9 of 10 is the ninth."""
+    return min(count, max(1, math.ceil(Fraction(repr(float(q))) * count)))
+
+
+@lru_cache(maxsize=SCALE_MAX + 5)
+def _values(scale: int) -> Array:
+    """What is given for the buckets of one octave, 2**(j / 2**scale) * 2 / (g + 1); of a negative scale, of the one."""
+    g = 2.0 ** 2.0**-scale
+    return np.array([2.0 ** (j / 2.0**scale) * 2.0 / (g + 1) for j in range(2 ** max(scale, 0))])
+
+
+def values_of(codes: Array, scale: int) -> Array:
+    """What is given for the values in each bucket: float64."""
+    buckets = np.abs(codes) - (bias_of(scale) + 1)
+    fine = max(scale, 0)
+    with np.errstate(over="ignore"):
+        sizes = np.ldexp(_values(scale)[buckets & (2**fine - 1)], (buckets >> fine) << max(-scale, 0))
+    sizes = np.minimum(sizes, np.finfo(np.float64).max)
+    return np.where(codes == 0, 0.0, np.where(codes < 0, -sizes, sizes))
 
 
 def value_of(code: int, scale: int) -> float:
-    """What is given for the values in a bucket."""
-    if not code:
-        return 0.0
-    bucket = abs(code) - (bias_of(scale) + 1)
-    g = 2.0 ** 2.0**-scale
-    # In two steps, since 2**exponent alone may be beyond the floats although the value is not.
-    exponent = bucket / 2.0**scale if scale >= 0 else float(bucket << -scale)
-    whole = math.floor(exponent)
-    try:
-        value = math.ldexp(2.0 ** (exponent - whole) * 2.0 / (g + 1), whole)
-    except OverflowError:
-        value = math.inf
-    value = min(value, float(np.finfo(np.float64).max))
-    return -value if code < 0 else value
+    """``values_of`` one."""
+    return float(values_of(np.array([code]), scale)[0])
+
+
+def quantile_of(codes: Array, counts: Array, offsets: Array, scale: int, q: float) -> tuple[Array, Array]:
+    """``Quantiles.quantile`` of many states: (values, which of them have any)."""
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    before = ends[offsets[:-1]]
+    totals = ends[offsets[1:]] - before
+    distinct, which = np.unique(totals, return_inverse=True)
+    ranks = np.array([rank_of(q, int(n)) if n > 0 else 0 for n in distinct.tolist()], np.int64)
+    found = np.searchsorted(ends[1:], before + ranks[which])
+    known = totals > 0
+    values = np.zeros(len(totals))
+    values[known] = values_of(codes[found[known]].astype(np.int64), scale)
+    return values, known

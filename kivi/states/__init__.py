@@ -19,7 +19,7 @@ encodes, decodes and evaluates whole columns by NumPy kernels. The forms::
 
 ::
 
-    kinds       Kind, the contract; Items; which kind a column has; registering one's own
+    kinds       Kind, the contract; Items                    registry   which kind a column has
     quantiles   exact counts in log-spaced buckets           distinct   HyperLogLog registers
     moments     avg, var, stddev                             winners    first, last, argmax, argmin, largest, smallest
     top         the most frequent values                     own        registered measures

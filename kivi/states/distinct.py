@@ -19,9 +19,8 @@ from typing import Any, Final
 import numpy as np
 
 from kivi.model import varints
-from kivi.model.states import KINDS
 from kivi.states.hashing import hashed
-from kivi.states.kinds import Array, Items, Kind, Observed, add_maker, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 
 __all__ = ["DistinctKind"]
 
@@ -120,6 +119,3 @@ def _leading_zeros(values: Array) -> Array:
         zeros += low * bits
         left = np.where(low, left << np.uint64(bits), left)
     return zeros
-
-
-add_maker(KINDS["distinct"], DistinctKind)

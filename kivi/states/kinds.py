@@ -1,4 +1,4 @@
-"""Kinds of states: the contract, and which kind a column has.
+"""Kinds of states: the contract.
 
 *Items* are a tuple of columns of one length (NumPy arrays, or an Arrow LargeBinaryArray for text), one item a row. None
 for a column of counts means that each is 1: most items of a fresh delta are single observations.
@@ -7,18 +7,16 @@ for a column of counts means that each is 1: most items of a fresh delta are sin
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from typing import Any, ClassVar, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kivi.errors import FormatTooNew
 from kivi.model.states import State
 
-__all__ = ["Array", "Items", "Kind", "Observed", "add_maker", "joined", "kind_of", "offsets_of", "taken"]
+__all__ = ["Array", "Items", "Kind", "Observed", "joined", "offsets_of", "taken"]
 
 Array = npt.NDArray[Any]
 Items = tuple[Any, ...]
@@ -146,25 +144,3 @@ def offsets_of(lengths: Array) -> Array:
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
-
-
-# -- which kind a column has ------------------------------------------------------------------------
-
-_makers: Final[dict[int, Callable[[State], Kind]]] = {}
-
-
-def add_maker(id_: int, maker: Callable[[State], Kind]) -> None:
-    """``maker`` gives the kind with this id for a column's state."""
-    _makers[id_] = maker
-
-
-@lru_cache(maxsize=4_096)
-def kind_of(state: State) -> Kind:
-    """Raises FormatTooNew, which names it, for a kind that is not known here."""
-    maker = _makers.get(state.id)
-    if maker is None:
-        raise FormatTooNew(
-            f"the store uses the measure {state.kind!r} with id {state.id}, which is not known here: use the version of "
-            "kivi that made it, or install the package that registers it (entry points of the group 'kivi.measures')"
-        )
-    return maker(state)

@@ -19,10 +19,10 @@ import numpy as np
 
 from kivi.errors import OutOfRange
 from kivi.model import varints
-from kivi.model.states import KINDS, State
-from kivi.states.kinds import Array, Items, Kind, Observed, add_maker, offsets_of
+from kivi.model.states import State
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 
-__all__ = ["ExactMoments", "FloatMoments"]
+__all__ = ["moments_kind"]
 
 _LIMB: Final = 32
 _LOW: Final = 2**32 - 1
@@ -31,7 +31,8 @@ _SQUARES: Final = 5
 _PLAIN_MAX: Final = 2**62
 
 
-def _moments(state: State) -> Kind:
+def moments_kind(state: State) -> Kind:
+    """Exact sums, or those of floats."""
     return FloatMoments(state) if state.value.name == "float64" else ExactMoments(state)
 
 
@@ -222,7 +223,3 @@ class FloatMoments(_Moments):
         exact = Fraction(row[2]) - Fraction(total) ** 2 / count  # of the sums as they were rounded
         variance = max(0.0, float(exact / below))
         return math.sqrt(variance) if self.state.kind == "stddev" else variance
-
-
-for _name in ("avg", "var", "stddev"):
-    add_maker(KINDS[_name], _moments)

@@ -23,12 +23,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from kivi.errors import InvalidArgument, Unavailable
+from kivi.errors import FormatTooNew, InvalidArgument, Unavailable
 from kivi.model.states import KINDS, OWN, OWN_ID_MIN, OwnSpec, State
 from kivi.model.types import ColumnType
-from kivi.states.kinds import Array, Items, Kind, Observed, add_maker, kind_of, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 
-__all__ = ["OwnMeasure", "load_entry_points", "register_measure"]
+__all__ = ["OwnKind", "OwnMeasure", "load_entry_points", "register_measure"]
 
 _GROUP: Final = "kivi.measures"
 _registered: Final[dict[str, OwnMeasure]] = {}
@@ -82,8 +82,6 @@ def register_measure(
                 raise InvalidArgument(f"measure {name!r} with id {id}: {other.name!r} is registered with id {other.id}")
         _registered[name] = OwnMeasure(name, id, dtype, init, combine, evaluate)
         OWN[name] = OwnSpec(id, tuple(takes), type_)
-        add_maker(id, _OwnKind)
-        kind_of.cache_clear()
 
 
 def load_entry_points() -> None:
@@ -99,10 +97,16 @@ def load_entry_points() -> None:
     _loaded = True
 
 
-class _OwnKind(Kind):
+class OwnKind(Kind):
     def __init__(self, state: State) -> None:
         super().__init__(state)
-        self.measure = _registered[state.kind]
+        measure = _registered.get(state.kind)
+        if measure is None or measure.id != state.id:
+            raise FormatTooNew(
+                f"the store uses the measure {state.kind!r} with id {state.id}, which is not known here: install the "
+                f"package that registers it (entry points of the group {_GROUP!r}), or use the version of kivi that has it"
+            )
+        self.measure = measure
         self.columns = (f"void{self.measure.dtype.itemsize}",)  # type: ignore[misc]
 
     def _states(self, made: Any, count: int, what: str) -> Array:

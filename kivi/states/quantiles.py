@@ -13,8 +13,7 @@ import numpy as np
 
 from kivi.model import varints
 from kivi.model.quantiles import codes_of
-from kivi.model.states import KINDS, State
-from kivi.states.kinds import Array, Items, Kind, Observed, add_maker, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 
 __all__ = ["QuantilesKind", "counted"]
 
@@ -96,6 +95,3 @@ def counted(codes: Array, counts: Array | None, offsets: Array) -> tuple[Array, 
             keys, sums = keys[sums != 0], sums[sums != 0]
     row = keys // span
     return (keys - row * span + low).astype(np.int32), sums, offsets_of(np.bincount(row, minlength=states))
-
-
-add_maker(KINDS["quantiles"], QuantilesKind)

@@ -17,10 +17,9 @@ import pyarrow as pa
 
 from kivi.arrow.columns import flat
 from kivi.model import varints
-from kivi.model.states import KINDS
 from kivi.model.values import ordered, top_items
 from kivi.states.hashing import hashed
-from kivi.states.kinds import Array, Items, Kind, Observed, add_maker, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 
 __all__ = ["TopKind"]
 
@@ -111,6 +110,3 @@ class TopKind(Kind):
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
         return list(states)
-
-
-add_maker(KINDS["top"], TopKind)

@@ -22,9 +22,9 @@ import pyarrow as pa
 from kivi.arrow.columns import flat
 from kivi.errors import DataLoss
 from kivi.model import varints
-from kivi.model.states import KINDS, State
+from kivi.model.states import State
 from kivi.model.values import ordered, unordered
-from kivi.states.kinds import Array, Items, Kind, Observed, add_maker, offsets_of, taken
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of, taken
 
 __all__ = ["ExtremesKind", "WinnerKind"]
 
@@ -154,9 +154,3 @@ class ExtremesKind(Kind):
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
         return list(states)
-
-
-for _name in ("first", "last", "argmax", "argmin"):
-    add_maker(KINDS[_name], WinnerKind)
-for _name in ("largest", "smallest"):
-    add_maker(KINDS[_name], ExtremesKind)
