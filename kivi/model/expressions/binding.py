@@ -133,7 +133,9 @@ class _Binder:
             if arg.op == "lit" and arg.type is None:
                 if arg.value is None:
                     raise SchemaError(f"null {op} anything is null: use is_null() or coalesce()")
-                arg = self._own(arg.value) if typed is None else self._literal(arg.value, _type(typed), op in COMPARISONS)
+                arg = (
+                    self._own(arg.value) if typed is None else self._literal(arg.value, _type(typed), op in COMPARISONS)
+                )
             out.append(arg)
         return out
 
