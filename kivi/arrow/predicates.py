@@ -106,7 +106,7 @@ def _where(errors: _Errors | None, rows: Any) -> _Errors | None:
 
 def _found(expr: Expr, result: tuple[Any, npt.NDArray[np.bool_] | None], *before: _Errors | None) -> _Values:
     values, bad = result
-    return _Values(values, _joined(*before, None if bad is None else _Errors(bad, out_of_range(expr))))
+    return _Values(values, _joined(*before, None if bad is None or not bad.any() else _Errors(bad, out_of_range(expr))))
 
 
 def _rows_of(values: Any, rows: int) -> npt.NDArray[np.bool_]:
@@ -134,7 +134,8 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
         case "not":
             return _Values(pc.invert(args[0].of), errors)
         case "is_null":
-            return _Values(args[0].of.is_null(), errors)
+            out = args[0].of.is_null()
+            return _Values(out if errors is None else _without(out, errors, batch.num_rows), errors)
         case "isin":
             return _Values(_is_in(args[0].of, pa.array(expr.value, args[0].of.type)), errors)
         case "coalesce":
@@ -144,7 +145,7 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
     if op in COMPARISONS:
         left, right = (arg.type or _BOOL for arg in expr.args)
         return _Values(compared(op, args[0].of, left, args[1].of, right), errors)
-    return _calculated(expr, args, errors)
+    return _calculated(expr, args, errors, batch.num_rows)
 
 
 def _of_column(values: Any, expr: Expr, type_: ColumnType) -> Any:
@@ -175,7 +176,7 @@ def _is_in(values: Any, wanted: Any) -> Any:
     return pc.if_else(values.is_valid(), found, _UNKNOWN) if values.null_count else found
 
 
-def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None) -> _Values:
+def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None, rows: int) -> _Values:
     """+ - * / and the negative, which is a difference to 0."""
     type_ = expr.type or _BOOL
     types = [arg.type or _BOOL for arg in expr.args]
@@ -186,10 +187,13 @@ def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None) -> 
         left, right = (floats(of, value) for of, value in zip(types, values, strict=True))
         return _found(expr, calculated_floats(op, left, right), errors)
     if op in ("+", "-"):
-        found = [rescaled(value, type_.scale - of.scale) for of, value in zip(types, values, strict=True)]
+        known = pc.and_(pc.is_valid(values[0]), pc.is_valid(values[1]))
+        digits = [type_.scale - of.scale for of in types]
+        found = [rescaled(_as_array(v, rows) if by else v, by) for v, by in zip(values, digits, strict=True)]
         values = [value for value, _ in found]
-        for _, beyond in found:
-            errors = _found(expr, (None, beyond), errors).errors
+        for _, beyond in found:  # which adding the other operand, if there is one, does not bring back into range
+            if beyond is not None:
+                errors = _found(expr, (None, beyond & np.asarray(known)), errors).errors
     out, bad = calculated_integers(op, *values)
     return _found(expr, within(type_, out, bad) if type_.name == "decimal" else (out, bad), errors)
 
