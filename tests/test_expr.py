@@ -224,7 +224,12 @@ def test_a_predicate_has_no_truth_of_its_own() -> None:
 
 def test_only_predicates_are_combined_and_only_values_compared() -> None:
     one: Any = col("i") == 1
-    for use in (lambda: one & True, lambda: one & None, lambda: bind(col("i"), type_of), lambda: bind(one | col("s"), type_of)):
+    for use in (
+        lambda: one & True,
+        lambda: one & None,
+        lambda: bind(col("i"), type_of),
+        lambda: bind(one | col("s"), type_of),
+    ):
         with pytest.raises(InvalidArgument, match="is not a predicate"):
             use()
     with pytest.raises(InvalidArgument, match="isin takes values"):

@@ -80,7 +80,7 @@ def values(draw: st.DrawFn, kind: int = 0, depth: int = 2) -> Any:
     if shape == "o" and kind == 4:
         return case((draw(predicates(depth - 1)), True), otherwise=False)
     if kind == 1:
-        return draw(inner) + draw(st.integers(-5, 5)) * draw(st.sampled_from([1, col("i"), col("t") - col("u")]))
+        return draw(inner) + draw(st.integers(-5, 5)) * draw(st.sampled_from([col("i"), col("t") - col("u")]))
     if kind:
         return draw(inner)
     left, right = draw(inner), draw(inner | LITERALS if shape == "l" else inner)
@@ -254,7 +254,9 @@ def test_decimals_beside_floats_are_compared_exactly(unscaled: int, scale: int, 
     for _ in range(abs(steps)):
         number = math.nextafter(number, math.inf if steps > 0 else -math.inf)
     types = {"a": ColumnType("decimal", 18, scale), "f": ColumnType("float64")}
-    batch = pa.RecordBatch.from_arrays([stored_column(t, [v]) for t, v in zip(types.values(), (unscaled, number), strict=True)], ["a", "f"])
+    batch = pa.RecordBatch.from_arrays(
+        [stored_column(t, [v]) for t, v in zip(types.values(), (unscaled, number), strict=True)], ["a", "f"]
+    )
     for expr, wanted in (
         (COMPARE[op](col("a"), col("f")), COMPARE[op](Fraction(unscaled, 10**scale), Fraction(number))),
         (COMPARE[op](col("f"), col("a")), COMPARE[op](Fraction(number), Fraction(unscaled, 10**scale))),
@@ -389,8 +391,10 @@ def test_what_decides_hides_an_error() -> None:
     row = {"i": INT64_MAX, "j": 1}
     assert both(error & false, **row) is False and both(false & error, **row) is False
     assert both(error | ~false, **row) is True and both(~false | error, **row) is True
-    for expr in (error | false, false | error, error & ~false, error & unknown, unknown | error, ~error, error.args[0].is_null()):  # type: ignore[attr-defined]
+    for expr in (error | false, false | error, error & ~false, error & unknown, unknown | error, ~error):
         assert both(expr, **row) is ERROR
+    assert both((col("i") * 2).is_null(), **row) is ERROR
+    assert both((col("i") * 2).isin([]), **row) is ERROR
     assert both(case((col("j") > 5, col("i") * 2), otherwise=1), **row) == 1
     assert both(case((col("j") < 5, 3), (error, 4)), **row) == 3
     assert both(case((error, 4), otherwise=3), **row) is ERROR
@@ -423,7 +427,8 @@ def test_a_comparison_with_a_literal_is_one_node_however_it_is_written() -> None
     [
         None, [], "x", 7, {}, ["col"], ["col", 1], ["lit"], ["lit", {"x": 1}], ["lit", 1, "int63"], ["=="], ["==", "a"],
         ["isin", "a", 3], ["+", None, ["col", "a"]], ["like", "a", 1], ["and"], ["not", ["col", "a"], ["col", "a"]],
-        ["case", None, ["col", "a"], ["col", "b"]], ["lit", {"decimal": "x"}], ["lit", {"bytes": "*"}], ["lit", math.nan],
+        ["case", None, ["col", "a"], ["col", "b"]], ["lit", {"decimal": "x"}], ["lit", {"bytes": "*"}],
+        ["lit", math.nan],
         ["lit", {"timestamp": "x"}], ["lit", {"timestamp": 10**30}], [["col", "a"]], ["coalesce", None, 3],
     ],
     ids=str,
@@ -437,11 +442,13 @@ def test_every_literal_has_a_plain_form() -> None:
     for value in (None, True, 7, -1.5, "é", b"\0\xff", Decimal("1.50"), MOMENT):
         back = from_plain(json.loads(json.dumps(to_plain(lit(value)))))
         assert back.value == value and type(back.value) is type(value)
-    nested: Expr = functools.reduce(lambda inner, _: ~inner, range(2_000), col("b"))
-    with pytest.raises((InvalidArgument, RecursionError)):
-        from_plain(to_plain(nested))
     with pytest.raises(InvalidArgument):
         to_plain(lit(object()))
+    nested: list[Any] = ["col", "b"]
+    for _ in range(2_000):
+        nested = ["not", nested]
+    with pytest.raises(InvalidArgument):
+        from_plain(nested)
 
 
 def test_a_strangers_expression_is_held_to_the_same_limits() -> None:
@@ -455,7 +462,7 @@ def test_a_strangers_expression_is_held_to_the_same_limits() -> None:
         pb(op=pb.OP_CASE, args=[pb(op=pb.OP_COLUMN, column="b")] * 2),
         pb(op=pb.OP_COALESCE),
         pb(op=pb.OP_COLUMN),
-        pb(op=99),
+        pb(op=99),  # type: ignore[arg-type]
     ):
         with pytest.raises(InvalidArgument):
             from_expr(message)

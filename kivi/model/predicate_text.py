@@ -105,9 +105,10 @@ def _spelled(text: str, what: str) -> str:
 def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
     """``tokens * price > 100 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; nothing is run.
 
-    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)`` and ``case((a > 1, 'x'),
-    otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a column or value of another type
-    is read as one of that type, as a time. A number with a point is a decimal if its digits fit, but beside a float64.
+    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)`` and
+    ``case((a > 1, 'x'), otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a column or
+    value of another type is read as one of that type, such as a time. A number with a point is a decimal if its digits
+    fit in one, and a float64 beside a column of float64.
     ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
     """
     if len(text) > 10_000:
@@ -154,7 +155,8 @@ class _Reader:
             raise InvalidArgument(f"{self._what}: {ast.unparse(left)} cannot be compared like that")
         first, second = self._together([left, right])
         if not isinstance(op, _ORDERS) and (_is_null(first) or _is_null(second)):
-            first, second = (second, None) if _is_null(first) else (first, None)
+            null = (second if _is_null(first) else first).is_null()
+            return null if isinstance(op, (ast.Eq, ast.Is)) else ~null
         compared: Expr = _COMPARE[type(op)](first, second)
         if compared.args:  # of a column and a literal it is checked where the schema is known
             bind(compared, self._type_of)
@@ -192,8 +194,7 @@ class _Reader:
         out = [None if _is_literal(node) else self._value(node) for node in nodes]
         beside = next((value for value in out if value is not None), None)
         return [
-            lit(self._literal(node, beside)) if value is None else value
-            for node, value in zip(nodes, out, strict=True)
+            lit(self._literal(node, beside)) if value is None else value for node, value in zip(nodes, out, strict=True)
         ]
 
     # -- names, types and literals ------------------------------------------------------------------

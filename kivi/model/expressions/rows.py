@@ -145,7 +145,8 @@ def converted(value: Any, arg: Expr, of: Expr) -> Any:
 
 def _power(to: ColumnType, of: ColumnType | None) -> int:
     """What brings an unscaled value to another scale."""
-    return 10 ** (to.scale - (of.scale if of is not None else 0))
+    power: int = 10 ** (to.scale - (of.scale if of is not None else 0))
+    return power
 
 
 def _as_float(value: Any, type_: ColumnType | None) -> float:
