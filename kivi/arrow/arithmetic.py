@@ -133,7 +133,19 @@ def _at_scales(a: Array, b: Array, digits: int) -> Array:
 
 
 def _beside_floats(unscaled: Array, scale: int, numbers: Array) -> Array:
-    """The sign of unscaled / 10**scale - number, exactly.
+    """The sign of unscaled / 10**scale - number, exactly: by rounded values (within 2.3e-16) where these are apart."""
+    unscaled, numbers = np.broadcast_arrays(unscaled, numbers)
+    rounded = unscaled.astype(np.float64) / 10.0**scale
+    apart = rounded - numbers
+    signs = np.sign(apart).astype(np.int8)
+    close = np.flatnonzero(np.abs(apart) <= np.abs(rounded) * 1e-15)
+    if len(close):
+        signs[close] = _exact_signs(unscaled[close], scale, numbers[close])
+    return signs
+
+
+def _exact_signs(unscaled: Array, scale: int, numbers: Array) -> Array:
+    """The sign of unscaled / 10**scale - number.
 
     The whole parts decide, both cut towards 0, or else the fractions: an integer v, the rest of unscaled / 10**scale,
     and the fraction of the number times 10**scale. That product is a sum of two floats, high and low, without an error

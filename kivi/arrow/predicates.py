@@ -34,6 +34,7 @@ __all__ = ["evaluate", "filter_batch", "mask"]
 
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
+_KLEENE: Final = {"and": pc.and_kleene, "or": pc.or_kleene}
 _UNKNOWN: Final = pa.scalar(None, pa.bool_())
 
 
@@ -42,6 +43,8 @@ def filter_batch(batch: Any, predicate: Expr, types: Types) -> Any:
 
     Raises OutOfRange if a row's result is an error.
     """
+    if predicate.column:
+        return batch.filter(_of_column(batch.column(predicate.column), predicate, types[predicate.column]))
     selected = _checked(_evaluated(batch, predicate, types))
     if isinstance(selected, pa.Scalar):
         return batch if selected.as_py() else batch.slice(0, 0)
@@ -125,12 +128,14 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
         type_ = expr.type or _BOOL
         return _Values(pa.scalar(expr.value, _stored_type(type_)))
     args = [_evaluated(batch, arg, types) for arg in expr.args]
-    errors = _joined(*(arg.errors for arg in args))
+    errors = None
+    for arg in args:
+        if arg.errors is not None:
+            errors = _joined(errors, arg.errors)
+    if op in _KLEENE:
+        out = functools.reduce(_KLEENE[op], [arg.of for arg in args])
+        return _Values(out, None if errors is None else _where(errors, np.asarray(out.is_null())))
     match op:
-        case "and" | "or":
-            combine = pc.and_kleene if op == "and" else pc.or_kleene
-            out = functools.reduce(combine, (arg.of for arg in args))
-            return _Values(out, errors and _where(errors, ~np.asarray(_as_array(out.is_valid(), batch.num_rows))))
         case "not":
             return _Values(pc.invert(args[0].of), errors)
         case "is_null":
