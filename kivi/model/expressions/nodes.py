@@ -1,4 +1,4 @@
-"""The nodes of expressions, and the operators and functions that build them. Nothing is checked against a schema here."""
+"""The nodes of expressions, and the operators and functions that build them. Nothing here knows a schema."""
 
 from __future__ import annotations
 
