@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.derived_columns import FUNCTIONS
 from kivi.model.expressions import Expr, Value, bind, bind_value, case, coalesce, col, lit
 from kivi.model.types import ColumnType
 
-__all__ = ["parse_moment", "parse_value", "type_names", "where"]
+__all__ = ["parse_moment", "parse_value", "split_names", "type_names", "where"]
 
 
 _MEASURED: Final = re.compile(r"(?!(?:decimal|list|top|quantiles)\()\w+\((.*)\)")
@@ -32,6 +33,11 @@ def type_names(description: Mapping[str, Any]) -> dict[str, str]:
         match = _MEASURED.fullmatch(declared)
         out[name] = match[1] if match else declared
     return out | dict.fromkeys(description.get("derived", {}), "float64")
+
+
+def split_names(text: str) -> list[str]:
+    """``endpoint_id, quantile(latency, 0.99)`` -> the names of columns, of which some may be expressions."""
+    return [name.strip() for name in re.split(r",(?![^()]*\))", text)]
 
 
 def parse_moment(text: str, what: str) -> dt.datetime:
@@ -179,6 +185,8 @@ class _Reader:
                 return coalesce(*self._together(args))
             case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):
                 return self._case(node, pairs, keywords)
+            case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
+                return col(ast.unparse(node))  # a derived column that goes by its text
             case ast.Name() if not _is_literal(node):
                 return col(self._column(node))
         return lit(self._literal(node, None))
@@ -209,10 +217,13 @@ class _Reader:
         return node.id
 
     def _type_of(self, name: str) -> ColumnType:
-        return ColumnType.parse(self._types[name])
+        return ColumnType.read(self._type_name(name))
+
+    def _type_name(self, name: str) -> str:
+        return self._types[name] if name in self._types else "float64"  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
-        return self._types[value.column] if value.column else str(bind_value(value, self._type_of)[1])
+        return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of)[1])
 
     def _literal(self, node: ast.expr, beside: Value | None) -> Any:
         """``beside``: a value that it is compared with or added to, if there is such a one."""

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from kivi.errors import InvalidArgument
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, names
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 
@@ -185,6 +185,11 @@ class Query:
     def needed(self) -> tuple[str, ...]:
         """The columns that are shown and ordered by. Of those asked about a sum may have outgrown its column."""
         return tuple(dict.fromkeys((*self.columns, *(name for name, _ in self.order))))
+
+    @property
+    def read(self) -> set[str]:
+        """Every column that a row must have for it: shown, ordered by, or in the predicate."""
+        return {*self.needed, *(names(self.where) if self.where is not None else ())}
 
     def sort_key(self) -> Callable[[Row, bytes], tuple[Any, ...]]:
         """(row, key) -> what orders it among the others; no two are equal."""
