@@ -19,7 +19,7 @@ from typing import Any
 
 from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
-from kivi.model.predicate_text import parse_value, type_names, where
+from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
 __all__ = ["main"]
 
@@ -191,7 +191,7 @@ def watch(db: Any, args: argparse.Namespace) -> None:
     found = db.describe(args.table)
     wanted = {
         **query_of(found, args),
-        "order_by": args.order_by.split(",") if args.order_by else (),
+        "order_by": split_names(args.order_by) if args.order_by else (),
         "offset": args.offset,
         "interval_ms": args.interval,
         "since": args.since,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.predicate_text import parse_value, type_names
+from kivi.model.predicate_text import parse_value, split_names, type_names
 
 __all__ = ["assignments", "key_of", "outputs", "plain", "print_rows", "print_value", "shown"]
 
@@ -53,7 +53,7 @@ def key_of(description: Mapping[str, Any], words: Sequence[str], *, partial: boo
 
 def outputs(description: Mapping[str, Any], chosen: str | None) -> list[str]:
     if chosen:
-        return [name.strip() for name in chosen.split(",")]
+        return split_names(chosen)
     return [*description["key"], *description["columns"], *description.get("derived", {})]
 
 

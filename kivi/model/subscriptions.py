@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import Expr, names
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -166,6 +166,9 @@ class Query:
         for term in order_by:
             name = term.removeprefix("-")
             schema.output_columns([name])
+            column = schema.by_name.get(name)
+            if column is not None and column.type.is_state:
+                raise SchemaError(f"order_by names {name!r}, a {column.type}, which has no order: {column.type.advice(name)}")
             order.append((name, term.startswith("-")))
         if len({name for name, _ in order}) != len(order):
             raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")

@@ -131,6 +131,10 @@ class ColumnType:
         """Whether its stored form is the state of a measure."""
         return self.name in STATES
 
+    def advice(self, name: str) -> str:
+        """What to name in a predicate or an order instead of the state ``name``."""
+        return f"name quantile({name}, 0.99)" if self.name == "quantiles" else "it is only read"
+
     @property
     def is_integer(self) -> bool:
         """Stored as an exact integer: summed in 128 bits."""

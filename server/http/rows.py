@@ -50,7 +50,7 @@ from kivi.errors import InvalidArgument, KiviError
 from kivi.model.declarations import parse_duration_us
 from kivi.model.derived_columns import evaluator, parse_expression
 from kivi.model.expressions import Expr
-from kivi.model.predicate_text import parse_moment, parse_value, where
+from kivi.model.predicate_text import parse_moment, parse_value, split_names, where
 from kivi.model.schema import TableSchema
 from kivi.store.facade import Lease, Scan, Store
 from kivi.wire.status import status_code
@@ -161,7 +161,7 @@ def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
     try:
         schema = store.table(asked.table, lease)
         names = asked.given.get("columns")
-        asked.names = schema.output_columns(None if names is None else [name.strip() for name in names.split(",")])
+        asked.names = schema.output_columns(None if names is None else split_names(names))
         step_us = _step_us(schema, asked)
         wanted = _wanted(schema, asked, None if step_us else asked.names, None if step_us else asked.limit + 1)
         rows: Iterator[Row] = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
