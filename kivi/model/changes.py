@@ -32,8 +32,8 @@ class Changes:
     Of event tables only: ``skip`` leaves out so many events from the first on, and at most ``take`` are looked at, both
     before any predicate; ``remembered_at`` leaves out what a snapshot at this timestamp has forgotten by retention.
 
-    SnapshotTooOld says that events after ``since`` were dropped, or removed rows erased; with ``partial`` those that are
-    left are read (of an aggregate: every row). Of aggregates only: ``removed`` adds the column ``REMOVED``.
+    SnapshotTooOld says that events after ``since`` were dropped, or removed rows erased; with ``partial`` what is left
+    is read (of an aggregate: every row). Of aggregates only: ``removed`` adds the column ``REMOVED``.
     """
 
     since: int

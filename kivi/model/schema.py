@@ -313,6 +313,13 @@ class TableSchema:
             out["derived"] = dict(self.derived)
         return out
 
+    def described(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """``description`` with what is known about its contents: an aggregate is complete from its floor on."""
+        out = {**self.description(), "statistics": statistics}
+        if self.kind == "aggregate":
+            out["complete_since_us"] = statistics.get("complete_since_us", self.complete_since_us)
+        return out
+
     # -- JSON: the form in the catalog ----------------------------------------------------------
 
     def to_json(self) -> bytes:

@@ -1,8 +1,8 @@
 """Floors of aggregates with ``retention``: from which slot on their rows are there, for each snapshot.
 
-A floor (CTS, time) is a record of the commit log (``kivi.store.retention``). Rows of slots before the time are invisible
-to every snapshot at or past the CTS; no delta for them enters after it. Here are those floors that base includes, in
-one row of META for each table; newer ones are in the log and in ``Retention``'s memory.
+A floor (CTS, time) is a record of the commit log (``kivi.store.retention``). Rows of slots before the time are
+invisible to every snapshot at or past the CTS; no delta for them enters after it. Here are those floors that base
+includes, in one row of META for each table; newer ones are in the log and in ``Retention``'s memory.
 
 ``erased``: the floor below which rows were erased from base, or are being erased. It is recorded in the batch that
 erases the first of them, so nobody who needs these rows is answered without them.

@@ -16,9 +16,10 @@ Changed rows are found from the events, whose commits carry the deltas: the dist
 of which no column but those that make the key is read; then the rows by key at S. The cost is that of what changed, not
 of the table. An aggregate that was made complete after ``since`` has been changed everywhere.
 
-Rows that a retention floor has taken away since are changed, too: those between the floor that ``since`` saw and the one
-that S sees, from base, as long as they are there (``kivi.mvcc.forgetting``; SnapshotTooOld after that), and from what
-is pending. Whatever is named and has no row at S is told as a *removed row*: its key, and null in all other columns.
+Rows that a retention floor has taken away since are changed, too: those between the floor that ``since`` saw and the
+one that S sees, from base, as long as they are there (``kivi.mvcc.forgetting``; SnapshotTooOld after that), and from
+what is pending. Whatever is named and has no row at S is told as a *removed row*: its key, and null in all other
+columns.
 """
 
 from __future__ import annotations
@@ -38,8 +39,7 @@ from kivi.arrow.columns import rows_batch
 from kivi.arrow.dictionaries import gathered
 from kivi.delta.grouping import Events
 from kivi.delta.runs import DeltaRun
-from kivi.encoding.base_rows import Version
-from kivi.encoding.key_slots import KeySlot, rows_between
+from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import decode_key, prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.encoding.projection import Projection
@@ -50,6 +50,7 @@ from kivi.model.expressions import Scan, matches
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.row_floors import RowFloors
+from kivi.mvcc.slot_walk import rows_between
 from kivi.mvcc.watermark import Watermark
 from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
 
@@ -300,7 +301,10 @@ class ChangeReads:
         low, high = key_range(schema, wanted)
         slot, prefix = KeySlot.of(schema), table_prefix(Space.ROW, schema.id)
         indexed, runs = self.reads.pending.capture(schema.id, low, high, lease.ts)
-        for keys in (pa.array([key for key, _ in indexed], pa.large_binary()), *(_keys_in(run, low, high) for run in runs)):
+        for keys in (
+            pa.array([key for key, _ in indexed], pa.large_binary()),
+            *(_keys_in(run, low, high) for run in runs),
+        ):
             yield keys.filter(pa.array(slot.below(keys, floor_us)))
         at: bytes | None = prefix + (low or b"")
         end = prefix_end(prefix) if high is None else prefix + high

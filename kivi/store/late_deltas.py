@@ -4,9 +4,9 @@ A floor lies where a slot begins, so such an event is one whose time is before t
 is grouped. Commits with late events are few. Without one nothing is copied, and aggregates share what they share
 (``kivi.delta.grouping``).
 
-``floors``: by id of each aggregate with a retention, the floor that the commit is derived for, in microseconds; the commit is
-derived again if it is another by the time it enters (``kivi.store.retention``). ``Runs`` are by id as well; ``Counts``
-say, by origin of the aggregates of which something was left out, how many events that were.
+``floors``: by id of each aggregate with a retention, the floor that the commit is derived for, in microseconds; it is
+derived again if that is another by the time it enters (``kivi.store.retention``). ``Runs`` are by id as well;
+``Counts`` say, by origin of the aggregates of which something was left out, how many events that were.
 """
 
 from __future__ import annotations
@@ -30,9 +30,7 @@ Runs = list[tuple[int, DeltaRun]]
 Counts = dict[int, int]
 
 
-def runs_in_time(
-    aggregates: Sequence[TableSchema], floors: Floors, batch: pa.RecordBatch
-) -> tuple[Runs, Counts]:
+def runs_in_time(aggregates: Sequence[TableSchema], floors: Floors, batch: pa.RecordBatch) -> tuple[Runs, Counts]:
     """The delta runs of one commit's events, but for those without an event, and the counts."""
 
     def derived(of: Sequence[TableSchema], kept: Array | None) -> list[DeltaRun]:
@@ -95,4 +93,3 @@ def _in_time(aggregate: TableSchema, floors: Floors, batch: pa.RecordBatch) -> A
         return None
     in_time = pc.fill_null(pc.greater_equal(times, floor_us), True)
     return np.flatnonzero(in_time.to_numpy(zero_copy_only=False))
-

@@ -347,7 +347,7 @@ def prepare(
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
 
-    ``new``: the generations that the tables it overwrites will have. ``row_floors``: of the aggregates with a retention.
+    ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
     """
     commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]

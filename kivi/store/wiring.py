@@ -89,9 +89,7 @@ class Wiring:
             clock=clock,
         )
         self.row_floors = RowFloors(engine)
-        self.retention = Retention(
-            engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of
-        )
+        self.retention = Retention(engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of)
         self.computing = Turns(COMPUTING)
 
     def _wire(self, position: int) -> None:
