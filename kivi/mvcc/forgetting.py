@@ -8,8 +8,9 @@ Keys begin with the group, so rows of old slots lie all over the table. A *walk*
 (``kivi.mvcc.slot_walk``), through the versions and then through the rows. It costs a seek for each group, so it
 begins only when there is something to gain: when a tenth of the retention is to be erased. And it stays as much behind
 the newest floor, so that readers of changes have time to learn which rows a floor took away. So a table is at most a
-fifth larger than what it shows. Measured: 100,000 groups of 100 slots, 1.2 s for a walk that erases 1,000,000 rows,
-a thousand rows and 4 ms at a time.
+fifth larger than what it shows. Measured, in processor time: 3 us for each row that goes where a walk erases 20 rows of
+each of 1,000 groups, 7 us where it erases 4 of each of 10,000; in steps of a thousand rows, 4 to 8 ms each. An append
+of as many events as there are rows takes 5 to 6 us for each.
 
 A walk that a crash ends is not remembered: the next one begins at the first group and finds what is left.
 """
@@ -25,7 +26,7 @@ from kivi.engine import Engine, WriteBatch
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.row_floors import Floor, RowFloors
-from kivi.mvcc.slot_walk import rows_between
+from kivi.mvcc.slot_walk import keys_between, keys_of
 from kivi.mvcc.sweep import Sweeper
 
 __all__ = ["Forgetting"]
@@ -87,16 +88,19 @@ class Forgetting:
     def _advance(self, schema: TableSchema, walk: _Walk) -> None:
         space = _SPACES[walk.space]
         end = prefix_end(table_prefix(space, schema.id))
-        found, at = rows_between(
+        found, at = keys_between(
             self._engine, schema, space, walk.at, end,
-            low_us=None, floor_us=walk.floor.time_us, rows=_ROWS, seeks=_SEEKS,
+            lists=keys_of, low_us=None, floor_us=walk.floor.time_us, rows=_ROWS, seeks=_SEEKS,
         )  # fmt: skip
         batch = WriteBatch()
         if not walk.begun:
             self._floors.begin_erasing(batch, schema.id, walk.floor)
-        for name, _ in found:
+        for name in found:
             batch.delete(name)
-        versions = [(schema, schema.id, nbytes) for _, nbytes in found] if space is Space.VERSION else []
+        versions = []
+        if space is Space.VERSION:
+            stored = zip(found, self._engine.get_many(found), strict=True)
+            versions = [(schema, schema.id, len(name) + len(data or b"")) for name, data in stored]
         self._sweeper.write_swept(batch, versions)
         walk.begun = True
         if space is Space.ROW:

@@ -198,15 +198,15 @@ class Reader:
             count = len(first)
             if count < size and count + len(indexed) + sum(len(found) for _, found in ranges) <= few:
                 changed = _joined(indexed, tuple(run for run, _ in ranges), start, end, upto, False)
-                found = self._rows(schema, pairs_of(first, schema, layout), changed, upto, False)
-                yield list(self._kept(schema, found, upto))
+                few_rows = self._rows(schema, pairs_of(first, schema, layout), changed, upto, False)
+                yield list(self._kept(schema, few_rows, upto))
                 return
             every = itertools.chain([first] if first else [], chunks)
             base = base_rows(every, schema, layout, itertools.chain([first_rows], itertools.repeat(rows)))
             versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))
-            found = overlaid(schema, layout, versions, indexed, ranges, upto, rows)
             floor_us = self.row_floor(schema, upto) if schema.forgets_rows else None
-            yield from found if floor_us is None else (_above(schema, portion, floor_us) for portion in found)
+            for portion in overlaid(schema, layout, versions, indexed, ranges, upto, rows):
+                yield portion if floor_us is None else _above(schema, portion, floor_us)
 
         return self._held(portions(), lease, schema)
 

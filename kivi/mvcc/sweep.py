@@ -14,7 +14,7 @@ Versions that are kept for open snapshots have a budget; beyond it the oldest sn
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
@@ -154,7 +154,7 @@ class Sweeper:
         self.write_swept(batch, gone)
         self._tombstone_cursor = resume
 
-    def write_swept(self, batch: WriteBatch, gone: list[_Gone]) -> None:
+    def write_swept(self, batch: WriteBatch, gone: Iterable[_Gone]) -> None:
         """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""
         floors = dict(self.history_floors) if len(batch) else self._floors_saved
         for table, floor in floors.items():

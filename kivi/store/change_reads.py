@@ -50,7 +50,7 @@ from kivi.model.expressions import Scan, matches
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.row_floors import RowFloors
-from kivi.mvcc.slot_walk import rows_between
+from kivi.mvcc.slot_walk import keys_between, pairs_of
 from kivi.mvcc.watermark import Watermark
 from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
 
@@ -309,11 +309,11 @@ class ChangeReads:
         at: bytes | None = prefix + (low or b"")
         end = prefix_end(prefix) if high is None else prefix + high
         while at is not None:
-            found, at = rows_between(
+            found, at = keys_between(
                 self.reads.reader.engine, schema, Space.ROW, at, end,
-                low_us=low_us, floor_us=floor_us, rows=_GET_ROWS, seeks=_GET_ROWS,
+                lists=pairs_of, low_us=low_us, floor_us=floor_us, rows=_GET_ROWS, seeks=_GET_ROWS,
             )  # fmt: skip
-            yield pa.array([name[len(prefix) :] for name, _ in found], pa.large_binary())
+            yield pa.array([name[len(prefix) :] for name in found], pa.large_binary())
         self.reads.reader.check(lease, schema)
 
 

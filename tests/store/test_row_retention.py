@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pyarrow as pa
 import pytest
 
 import kivi
+from kivi.delta.derive import derive_all as whole_derive_all
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import encode_key
 from kivi.errors import InvalidArgument, SchemaError, SnapshotTooOld
 from kivi.model.declarations import aggregate_schema, event_table_schema
-from kivi.store import late_deltas
 from tests.golden.driver import EmbeddedDriver
 
 MINUTE = 60_000_000
@@ -469,12 +470,19 @@ def test_erasing_waits_until_it_is_worth_a_walk_and_is_done_in_steps(driver: Emb
 def test_a_floor_that_moves_between_deriving_and_entering_is_met(driver: EmbeddedDriver) -> None:
     """The commit is derived again."""
     driver.db.append("e", events(range(60)))
-    for append in (
-        lambda: driver.db.append("e", events(range(45, 60), a=5)),
-        lambda: driver.db.append("e", events(range(15, 60), a=5)),
-        lambda: driver.db.append("e", events(range(45, 60), a=5)) if each is None else each(),
-    ):
-        each = None
+
+    def each() -> None:
+        with driver.db.appender("e", each=True) as app:
+            for event in events(range(45, 60), a=5):
+                app.append(**event)
+
+    def small() -> None:
+        driver.db.append("e", events(range(45, 60), a=5))
+
+    def bulk() -> None:
+        driver.db.append("e", events(range(15, 60), a=5))
+
+    for append in (small, bulk, each):
         minute = 46 + driver.store.committer.counters.rederived
         moved = threading.Event()
         whole = driver.store.retention.newest_of
@@ -609,7 +617,7 @@ def test_only_aggregates_with_a_time_slot_have_retention(retention: Any) -> None
         aggregate_schema("agg", source, ["a", "ts"], measures, retention=retention)
     with pytest.raises(InvalidArgument, match="retention"):
         aggregate_schema("agg", source, [kivi.time_slot("ts", "1m")], measures, retention="soon")
-    group_by = [kivi.time_slot("ts", "1h", "hour"), "a", kivi.time_slot("ts", "1m"), "t"]
+    group_by: list[Any] = [kivi.time_slot("ts", "1h", "hour"), "a", kivi.time_slot("ts", "1m"), "t"]
     made = aggregate_schema("agg", source, group_by, measures, retention=retention)
     assert made.retention_us == 10 * MINUTE
     assert type(made).from_json(made.to_json()) == made
@@ -619,21 +627,17 @@ def test_only_aggregates_with_a_time_slot_have_retention(retention: Any) -> None
 @pytest.mark.parametrize("group_by", [["slot"], ["a", "slot"], ["slot", "t"], ["t", "slot", "u"], ["t", "slot", "a"]])
 def test_the_slot_is_found_in_keys(group_by: list[str]) -> None:
     source = event_table_schema("e", "ts", COLUMNS)
-    groups = [kivi.time_slot("ts", "1m") if name == "slot" else name for name in group_by]
+    groups: list[Any] = [kivi.time_slot("ts", "1m") if name == "slot" else name for name in group_by]
     made = aggregate_schema("agg", source, groups, {"calls": kivi.count()}, retention="1h")
     slot, chosen = KeySlot.of(made), random.Random(5)
-    values = [
-        tuple(
-            {"slot": chosen.randint(-(10**15), 10**15), "a": chosen.randint(-9, 9), "t": "x\0" * chosen.randint(0, 3)}.get(
-                name, "u"
-            )
-            for name in group_by
-        )
-        for _ in range(300)
-    ]
+    made_up: dict[str, Callable[[], Any]] = {
+        "slot": lambda: chosen.randint(-(10**15), 10**15),
+        "a": lambda: chosen.randint(-9, 9),
+        "t": lambda: "x\0" * chosen.randint(0, 3),
+        "u": lambda: "u",
+    }
+    values = [tuple(made_up[name]() for name in group_by) for _ in range(300)]
     keys = [encode_key([column.type for column in made.key], value) for value in values]
-    import pyarrow as pa
-
     for floor in (-(10**15), 0, 12_345, values[0][group_by.index("slot")]):
         expected = [value[group_by.index("slot")] < floor for value in values]
         assert [slot.is_below(key, floor) for key in keys] == expected
@@ -646,13 +650,12 @@ def test_nothing_is_copied_where_nothing_is_late(driver: EmbeddedDriver) -> None
     driver.db.append("e", events(range(60)))
     set_floor(driver, "fine", 20)
     derived: list[int] = []
-    whole = late_deltas.derive_all
 
     def derive_all(aggregates: Any, batch: Any) -> Any:
         derived.append(len(aggregates))
-        return whole(aggregates, batch)
+        return whole_derive_all(aggregates, batch)
 
-    with patch.object(late_deltas, "derive_all", derive_all):
+    with patch("kivi.store.late_deltas.derive_all", derive_all):
         driver.db.append("e", events(range(20, 60)))
         driver.db.append("e", events(range(19, 59)))
     assert derived == [len(AGGREGATES), len(AGGREGATES) - 1, 1]
