@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.embedded.database import Database
 from kivi.errors import SchemaError
 from tests.waiting import wait_until
 
@@ -31,7 +32,7 @@ def test_an_aggregate_forgets_and_another_does_not(db: Any) -> None:
     db.append("e", events(range(60)))
     since = db.watermark()
     db.consolidate()
-    if isinstance(db, kivi.Database):  # the embedded one: a server sets floors every few seconds
+    if isinstance(db, Database):  # the embedded one: a server sets floors every few seconds
         db.store.housekeeping.move_floors()
     wait_until(lambda: "floor_us" in db.describe("fine")["statistics"], reason="no floor was set")
     db.append("e", events(range(45, 61)))
