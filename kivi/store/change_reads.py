@@ -46,7 +46,8 @@ from kivi.encoding.projection import Projection
 from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
 from kivi.model.changes import COMMIT_TS, REMOVED, Changes, TailPoints
-from kivi.model.expressions import Scan, matches
+from kivi.model.expressions import matches
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.row_floors import RowFloors

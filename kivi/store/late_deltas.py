@@ -12,22 +12,24 @@ derived again if that is another by the time it enters (``kivi.store.retention``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.delta.derive import derive_all, derive_each, derive_small
+from kivi.delta.derive import derive_all, derive_each, derive_few
 from kivi.delta.runs import Array, DeltaRun
 from kivi.model.lifetimes import retention_slot
 from kivi.model.schema import TableSchema
 
-__all__ = ["each_in_time", "runs_in_time", "small_in_time"]
+__all__ = ["each_in_time", "few_in_time", "runs_in_time"]
 
 Floors = Mapping[int, int | None]
 Runs = list[tuple[int, DeltaRun]]
 Counts = dict[int, int]
+Rows = list[tuple[bytes, dict[int, Any]]]
+T = TypeVar("T")
 
 
 def runs_in_time(aggregates: Sequence[TableSchema], floors: Floors, batch: pa.RecordBatch) -> tuple[Runs, Counts]:
@@ -35,6 +37,17 @@ def runs_in_time(aggregates: Sequence[TableSchema], floors: Floors, batch: pa.Re
 
     def derived(of: Sequence[TableSchema], kept: Array | None) -> list[DeltaRun]:
         return derive_all(of, batch if kept is None else batch.take(pa.array(kept)))
+
+    return _derived(aggregates, floors, batch, derived)
+
+
+def few_in_time(
+    aggregates: Sequence[TableSchema], floors: Floors, batch: pa.RecordBatch
+) -> tuple[list[tuple[int, Rows]], Counts]:
+    """The same of a few events, row by row (``derive_few``)."""
+
+    def derived(of: Sequence[TableSchema], kept: Array | None) -> list[Rows]:
+        return derive_few(of, batch if kept is None else batch.take(pa.array(kept)))
 
     return _derived(aggregates, floors, batch, derived)
 
@@ -56,8 +69,8 @@ def _derived(
     aggregates: Sequence[TableSchema],
     floors: Floors,
     batch: pa.RecordBatch,
-    derive: Callable[[Sequence[TableSchema], Array | None], list[DeltaRun]],
-) -> tuple[Runs, Counts]:
+    derive: Callable[[Sequence[TableSchema], Array | None], list[T]],
+) -> tuple[list[tuple[int, T]], Counts]:
     kept = {aggregate.id: _in_time(aggregate, floors, batch) for aggregate in aggregates}
     whole = [aggregate for aggregate in aggregates if kept[aggregate.id] is None]
     runs = dict(zip((aggregate.id for aggregate in whole), derive(whole, None), strict=True))
@@ -68,18 +81,6 @@ def _derived(
             if len(of):
                 runs[aggregate.id] = derive([aggregate], of)[0]
     return [(aggregate.id, runs[aggregate.id]) for aggregate in aggregates if aggregate.id in runs], late
-
-
-def small_in_time(
-    aggregate: TableSchema, floors: Floors, rows: Sequence[dict[str, Any]]
-) -> tuple[list[tuple[bytes, dict[int, Any]]], int]:
-    """``derive_small`` of the events (stored form) that are not late, and how many are."""
-    floor_us = floors.get(aggregate.id)
-    if floor_us is None:
-        return derive_small(aggregate, rows), 0
-    source = retention_slot(aggregate).source
-    kept = [row for row in rows if row.get(source) is None or row[source] >= floor_us]
-    return derive_small(aggregate, kept), len(rows) - len(kept)
 
 
 def _in_time(aggregate: TableSchema, floors: Floors, batch: pa.RecordBatch) -> Array | None:
