@@ -68,6 +68,7 @@ def _changes(sent: types_pb2.Changes) -> Changes:
         sent.take if sent.HasField("take") else None,
         sent.remembered_at if sent.HasField("remembered_at") else None,
         sent.partial,
+        sent.removed,
     )
 
 
@@ -303,4 +304,5 @@ class Translator:
             {m.name: m.call for m in from_measures(request.measures)},
             {d.name: d.expression for d in request.derived},
             request.history_us if request.HasField("history_us") else None,
+            request.retention_us if request.HasField("retention_us") else None,
         )

@@ -126,4 +126,5 @@ def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequ
         measures=to_measures([call.as_measure(name) for name, call in wanted.measures.items()]),
         derived=[types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
         history_us=None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+        retention_us=None if wanted.retention is None else parse_duration_us(wanted.retention, "retention"),
     )

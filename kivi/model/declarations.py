@@ -17,6 +17,7 @@ from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
+from kivi.model.lifetimes import slot_index
 from kivi.model.measuring import delta_column, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name
 from kivi.model.schema import Column, GroupKey, OperatorCall, TableSchema
@@ -135,6 +136,7 @@ def aggregate_schema(
     measures: Mapping[str, OperatorCall],
     derived: Mapping[str, str] | None = None,
     history: str | int | dt.timedelta | None = None,
+    retention: str | int | dt.timedelta | None = None,
 ) -> TableSchema:
     """The schema of an aggregate table over the event table ``source``. Raises SchemaError, InvalidArgument."""
     if source.kind != "event":
@@ -154,6 +156,11 @@ def aggregate_schema(
             column = source.column(item)
             groups.append(GroupKey(item, item))
         keys.append(Column(groups[-1].name, column.type))
+    if retention is not None and slot_index(groups) is None:
+        raise SchemaError(
+            f"aggregate {name!r} has no time slot in its key, and retention forgets rows by their slots: group by "
+            'kivi.time_slot("ts", "5m"), or leave retention out'
+        )
     columns, built = measured(source, measures)
     check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
     expressions = []
@@ -167,6 +174,7 @@ def aggregate_schema(
         key=tuple(keys),
         columns=tuple(columns),
         history_us=None if history is None else parse_duration_us(history, "history"),
+        retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         source=source.name,
         source_id=source.id,
         group_by=tuple(groups),

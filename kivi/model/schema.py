@@ -214,6 +214,11 @@ class TableSchema:
         return self.origin_id or self.id
 
     @property
+    def forgets_rows(self) -> bool:
+        """Whether it is an aggregate with ``retention``: some snapshots do not see its rows of old slots any more."""
+        return self.retention_us is not None and self.kind == "aggregate"
+
+    @property
     def key_names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.key)
 
@@ -377,6 +382,7 @@ class TableSchema:
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
         if self.kind == "aggregate":
             out["source"] = self.source
+            out["retention_us"] = self.retention_us
             out["complete_since_us"] = self.complete_since_us
             out["group_by"] = [
                 {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
@@ -384,6 +390,13 @@ class TableSchema:
             ]
             out["measures"] = {m.name: str(m.call) for m in self.measures}
             out["derived"] = dict(self.derived)
+        return out
+
+    def described(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """``description`` with what is known about its contents: an aggregate is complete from its floor on."""
+        out = {**self.description(), "statistics": statistics}
+        if self.kind == "aggregate":
+            out["complete_since_us"] = statistics.get("complete_since_us", self.complete_since_us)
         return out
 
     # -- JSON: the form in the catalog ----------------------------------------------------------
