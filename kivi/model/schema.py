@@ -99,7 +99,7 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One delta column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
+    """One column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
 
     Events that ``where`` does not select, and those where the source is null, are not observed. Both are as text, the
     JSON of ``kivi.model.expressions.to_plain``. ``options``: as they were given, ``by`` among them.

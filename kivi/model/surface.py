@@ -71,12 +71,12 @@ def count(source: Source = None, *, where: Any = None) -> OperatorCall:
 
 
 def avg(source: Source, *, where: Any = None) -> OperatorCall:
-    """The mean as a float64: exact sums of integers and decimals, rounded once when they are read. Null of no values."""
+    """The mean as a float64: sums of integers and decimals are exact and rounded once, on reading. Null of no values."""
     return _call("avg", source, where)
 
 
 def var(source: Source, *, population: bool = False, where: Any = None) -> OperatorCall:
-    """The variance of the sample (divided by n - 1, as in SQL), or of the whole population (by n); ``avg`` for the rest.
+    """The variance of the sample (divided by n - 1, as in SQL), or of the whole population (by n).
 
     Of float64 it is what the sums of values and squares say: a spread that is small beside the mean is lost.
     """
