@@ -71,7 +71,7 @@ def count(source: Source = None, *, where: Any = None) -> OperatorCall:
 
 
 def avg(source: Source, *, where: Any = None) -> OperatorCall:
-    """The mean as a float64: sums of integers and decimals are exact and rounded once, on reading. Null of no values."""
+    """The mean as a float64. Sums of integers and decimals are exact, rounded once on reading; null of no values."""
     return _call("avg", source, where)
 
 

@@ -318,10 +318,25 @@ class Unfloored(Model):
         self.commits = model.commits
 
 
-STEPS = (
-    "small bulk each transaction move consolidate light erase step_of_the_background "
-    "begin end check_history check_changes check_changes small bulk move"
-).split()
+STEPS = [
+    "small",
+    "bulk",
+    "each",
+    "transaction",
+    "move",
+    "consolidate",
+    "light",
+    "erase",
+    "step_of_the_background",
+    "begin",
+    "end",
+    "check_history",
+    "check_changes",
+    "check_changes",
+    "small",
+    "bulk",
+    "move",
+]
 
 
 @pytest.mark.parametrize(("seed", "forced"), [(1, False), (2, True), (3, False), (4, True), (5, None)])
