@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kivi.model.declarations import time_slot
     from kivi.model.expressions import col
     from kivi.model.outcomes import ABORTED, UNKNOWN
-    from kivi.model.surface import count, max, min, sum, transactional
+    from kivi.model.surface import combine, count, max, min, sum, transactional
 
 __version__ = "0.2.0"
 
@@ -77,6 +77,7 @@ __all__ = [
     "aio",
     "client",
     "col",
+    "combine",
     "connect",
     "count",
     "errors",
@@ -93,6 +94,7 @@ _LAZY = {
     "ABORTED": "kivi.model.outcomes",
     "UNKNOWN": "kivi.model.outcomes",
     "col": "kivi.model.expressions",
+    "combine": "kivi.model.surface",
     "connect": "kivi.client.database",
     "count": "kivi.model.surface",
     "max": "kivi.model.surface",

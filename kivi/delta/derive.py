@@ -31,7 +31,6 @@ from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of
 from kivi.encoding.keys import encode_key
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
-from kivi.model.types import INT64_MIN
 
 __all__ = ["derive", "derive_all", "derive_each", "derive_small", "run_from_rows"]
 
@@ -49,7 +48,7 @@ def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: in
     """``derive`` for each of the aggregates of one source, sharing what they have in common (decision 0014)."""
     events = _Derivation(batch)
     runs: dict[int, DeltaRun] = {}
-    for i in sorted(range(len(aggregates)), key=lambda i: aggregates[i].group_by[-1].slot_us):  # finer slots first
+    for i in sorted(range(len(aggregates)), key=lambda i: _length_us(aggregates[i])):  # finer slots first
         aggregate = aggregates[i]
         groups = events.groups(aggregate)
         cells = [
@@ -58,6 +57,11 @@ def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: in
         ]
         runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
     return [runs[i] for i in range(len(aggregates))]
+
+
+def _length_us(aggregate: TableSchema) -> int:
+    slot = aggregate.group_by[-1].slot
+    return slot.nominal_us if slot is not None else 0
 
 
 def derive_each(
@@ -195,12 +199,12 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
 
 
 def _group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
-    if not group.slot_us:
+    if (slot := group.slot) is None:
         return value
-    start = value // group.slot_us * group.slot_us
-    if start < INT64_MIN:
-        raise no_slot(aggregate, group)
-    return start
+    try:
+        return slot.start(value)
+    except OverflowError:
+        raise no_slot(aggregate, group) from None
 
 
 def run_from_rows(schema: TableSchema, rows: Sequence[tuple[bytes, int, dict[int, Any]]]) -> DeltaRun:

@@ -4,7 +4,8 @@ A definition is checked in full before anything is stored: names, types, that an
 aggregate's groups and measures are columns of its source, and that its derived columns are arithmetic over them. So
 whoever reads a schema later checks nothing again.
 
-Durations (a slot's width, ``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds.
+Durations (``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds; so are the widths of
+slots, which may be by calendar too (``kivi.model.slots``).
 """
 
 from __future__ import annotations
@@ -18,54 +19,31 @@ from typing import Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
 from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
+from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType, shown
 
 __all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-_DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
-_UNITS_US: Final = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
-
-_DURATION_MAX_US: Final = 2**62
-"""146,000 years. A moment and a duration, both in microseconds, then add up within 64 bits."""
-
-
-def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
-    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
-    if isinstance(value, dt.timedelta):
-        micros = value // dt.timedelta(microseconds=1)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        micros = value
-    elif isinstance(value, str) and (match := _DURATION.match(value.strip())):
-        micros = int(match[1]) * _UNITS_US[match[2]]
-    else:
-        raise InvalidArgument(f"{what} {shown(value)} is not a duration: write it like '5m', '1h' or '30d'")
-    if micros <= 0:
-        raise InvalidArgument(f"{what} {shown(value)} must be greater than zero")
-    if micros > _DURATION_MAX_US:
-        raise InvalidArgument(f"{what} {shown(value)} is too long: at most 2**62 microseconds, 53,375,995 days")
-    return micros
-
 
 @dataclass(frozen=True, slots=True)
 class TimeSlot:
-    """A group key: the start of the fixed-width slot, aligned to the epoch, that a timestamp column falls in."""
+    """A group key: the start of the slot that a timestamp column falls in (``kivi.model.slots``)."""
 
     column: str
-    width_us: int
+    slot: Slot
     name: str
 
 
-def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot") -> TimeSlot:
-    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``."""
-    return TimeSlot(column, parse_duration_us(width, "slot width"), name)
+def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot", tz: str | None = None) -> TimeSlot:
+    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``.
+
+    ``width`` is a duration, or by calendar "1w" (from Monday), "1month", "1quarter", "1year". ``tz``, an IANA name such
+    as "Europe/Madrid", has them begin at its local midnight, or, hours and less, with its clock; without it they are
+    those of UTC. Raises InvalidArgument for what is no width, SchemaError for a zone that is not known and for widths
+    that do not divide its day.
+    """
+    return TimeSlot(column, Slot.parse(width, tz), name)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -86,6 +64,7 @@ def _value_column(name: object, declared: object, what: str) -> Column:
 
 
 def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
+    _check_own(name, call)
     if call.operator in ("sum", "count"):
         if type_.name not in ("int64", "float64", "decimal"):
             raise SchemaError(f"column {name!r}: {call.operator} needs int64, float64 or decimal, not {type_}")
@@ -93,6 +72,11 @@ def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
     if type_.name not in ("int64", "float64", "decimal", "timestamp"):
         raise SchemaError(f"column {name!r}: {call.operator} needs a number or a timestamp, not {type_}")
     return Column(name, type_, "min" if call.operator == "min" else "max")
+
+
+def _check_own(name: str, call: OperatorCall) -> None:
+    if call.operator == "combine":
+        raise SchemaError(f"{name!r}: kivi.combine is for measures of aggregates whose source is an aggregate")
 
 
 def row_table_schema(
@@ -166,7 +150,7 @@ def aggregate_schema(
             column = source.column(item.column)
             if column.type.name != "timestamp":
                 raise SchemaError(f"aggregate {name!r}: time_slot needs a timestamp, {item.column!r} is {column.type}")
-            groups.append(GroupKey(check_name(item.name, "group key"), item.column, item.width_us))
+            groups.append(GroupKey.of_slot(check_name(item.name, "group key"), item.column, item.slot))
         else:
             column = source.column(item)
             groups.append(GroupKey(item, item))
@@ -212,6 +196,7 @@ def _measured(
             check_name(measure_name, "measure")
         if not isinstance(call, OperatorCall):
             raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
+        _check_own(measure_name, call)
         if call.operator == "count":
             if call.argument is not None:
                 source.column(call.argument)

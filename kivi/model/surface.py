@@ -10,7 +10,7 @@ from typing import Any
 from kivi.errors import InvalidArgument
 from kivi.model.schema import OperatorCall
 
-__all__ = ["count", "max", "min", "sum", "transactional"]
+__all__ = ["combine", "count", "max", "min", "sum", "transactional"]
 
 
 def sum(argument: str) -> OperatorCall:
@@ -31,6 +31,11 @@ def max(argument: str) -> OperatorCall:
 def count(argument: str | None = None) -> OperatorCall:
     """The number of events, or of those where the column is not null. Kept as a SUM of 1."""
     return OperatorCall("count", argument)
+
+
+def combine(measure: str) -> OperatorCall:
+    """In an aggregate whose source is an aggregate: the states of that measure of its source, combined."""
+    return OperatorCall("combine", measure)
 
 
 def transactional(function: Callable[..., Any]) -> Callable[..., Any]:
