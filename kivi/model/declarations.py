@@ -26,6 +26,7 @@ __all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
+
 @dataclass(frozen=True, slots=True)
 class TimeSlot:
     """A group key: the start of the slot that a timestamp column falls in (``kivi.model.slots``)."""

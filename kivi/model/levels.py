@@ -144,7 +144,13 @@ def level_schemas(
     names = iter(level_names(name, levels, slots))
     return [
         declared_schema(
-            table, next(names), source, [*columns, TimeSlot(time, Slot.parse(slot, tz), "slot")], measures, derived, history
+            table,
+            next(names),
+            source,
+            [*columns, TimeSlot(time, Slot.parse(slot, tz), "slot")],
+            measures,
+            derived,
+            history,
         )
         for columns in levels
         for slot in slots
