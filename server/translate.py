@@ -22,8 +22,8 @@ from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.model.changes import Changes
 from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema, summary_schema
-from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.expressions import Expr
+from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.schema import Measure, OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import ColumnType

@@ -67,8 +67,8 @@ def operator_call(name: str, text: str) -> OperatorCall:
     operator, _, column = text.partition(":")
     if operator not in OPERATORS or (not column and operator != "count"):
         raise InvalidArgument(
-            f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column, or over an "
-            "aggregate combine:measure"
+            f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column, or, over "
+            "an aggregate, combine:measure"
         )
     return OperatorCall(cast(Any, operator), column or None)
 

@@ -12,7 +12,8 @@ a grouping. Where keys end in a time slot, the groups of slots n times as long a
     (7, 17:50  ---------) (7, 17:55) (9, 17:50)        by five minutes
 
 so a *rolled-up* grouping sorts nothing and looks at no event: exact sums, MIN and MAX are those of the finer groups,
-added. So are those of months, of hours or days that nest in them (``Slot.nests_in``). (Float sums are added in the order of the events, and are taken from these.)
+added. So are those of months, of hours or days that nest in them (``Slot.nests_in``). (Float sums are added in the
+order of the events, and are taken from these.)
 
 Pure: no I/O and no clock.
 """

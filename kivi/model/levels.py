@@ -4,9 +4,9 @@ An aggregate whose ``source=`` is another one is *flattened* where it is declare
 and measures of the event table that both are of. So it is derived from the events, in the commit that brings them, like
 any other, and holds what an aggregate declared there would hold, bit for bit (R21)::
 
-    endpoint_5m  over invocations   by application, endpoint_id, slot = 5m of ts     calls = count(), slowest = max(resp)
-    app_1h       over endpoint_5m   by application, slot = 1h of slot                calls = combine, slowest = combine
-          is     over invocations   by application, slot = 1h of ts                  calls = count(), slowest = max(resp)
+    endpoint_5m  over invocations  by application, endpoint_id, slot = 5m of ts  calls = count(), slowest = max(resp)
+    app_1h       over endpoint_5m  by application, slot = 1h of slot             calls = combine, slowest = combine
+          is     over invocations  by application, slot = 1h of ts               calls = count(), slowest = max(resp)
 
 That is possible where each of its rows is made of whole rows of its source: it groups by key columns of that, and its
 slots are made of whole slots. Its measures are states of its source's measures, combined.
@@ -101,8 +101,8 @@ def _flat_measure(name: str, over: TableSchema, measure: str, call: OperatorCall
         raise SchemaError(f"{where}: {call.argument!r} is no measure of its source {over.name!r}: it has {known}")
     if call.operator != "combine" and found.operator not in _COMBINES[call.operator]:
         raise SchemaError(
-            f"{where}: {call} cannot be had from {over.name!r}, where {found.name!r} is a {found.operator}: combine it, "
-            f"kivi.combine({found.name!r}), or declare it over the events, {over.source!r}"
+            f"{where}: {call} cannot be had from {over.name!r}, where {found.name!r} is a {found.operator}: combine "
+            f"it, kivi.combine({found.name!r}), or declare it over the events, {over.source!r}"
         )
     return _call_of(found)
 

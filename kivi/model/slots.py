@@ -5,8 +5,8 @@ Every slot begins where the one before it ends, and ``start`` of a moment is the
 * **Fixed width, no zone** ("5m"): multiples of the width since 1970-01-01 UTC.
 * **Calendar units** ("1d", "2w", "1month", "1quarter", "1year"): slots begin at local midnight. Days are counted from
   1970-01-01, weeks from Monday, 1969-12-29, months from January 1970, so that quarters and years begin where everybody
-  expects. A day has 23 or 25 hours where the clock is changed. A midnight that the clock skips is where it jumps, and of
-  a midnight that it shows twice the first one counts. Without a zone the calendar is that of UTC.
+  expects. A day has 23 or 25 hours where the clock is changed. Where the clock skips a midnight, the day begins at the
+  jump; where it shows one twice, at the first. Without a zone the calendar is that of UTC.
 * **Hours and less in a zone** ("1h", "15m"; the width divides 24 hours): a slot begins when the local clock shows a
   multiple of its width since midnight, or is set forward past one. So zones half an hour off UTC have hours that begin
   at their own full hour. When a clock is set back, its repeated hour is a slot of its own, since the clock shows the
@@ -83,7 +83,7 @@ def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -
 class Slot:
     """A partition of time into slots; see the page. Get one with ``Slot.parse``.
 
-    ``count`` of ``unit`` is the width; ``phase``, of days, is the day that they are counted from; ``zone`` an IANA name,
+    ``count`` of ``unit`` is the width; ``phase``, of days, the day that they are counted from; ``zone`` an IANA name,
     empty for UTC. ``us`` without a zone is a fixed width.
     """
 
@@ -163,7 +163,7 @@ class Slot:
             slots = np.floor_divide(moments, self.count)
             if len(slots) and int(slots.min()) * self.count < INT64_MIN:
                 raise OverflowError("a slot begins before time")
-            return slots * self.count
+            return np.multiply(slots, self.count, dtype=np.int64)
         if not len(moments):
             return moments
         first, last = int(moments.min()), int(moments.max())
@@ -227,7 +227,7 @@ class Slot:
             return local - np.mod(local, self.count)
         days = np.floor_divide(local, _DAY_US)
         if self.unit == "day":
-            return (days - np.mod(days - self.phase, self.count)) * _DAY_US
+            return np.multiply(days - np.mod(days - self.phase, self.count), _DAY_US, dtype=np.int64)
         months = days.astype("M8[D]").astype("M8[M]").astype(np.int64)
         return _month_starts(months - np.mod(months, self.count))
 
@@ -259,7 +259,7 @@ def _known_zone(tz: str) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _offsets(zone: str) -> list[tuple[int, int]]:
-    """(since, offset from UTC), both in microseconds: every change of the zone's clock. The first is for ever before."""
+    """(since, offset from UTC), both in microseconds: every change of the zone's clock. The first is since ever."""
     if not zone:
         return [(_BEFORE_US, 0)]
     known = ZoneInfo(zone)

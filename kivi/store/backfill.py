@@ -171,7 +171,8 @@ class Backfill:
         return thread
 
     def _resume(self, schemas: Sequence[TableSchema]) -> None:
-        """Builds those of one commit, and tells the log: nobody waits for it. What may pass by itself (no space) does not drop it."""
+        """Builds those of one commit, and tells the log: nobody waits for them. What may pass by itself (no space) does
+        not drop them."""
         started = told = time.monotonic()
         seen = 0
         name = _named(schemas)

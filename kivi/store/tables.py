@@ -27,7 +27,7 @@ class Tables:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def create(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
-        """Creates tables, all in one commit or none; aggregates are building then, and have deltas of all commits after.
+        """Creates tables, all in one commit or none; aggregates are building then, and have deltas of later commits.
 
         Raises AlreadyExists, and NotFound if an aggregate's source has gone.
         """
