@@ -17,7 +17,9 @@ import kivi
 import kivi.api.interface
 import kivi.errors
 
-FUNCTIONS = {"col", "combine", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional"}
+FUNCTIONS = {
+    "case", "coalesce", "col", "combine", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional",
+}  # fmt: skip
 MODULES = {"aio", "client", "errors", "spark"}
 ERRORS = {
     "CommitUnknown",

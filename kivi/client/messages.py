@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from kivi.api.arguments import AggregateArguments, GetArguments, LevelsArguments
     from kivi.client.steps import Rows
-    from kivi.model.expressions import Scan
+    from kivi.model.scans import Scan
     from kivi.model.schema import TableSchema
 
 __all__ = [

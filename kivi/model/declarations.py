@@ -11,20 +11,19 @@ slots, which may be by calendar too (``kivi.model.slots``).
 from __future__ import annotations
 
 import datetime as dt
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
-from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
+from kivi.model.measuring import delta_column, measured, observed_columns
+from kivi.model.names import check_disjoint, check_name
+from kivi.model.schema import Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
-from kivi.model.types import ColumnType, shown
+from kivi.model.types import ColumnType
 
 __all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +49,10 @@ def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot", 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def check_name(name: object, what: str) -> str:
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise SchemaError(
-            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
-        )
-    return name
-
-
 def _value_column(name: object, declared: object, what: str) -> Column:
     if isinstance(declared, OperatorCall):
         raise SchemaError(f"{what} {name!r} is declared as {declared}: an operator is not allowed here")
     return Column(check_name(name, what), ColumnType.parse(declared))
-
-
-def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
-    _check_own(name, call)
-    if call.operator in ("sum", "count"):
-        if type_.name not in ("int64", "float64", "decimal"):
-            raise SchemaError(f"column {name!r}: {call.operator} needs int64, float64 or decimal, not {type_}")
-        return Column(name, type_, "sum")
-    if type_.name not in ("int64", "float64", "decimal", "timestamp"):
-        raise SchemaError(f"column {name!r}: {call.operator} needs a number or a timestamp, not {type_}")
-    return Column(name, type_, "min" if call.operator == "min" else "max")
-
-
-def _check_own(name: str, call: OperatorCall) -> None:
-    if call.operator == "combine":
-        raise SchemaError(f"{name!r}: kivi.combine is for measures of aggregates whose source is an aggregate")
 
 
 def row_table_schema(
@@ -94,10 +69,10 @@ def row_table_schema(
         check_name(column_name, "column")
         if isinstance(declared, OperatorCall):
             argument = "int64" if declared.operator == "count" else declared.argument
-            built.append(_delta_column(column_name, declared, ColumnType.parse(argument)))
+            built.append(delta_column(column_name, declared, ColumnType.parse(argument)))
         else:
             built.append(_value_column(column_name, declared, "column"))
-    _check_disjoint(name, [*key, *columns])
+    check_disjoint(name, [*key, *columns])
     return TableSchema(
         name=check_name(name, "table"),
         kind="row",
@@ -156,12 +131,12 @@ def aggregate_schema(
             column = source.column(item)
             groups.append(GroupKey(item, item))
         keys.append(Column(groups[-1].name, column.type))
-    columns, built = _measured(source, measures)
-    _check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
+    columns, built = measured(source, measures)
+    check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
     expressions = []
     for derived_name, text in (derived or {}).items():
         check_name(derived_name, "derived column")
-        parse_expression(text, {c.name for c in (*keys, *columns) if c.type.name in ("int64", "float64", "decimal")})
+        parse_expression(text, {c.name: c.type for c in (*keys, *columns)})
         expressions.append((derived_name, text))
     return TableSchema(
         name=check_name(name, "table"),
@@ -173,6 +148,8 @@ def aggregate_schema(
         source_id=source.id,
         group_by=tuple(groups),
         measures=tuple(built),
+        observes=observed_columns(source, built),
+        event_time=source.event_time if any(c.state is not None for c in columns) else None,
         derived=tuple(expressions),
     )
 
@@ -183,39 +160,8 @@ def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) ->
         raise InvalidArgument(f"{source.name!r} is no event table, and only events are summed up: read its rows")
     if not measures:
         raise SchemaError(f"a summary of {source.name!r} needs at least one measure, like n=kivi.count()")
-    columns, built = _measured(source, measures, names=False)
+    columns, built = measured(source, measures, checked=False)
+    for column, measure in zip(columns, built, strict=True):
+        if column.state is not None or measure.expression is not None or measure.where is not None:
+            raise SchemaError(f"a summary takes sum, count, min and max of columns, not {measure.call}")
     return TableSchema(source.name, "row", (), tuple(columns), measures=tuple(built))
-
-
-def _measured(
-    source: TableSchema, measures: Mapping[str, OperatorCall], names: bool = True
-) -> tuple[list[Column], list[Measure]]:
-    """The columns of measures, and what they measure; ``names``: theirs become names of columns for good."""
-    columns, built = [], []
-    for measure_name, call in measures.items():
-        if names:
-            check_name(measure_name, "measure")
-        if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
-        _check_own(measure_name, call)
-        if call.operator == "count":
-            if call.argument is not None:
-                source.column(call.argument)
-            type_ = ColumnType("int64")
-        else:
-            if call.argument is None:
-                raise SchemaError(f"measure {measure_name!r}: {call.operator} needs a column of {source.name!r}")
-            type_ = source.column(call.argument).type
-        if type_.name == "decimal" and call.operator == "sum":
-            type_ = ColumnType("decimal", 18, type_.scale)
-        columns.append(_delta_column(measure_name, call, type_))
-        built.append(Measure(measure_name, call.operator, call.argument))
-    return columns, built
-
-
-def _check_disjoint(table: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SchemaError(f"table {table!r} names the column {name!r} twice")
-        seen.add(name)

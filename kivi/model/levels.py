@@ -23,7 +23,7 @@ from typing import Final
 
 from kivi.errors import SchemaError
 from kivi.model.declarations import TimeSlot, aggregate_schema
-from kivi.model.schema import GroupKey, Measure, OperatorCall, TableSchema
+from kivi.model.schema import GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot
 
 __all__ = ["declared_schema", "level_names", "level_schemas"]
@@ -92,8 +92,8 @@ def _flat_measure(name: str, over: TableSchema, measure: str, call: OperatorCall
         raise SchemaError(f"{where} is over the aggregate {over.name!r}: write kivi.combine of one of its measures")
     if call != OperatorCall(call.operator, call.argument):
         raise SchemaError(
-            f"{where}: the states of {over.name!r} are made of all its events already, so where= and options are for "
-            f"aggregates over the events, {over.source!r}"
+            f"{where}: the states of {over.name!r} are made of all its events already, so where=, expressions and "
+            f"options are for aggregates over the events, {over.source!r}"
         )
     found = next((each for each in over.measures if each.name == call.argument), None)
     if found is None:
@@ -104,12 +104,7 @@ def _flat_measure(name: str, over: TableSchema, measure: str, call: OperatorCall
             f"{where}: {call} cannot be had from {over.name!r}, where {found.name!r} is a {found.operator}: combine "
             f"it, kivi.combine({found.name!r}), or declare it over the events, {over.source!r}"
         )
-    return _call_of(found)
-
-
-def _call_of(measure: Measure) -> OperatorCall:
-    """How the measure was declared."""
-    return OperatorCall(measure.operator, measure.source)
+    return found.call
 
 
 # -- levels ---------------------------------------------------------------------------------------

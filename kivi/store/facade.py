@@ -25,7 +25,7 @@ import pyarrow as pa
 from kivi.engine import Engine
 from kivi.errors import Unavailable
 from kivi.log import CommitLog
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
