@@ -246,7 +246,7 @@ def batch_of(rows: list[dict[str, Any]]) -> pa.RecordBatch:
 def test_derived_alone_together_and_row_by_row() -> None:
     """Rolled up from finer slots or not, columns or rows: the same keys, and the same bits."""
     rng = random.Random(9)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"k": rng.randrange(3), "ts": ts, "n": rng.randrange(-9, 9), "x": rng.random()}
         for ts in moments("Europe/Madrid", 1, 20)
     ]

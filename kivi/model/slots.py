@@ -163,7 +163,8 @@ class Slot:
             slots = np.floor_divide(moments, self.count)
             if len(slots) and int(slots.min()) * self.count < INT64_MIN:
                 raise OverflowError("a slot begins before time")
-            return np.multiply(slots, self.count, dtype=np.int64)
+            starts: Array = slots * self.count
+            return starts
         if not len(moments):
             return moments
         first, last = int(moments.min()), int(moments.max())
@@ -227,7 +228,8 @@ class Slot:
             return local - np.mod(local, self.count)
         days = np.floor_divide(local, _DAY_US)
         if self.unit == "day":
-            return np.multiply(days - np.mod(days - self.phase, self.count), _DAY_US, dtype=np.int64)
+            days -= np.mod(days - self.phase, self.count)
+            return days * _DAY_US
         months = days.astype("M8[D]").astype("M8[M]").astype(np.int64)
         return _month_starts(months - np.mod(months, self.count))
 
