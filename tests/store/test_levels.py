@@ -24,6 +24,10 @@ MEASURES = {
     "fastest": kivi.min("resp"),
     "slowest": kivi.max("resp"),
     "load": kivi.sum("load"),
+    "latency": kivi.quantiles("resp"),
+    "losses": kivi.count(where=kivi.col("resp") < 0),
+    "newest": kivi.last("endpoint"),
+    "mean": kivi.avg(kivi.col("load") * 2),
 }
 HOUR_US = 3_600_000_000
 FROM_US = 1_774_600_000_000_000  # two days before Madrid's clock is set forward, in March 2026
