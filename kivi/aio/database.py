@@ -21,6 +21,7 @@ from kivi.api.arguments import (
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SubscribeArguments,
     SummaryArguments,
@@ -285,6 +286,7 @@ class Database:
     create_table = takes(row_table_schema)(asks(Core.create))
     create_event_table = takes(event_table_schema)(asks(Core.create))
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)

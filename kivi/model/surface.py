@@ -15,6 +15,7 @@ __all__ = [
     "argmax",
     "argmin",
     "avg",
+    "combine",
     "count",
     "distinct",
     "first",
@@ -143,6 +144,11 @@ def top(source: Source, k: int, *, most: int = 1_000, where: Any = None) -> Oper
 def measure(name: str, source: Source, *, where: Any = None) -> OperatorCall:
     """A measure that ``kivi.register_measure`` has registered in the store's process."""
     return _call(name, source, where)
+
+
+def combine(measure: str) -> OperatorCall:
+    """In an aggregate whose source is an aggregate: the states of that measure of its source, combined."""
+    return OperatorCall("combine", measure)
 
 
 def transactional(function: Callable[..., Any]) -> Callable[..., Any]:
