@@ -104,7 +104,7 @@ def exact_sums(cells: Cells, group_of: Array, groups: int, most: int) -> Cells:
     """The sums of integers by the number of their group, of which none has more than ``most`` rows."""
     values = cells.values
     if not len(values):
-        return cells
+        return Cells(np.zeros(groups, np.int64))
     if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
         return Cells(_sums(values, group_of, groups))
     low, high = cells.limbs()

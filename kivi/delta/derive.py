@@ -42,22 +42,22 @@ from kivi.states.registry import kind_of
 __all__ = ["derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]
 
 
-def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0, stamps: Order | None = None) -> DeltaRun:
+def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0, order: Order | None = None) -> DeltaRun:
     """The deltas of one commit's events for one aggregate. ``batch`` has the source's columns by name.
 
-    ``stamps``: the commits and positions of events of several commits that are derived as if they were one (backfill).
+    ``order``: the commits and positions of events of several commits that are derived as if they were one (backfill).
 
     Raises InvalidArgument for a null group key, OutOfRange for a float sum that leaves the finite numbers. What it
     costs: decision 0014.
     """
-    return derive_all([aggregate], batch, cts, stamps)[0]
+    return derive_all([aggregate], batch, cts, order)[0]
 
 
 def derive_all(
-    aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0, stamps: Order | None = None
+    aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0, order: Order | None = None
 ) -> list[DeltaRun]:
     """``derive`` for each of the aggregates of one source, sharing what they have in common (decision 0014)."""
-    events = _Derivation(batch, stamps)
+    events = _Derivation(batch, order)
     runs: dict[int, DeltaRun] = {}
     for i in sorted(range(len(aggregates)), key=lambda i: aggregates[i].group_by[-1].slot_us):  # finer slots first
         aggregate = aggregates[i]
@@ -99,9 +99,9 @@ def _sorted_by(groups: Groups) -> Array:
 
 
 class _Derivation(Events):
-    def __init__(self, batch: pa.RecordBatch, stamps: Order | None = None) -> None:
+    def __init__(self, batch: pa.RecordBatch, order: Order | None = None) -> None:
         super().__init__(batch)
-        self.sources = Sources(batch, stamps)
+        self.sources = Sources(batch, order)
         self._cells: dict[tuple[Groups, Any], RunColumn] = {}
 
     def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
@@ -161,7 +161,7 @@ class _Derivation(Events):
             return States.of_groups(kind, kind.of_events(seen), group_of, count)
         if measure.operator == "count":
             return Cells(np.bincount(group_of, minlength=count).astype(np.int64, copy=False))
-        values = Cells(seen.values)
+        values = Cells(seen.values + 0.0 if seen.values.dtype == np.float64 else seen.values)  # -0.0 + 0.0 is 0.0
         if measure.operator != "sum":
             found = extremes(column, values, group_of, count)
             if len(rows) == self.rows:

@@ -48,10 +48,12 @@ class Sources:
 
     def of(self, aggregate: TableSchema, column: Column, measure: Measure) -> tuple[Observed, Array]:
         """What ``measure`` sees, and the numbers of the events that it sees, ascending."""
-        array, type_ = self._source(aggregate, measure)
+        array, type_ = self._source(aggregate, column, measure)
         by = None if measure.by is None else self._column(measure.by)
         rows = self._rows(aggregate, measure, array, by)
-        values = None if array is None else _stored(type_, _taken(array, rows, self.rows))
+        if measure.operator == "count":
+            return Observed(None), rows
+        values = _stored(type_, _taken(array, rows, self.rows))
         if column.state is None:
             return Observed(values), rows
         kind = kind_of(column.state)
@@ -60,7 +62,7 @@ class Sources:
             seen = seen._replace(by=stored_array(column.state.by, _taken(by, rows, self.rows)))
         if kind.timed:
             times = stored_array(ColumnType("timestamp"), self._column(aggregate.event_time or ""))[rows]
-            places = rows if self._order is None else self._order.places[rows]
+            places = rows if self._order is None else self._order.places[rows].view(np.int64)
             stamps = None if self._order is None else self._order.stamps[rows]
             seen = seen._replace(times=times, places=places, stamps=stamps)
         return seen, rows
@@ -71,11 +73,10 @@ class Sources:
             self._arrays[name] = array if is_coded(array) else flat(array)
         return self._arrays[name]
 
-    def _source(self, aggregate: TableSchema, measure: Measure) -> tuple[Any, ColumnType]:
+    def _source(self, aggregate: TableSchema, column: Column, measure: Measure) -> tuple[Any, ColumnType]:
         if measure.expression is None:
-            if measure.source is None:
-                return None, ColumnType("int64")
-            return self._column(measure.source), aggregate.source_type(measure.source)
+            type_ = column.type if column.state is None else column.state.value
+            return None if measure.source is None else self._column(measure.source), type_
         bound, type_ = _bound(aggregate, measure.expression)
         if measure.expression not in self._arrays:
             types = {name: aggregate.source_type(name) for name in names(bound)}

@@ -372,8 +372,10 @@ def prepare(
         batches = [batch for of, batch in events if of == table]
         small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
+        if not batches:
+            continue
         late: dict[int, int] = {}
-        if small and batches:
+        if small:
             few, late = few_in_time(aggregates, row_floors, together(batches))
             for aggregate_id, rows in few:
                 commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
