@@ -13,6 +13,7 @@ from kivi import errors
 from kivi.api.arguments import (
     AggregateArguments,
     GetArguments,
+    LevelsArguments,
     SubscribeArguments,
     TailArguments,
     check_keep,
@@ -27,7 +28,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
-from kivi.client.messages import append_parts, get, got, new_aggregate, number
+from kivi.client.messages import append_parts, get, got, new_aggregate, new_aggregates, number
 from kivi.client.steps import (
     Ask,
     Closed,
@@ -274,6 +275,16 @@ class Core:
 
         yield Stream("CreateAggregate", new_aggregate(wanted), None, on_message)
 
+    def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
+        def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:
+            self.schemas.update((table.name, from_table(table)) for table in reply.tables)
+            if wanted.progress is not None:
+                wanted.progress(reply.done_rows, reply.total_rows)
+
+        names = wanted.names
+        yield Stream("CreateAggregates", new_aggregates(wanted), None, on_message)
+        return names
+
     def tables(self) -> Steps[list[str]]:
         reply = yield from self.call("ListTables", service_pb2.ListTablesRequest())
         return [table.name for table in reply.tables]
@@ -282,7 +293,7 @@ class Core:
         reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
         schema = self.schemas[name] = from_table(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
-        return {**schema.description(), "statistics": statistics}
+        return schema.described(statistics)
 
     def split_points(self, table: str, rows: int = 500_000) -> Steps[list[tuple[Any, ...]]]:
         check_rows(rows)

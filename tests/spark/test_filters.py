@@ -114,7 +114,7 @@ def test_the_same_rows_whoever_filters(spark, server, db, pushed):
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_expressions_mean_what_spark_means(spark):
-    """Nulls, divisors of 0, mixed types; where Spark differs by its documents, it is asked for the same (try_divide)."""
+    """Nulls, divisors of 0, mixed types; where Spark differs by its documents, it is asked for that (try_divide)."""
     types = {"i": "int64", "j": "int64", "f": "float64", "d": "decimal(9,2)", "b": "bool"}
     numbers = [None, -3, 0, 1, 2**53 + 1]
     rows = [
