@@ -153,7 +153,7 @@ ROOMS: dict[str, Room] = {
         "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
         below="errors model",
         packages="pyarrow",
-        lazy="runtime engine log arrow encoding delta mvcc store client server server.process",
+        lazy="runtime engine log arrow states encoding delta mvcc store client server server.process",
     ),
     "server": Room(
         "the server translates and holds no rules: of the store it sees the public face only",

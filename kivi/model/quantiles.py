@@ -163,13 +163,18 @@ class Quantiles:
         """(code, count) of every bucket that has any, in the order of the values."""
         return list(zip(self._codes.tolist(), self._counts.tolist(), strict=True))
 
+    def to_plain(self) -> dict[str, float | None]:
+        """What a line of text or JSON shows of it: ``{"count": 1000, "p50": ..., "p95": ..., "p99": ...}``."""
+        return {"count": self.count, **{f"p{q}": self.quantile(q / 100) for q in (50, 95, 99)}}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Quantiles) and self.scale == other.scale and self.buckets() == other.buckets()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Quantiles(count={self.count}, p50={self.quantile(0.5)}, p99={self.quantile(0.99)})"
+        shown = {name: "null" if value is None else f"{value:.6g}" for name, value in self.to_plain().items()}
+        return f"Quantiles({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
 def rank_of(q: float, count: int) -> int:

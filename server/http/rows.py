@@ -17,6 +17,10 @@ as_of                  a commit timestamp, or a moment in ISO 8601
 format                 json (default): a list of flat objects; csv: the same with a header line
 ====================== =============================================================================================
 
+Quantiles are ``{"count": 1000, "p50": 344.8, "p95": 651.0, "p99": 689.6}`` (any other one as a column:
+``columns=quantile(latency, 0.999)``), the largest and smallest values a list, the most frequent ones a list of
+``[value, count]``, with ``[null, count]`` of the others at its end if there are any; in CSV all of these as JSON.
+
 The time column is the event time, or the last timestamp in the key. Times are ISO 8601 in UTC, decimals are numbers,
 bytes hexadecimal. All of an answer is one snapshot, whose timestamp ``X-Kivi-Snapshot`` tells. Errors are
 ``{"error": ..., "reason": ...}`` with the status that fits. Only GET, only reading, behind the same tokens and limits
@@ -50,8 +54,10 @@ from kivi.errors import InvalidArgument, KiviError
 from kivi.model.derived_columns import evaluator, parse_expression
 from kivi.model.expressions import Expr
 from kivi.model.predicate_text import parse_moment, parse_value, split_names, where
+from kivi.model.quantiles import Quantiles
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
+from kivi.model.values import Top
 from kivi.store.facade import Lease, Scan, Store
 from kivi.wire.status import status_code
 
@@ -275,6 +281,12 @@ def _plain(value: Any) -> Any:
         return value.isoformat(timespec="microseconds" if value.microsecond else "seconds").replace("+00:00", "Z")
     if isinstance(value, bytes):
         return "0x" + value.hex()
+    if isinstance(value, (Quantiles, Top)):
+        value = value.to_plain()
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return float(value) if isinstance(value, Decimal) else value
 
 
@@ -289,7 +301,7 @@ def _csv(rows: Iterable[Row], asked: _Asked) -> bytes:
     writer.writerow(asked.names)
     for row in rows:
         values = [_plain(row[name]) for name in asked.names]
-        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, (bool, dict, list)) else v for v in values])
     return out.getvalue().encode()
 
 
