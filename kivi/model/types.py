@@ -294,6 +294,10 @@ def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:
     return _to_int64(type_, value, what)
 
 
+def _to_state(type_: ColumnType, value: Any, what: str) -> Any:
+    raise SchemaError(f"{what} is {shown(value)}, and a {type_} is made of events alone")
+
+
 _TO_STORED: Final = {
     "bool": _to_bool,
     "int64": _to_int64,
@@ -302,4 +306,5 @@ _TO_STORED: Final = {
     "string": _to_string,
     "bytes": _to_bytes,
     "timestamp": _to_timestamp,
+    **dict.fromkeys(STATES, _to_state),
 }

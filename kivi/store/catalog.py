@@ -33,6 +33,7 @@ from kivi.errors import NotFound, SnapshotTooOld
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.verdict import Guard
+from kivi.states.registry import check_known
 
 __all__ = ["COUNTERS", "LATE", "NAMES", "SUBSCRIPTIONS", "SYSTEM", "TABLES", "Catalog", "View", "definition_row"]
 
@@ -111,7 +112,8 @@ class View:
             raise NotFound(f"there is no table {name!r}; tables are: {known}", table=str(name)) from None
 
     def with_rows(self, rows: Iterable[tuple[int, RowOp]], cts: int) -> View:
-        """After operations on the tables table: (table id, operation)."""
+        """After operations on the tables table: (table id, operation). Raises FormatTooNew for a definition with a
+        measure that is not known here: such a store is not opened."""
         by_id = dict(self.by_id)
         gone: list[TableSchema] = []
         origins: set[int] = set()
@@ -123,6 +125,7 @@ class View:
                     gone.append(old)
             elif _DEFINITION in op.puts:
                 new = by_id[table_id] = replace(TableSchema.from_json(op.puts[_DEFINITION].encode()), created_ts=cts)
+                check_known(column.state for column in new.columns if column.state is not None)
                 origins.add(new.origin)
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
         sources: dict[int, tuple[TableSchema, ...]] = {}
