@@ -277,7 +277,7 @@ def test_what_was_reopened_reads_as_before(tmp_path: Path) -> None:
     check_all(before, known)
 
 
-def test_order_and_batches_change_no_state(tmp_path: Path) -> None:
+def test_r20_order_and_batches_change_no_state(tmp_path: Path) -> None:
     """Bit for bit, as states in Arrow; the total order of events is by time, so each event has its own here."""
     known = [event | {"ts": T0 + dt.timedelta(microseconds=i)} for i, event in enumerate(events(120, 5))]
     tables = []

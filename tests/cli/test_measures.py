@@ -1,4 +1,4 @@
-"""Measures on the command line: declared, shown, and verified against their events, damaged states included."""
+"""Measures (R20) on the command line: declared, shown, and verified against their events, damaged states included."""
 
 from __future__ import annotations
 

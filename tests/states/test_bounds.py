@@ -1,4 +1,4 @@
-"""What each measure promises, against brute force on data that is hard: skewed, constant, negative, full of nulls, tied."""
+"""R20: what each measure promises, against brute force on data that is hard: skewed, constant, negative, full of nulls, tied."""
 
 from __future__ import annotations
 

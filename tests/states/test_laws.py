@@ -1,4 +1,4 @@
-"""kivi's own measures hold the laws that registered ones are held to, and what breaks one is found and shown."""
+"""R20: kivi's own measures hold the laws that registered ones are held to, and what breaks one is found and shown."""
 
 from __future__ import annotations
 
