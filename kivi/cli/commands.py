@@ -375,8 +375,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("name", help="of the new aggregate; with --level, what the names of all begin with")
     sub.add_argument("source", metavar="SOURCE", help="the event table, or an aggregate")
     text = (
-        "sum:COLUMN, count, quantiles:COLUMN, argmax:COLUMN:by=COLUMN and so on (docs/reference/measures.md), each with "
-        "' where PREDICATE' behind it; of an aggregate combine:MEASURE, or none for all"
+        "sum:COLUMN, count, quantiles:COLUMN, argmax:COLUMN:by=COLUMN and so on (docs/reference/measures.md), each "
+        "with ' where PREDICATE' behind it; of an aggregate combine:MEASURE, or none for all"
     )
     sub.add_argument("measures", nargs="*", metavar="NAME=MEASURE", help=text)
     text = "a key column, or name=COLUMN/5m (1h, 1d, 1w, 1month ...) for a time slot; for each, in key order"

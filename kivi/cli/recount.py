@@ -137,4 +137,8 @@ def _near(column: Column, have: Any, want: Any, relative: float, size: float) ->
     kind = kind_of(column.state)
     (count, *sums), (wanted, *others) = ([part[0] for part in kind.decode([state])[0]] for state in (have, want))
     within = abs(sums[0] - others[0]) <= relative * size
-    return bool(count == wanted and within and all(abs(a - b) <= relative * b for a, b in zip(sums[1:], others[1:])))
+    return bool(
+        count == wanted
+        and within
+        and all(abs(a - b) <= relative * b for a, b in zip(sums[1:], others[1:], strict=True))
+    )

@@ -228,7 +228,7 @@ class _Reader:
         return ColumnType.read(self._type_name(name))
 
     def _type_name(self, name: str) -> str:
-        return self._types[name] if name in self._types else "float64"  # of what is derived, by its text
+        return self._types.get(name, "float64")  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
         return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of)[1])

@@ -168,7 +168,9 @@ class Query:
             schema.output_columns([name])
             column = schema.by_name.get(name)
             if column is not None and column.type.is_state:
-                raise SchemaError(f"order_by names {name!r}, a {column.type}, which has no order: {column.type.advice(name)}")
+                raise SchemaError(
+                    f"order_by names {name!r}, a {column.type}, which has no order: {column.type.advice(name)}"
+                )
             order.append((name, term.startswith("-")))
         if len({name for name, _ in order}) != len(order):
             raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")

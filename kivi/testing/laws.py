@@ -69,7 +69,13 @@ def check_measure(
     column = _column(call, type, by)
     laws = _Laws(str(call), column.state)  # type: ignore[arg-type]
     seen = laws.state.value
-    drawn = _values(seen) if values is None else values if isinstance(values, st.SearchStrategy) else st.sampled_from(values)
+    drawn = (
+        _values(seen)
+        if values is None
+        else values
+        if isinstance(values, st.SearchStrategy)
+        else st.sampled_from(values)
+    )
     compared = _values(laws.state.by) if laws.state.by is not None else st.none()
     event = st.tuples(drawn, compared, st.integers(0, 3), st.integers(1, _COMMITS))
     events = st.lists(event, max_size=_EVENTS_MAX)
@@ -81,7 +87,9 @@ def check_measure(
     @given(events, st.integers(0, 1_000))
     def hold(listed: list[tuple[Any, ...]], seed: int) -> None:
         made = [
-            _Event(seen.to_stored(value), None if laws.state.by is None else laws.state.by.to_stored(other), time, cts, i)
+            _Event(
+                seen.to_stored(value), None if laws.state.by is None else laws.state.by.to_stored(other), time, cts, i
+            )
             for i, (value, other, time, cts) in enumerate(listed)
             if value is not None
         ]
@@ -203,7 +211,8 @@ class _Laws:
     def _same(self, law: str, events: Sequence[_Event], found: Any, expected: Any) -> None:
         if found != expected:
             raise AssertionError(
-                f"{self.name}: {law}: of the events {_shown(events)} they are {self._told(found)} and {self._told(expected)}"
+                f"{self.name}: {law}: of the events {_shown(events)} they are {self._told(found)} and "
+                f"{self._told(expected)}"
             )
 
     def _told(self, found: Any) -> str:

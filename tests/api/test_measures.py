@@ -203,7 +203,9 @@ def test_arrow_has_states_as_binary_that_say_what_they_are(aggregate: Any) -> No
         assert types["routes"] == ("binary", {b"kivi.type": b"top(string, 2)"})
         for name in ("users", "mean", "p99", "slowest", "cost", "error_rate", "variance"):
             assert table[name].to_pylist() == [row[name] for row in rows]
-        assert [Quantiles.from_state(6, state) for state in table["latency"].to_pylist()] == [r["latency"] for r in rows]
+        assert [Quantiles.from_state(6, state) for state in table["latency"].to_pylist()] == [
+            r["latency"] for r in rows
+        ]
         db.consolidate()
 
 
@@ -245,7 +247,8 @@ def test_subscriptions_carry_filter_and_order_by_quantiles(aggregate: Any, name:
             rows = [row for row in snap.scan("by_group") if row["p99"] is not None and row["p99"] > 0]
         rows.sort(key=lambda row: -row["p99"])
         return [
-            {"g": r["g"], name: r["p99"], "latency": r["latency"], "routes": r["routes"], "worst": r["worst"]} for r in rows
+            {"g": r["g"], name: r["p99"], "latency": r["latency"], "routes": r["routes"], "worst": r["worst"]}
+            for r in rows
         ]
 
     with db.subscribe("by_group", interval_ms=0, **wanted) as live:

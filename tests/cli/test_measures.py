@@ -66,7 +66,9 @@ def test_measures_are_declared_described_and_read(tmp_path: Path, capsys: pytest
     with ServerProcess(tmp_path / "data") as server:
         with server.connect() as db:
             db.create_event_table("ev", event_time="ts", columns=COLUMNS)
-            db.append("ev", [{"g": i % 2, "ts": i, "x": i, "status": 200 + i, "route": f"/{i % 3}"} for i in range(100)])
+            db.append(
+                "ev", [{"g": i % 2, "ts": i, "x": i, "status": 200 + i, "route": f"/{i % 3}"} for i in range(100)]
+            )
 
         def cli(*words: Any) -> str:
             assert main(["--endpoint", server.endpoint, *map(str, words)]) == 0

@@ -179,7 +179,8 @@ def test_every_measure_is_a_plain_column(load, spark, server, db, tmp_path) -> N
     db.append(
         "measured",
         [
-            {"ts": i, "g": i % 2, "x": None if i == 0 else i, "price": Decimal(i), "route": f"/{i % 3}"} for i in range(30)
+            {"ts": i, "g": i % 2, "x": None if i == 0 else i, "price": Decimal(i), "route": f"/{i % 3}"}
+            for i in range(30)
         ],
     )
     named = "quantile(latency, 0.5)"
@@ -190,7 +191,7 @@ def test_every_measure_is_a_plain_column(load, spark, server, db, tmp_path) -> N
         "moments:array<timestamp>", "routes:array<struct<value:string,count:bigint>>", "p90:double", f"{named}:double",
     ]  # fmt: skip
     with db.snapshot() as snap:
-        expected = list(snap.scan("measured_g", columns=chosen.replace(f",{named}", "").split(",") + [named]))
+        expected = list(snap.scan("measured_g", columns=[*chosen.replace(f",{named}", "").split(","), named]))
     for row in expected:
         row["routes"] = [{"value": value, "count": count} for value, count in row["routes"].to_plain()]
         assert row["routes"][-1]["value"] is None

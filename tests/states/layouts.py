@@ -1,7 +1,7 @@
 """Three layouts of wide states, measured (decision 0034): ``python -m tests.states.layouts [rows]``.
 
-Each row gets 1,000 log-normal values (sigma 1) in ten commits of 100; then RocksDB, with the store's options, is closed
-and opened. *bytes*: one row on disk. *fold*: reading the state, adding a commit's 100 values, writing it, a row. *read*:
+Each row gets 1,000 log-normal values (sigma 1) in ten commits of 100, in RocksDB with the store's options. *bytes*: a row
+on disk after compaction. *fold*: reading the state of a row, adding the 100 values of a commit, and writing it. *read*:
 one row by key, p99 or the count. What arrives is in codes and ranks already, as in a delta run.
 """
 
@@ -142,7 +142,9 @@ class Dense(Cells):
         return self.value(np.arange(self.span) + self.low, table)
 
 
-def measured(layout: type[Layout], measure: str, rows: int, commits: list[Any]) -> tuple[float, float, float, list[float]]:
+def measured(
+    layout: type[Layout], measure: str, rows: int, commits: list[Any]
+) -> tuple[float, float, float, list[float]]:
     """Bytes, microseconds to fold, microseconds to read, and what some rows read."""
     path = tempfile.mkdtemp(prefix="layouts-")
     try:
@@ -181,7 +183,9 @@ def main() -> None:
             size, fold, read, found = measured(layout, measure, rows, commits)
             assert expected is None or found == expected
             expected = found
-            print(f"{measure:<10} {layout.__name__:<11} {size:>9,.0f} bytes  fold {fold:>8,.1f} us  read {read:>8,.1f} us")
+            print(
+                f"{measure:<10} {layout.__name__:<11} {size:>9,.0f} bytes  fold {fold:>8,.1f} us  read {read:>8,.1f} us"
+            )
 
 
 if __name__ == "__main__":

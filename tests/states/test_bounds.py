@@ -1,4 +1,4 @@
-"""R20: what each measure promises, against brute force on data that is hard: skewed, constant, negative, full of nulls, tied."""
+"""R20: what each measure promises, against brute force on hard data: skewed, constant, negative, nulls only, tied."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ def column_of(call: OperatorCall, type_: str) -> Column:
     return measured(source, {"m": call}, checked=False)[0][0]
 
 
-def states(call: OperatorCall, type_: str, groups: list[Any], parts: int = 1, **seen: Any) -> tuple[Column, list[bytes]]:
+def states(
+    call: OperatorCall, type_: str, groups: list[Any], parts: int = 1, **seen: Any
+) -> tuple[Column, list[bytes]]:
     """The state of each group of stored values, each combined of so many parts."""
     column = column_of(call, type_)
     assert column.state is not None

@@ -1,4 +1,4 @@
-"""Measures of one's own, end to end: registered in this process, found by a server, and missing where a store is opened."""
+"""Measures of one's own: registered in this process, found by a server, and missing where a store is opened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 import kivi
 from tests.serverproc import ROOT, ServerProcess
 
-PACKAGE = '''
+PACKAGE = """
 import kivi
 import numpy as np
 
@@ -38,7 +38,7 @@ def register():
         "bits_and_count", id=4_711, state=STATE, init=_init, combine=_combine, result="int64", takes=["int64"],
         evaluate=lambda states: states["bits"] * 1_000 + states["n"],
     )
-'''
+"""
 COLUMNS = {"g": "int64", "ts": "timestamp", "x": "int64"}
 EVENTS = [{"g": i % 2, "ts": i, "x": None if i % 5 == 0 else i % 8} for i in range(40)]
 
@@ -66,10 +66,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def create(db: Any) -> None:
     db.create_event_table("events", event_time="ts", columns=COLUMNS)
-    db.create_aggregate(
-        "agg", "events", ["g"], {"b": kivi.measure("bits_and_count", "x"), "few": kivi.measure("bits_and_count", "x", where=kivi.col("x") < 4)},  # fmt: skip  # noqa: E501
-        derived={"per": "b / 1000"},
-    )  # fmt: skip
+    few = kivi.measure("bits_and_count", "x", where=kivi.col("x") < 4)
+    measures = {"b": kivi.measure("bits_and_count", "x"), "few": few}
+    db.create_aggregate("agg", "events", ["g"], measures, {"per": "b / 1000"})
 
 
 def test_a_server_finds_it_and_a_store_without_it_is_not_opened(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -93,7 +92,8 @@ def test_a_server_finds_it_and_a_store_without_it_is_not_opened(tmp_path: Path, 
             assert list(snap.scan("agg")) == rows
     with pytest.raises(kivi.FormatTooNew, match=r"'bits_and_count' with id 4711, which is not known here: install"):
         kivi.open(tmp_path / "data")
-    program = f"import kivi; db = kivi.open({str(tmp_path / 'data')!r}); print(len(list(db.snapshot().__enter__().scan('agg'))))"
+    program = f"import kivi; db = kivi.open({str(tmp_path / 'data')!r}); "
+    program += "print(db.snapshot().__enter__().to_arrow('agg').num_rows)"
     ran = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True,
         timeout=60,
