@@ -68,6 +68,7 @@ def _changes(sent: types_pb2.Changes) -> Changes:
         sent.take if sent.HasField("take") else None,
         sent.remembered_at if sent.HasField("remembered_at") else None,
         sent.partial,
+        sent.removed,
     )
 
 
@@ -252,7 +253,7 @@ class Translator:
         if not spec.measures:
             return ()
         self._unique(schema.name, [measure.name for measure in spec.measures])
-        calls = {m.name: OperatorCall(m.operator, m.source) for m in from_measures(spec.measures)}
+        calls = {m.name: m.call for m in from_measures(spec.measures)}
         return summary_schema(schema, calls).measures
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
@@ -300,7 +301,8 @@ class Translator:
             request.name,
             source,
             groups,
-            {m.name: OperatorCall(m.operator, m.source) for m in from_measures(request.measures)},
+            {m.name: m.call for m in from_measures(request.measures)},
             {d.name: d.expression for d in request.derived},
             request.history_us if request.HasField("history_us") else None,
+            request.retention_us if request.HasField("retention_us") else None,
         )

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.changes import COMMIT_TS, REMOVED, Changes
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.scans import Scan
@@ -210,6 +210,7 @@ class ChangesArguments(ScanArguments):
     take: int | None = None
     remembered_at: int | None = None
     partial: bool = False
+    removed: bool = False
 
     def __post_init__(self) -> None:
         ScanArguments.__post_init__(self)
@@ -220,7 +221,13 @@ class ChangesArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         changes = Changes(
-            self.since, bool(self.commit_ts), self.skip, self.take, self.remembered_at, bool(self.partial)
+            self.since,
+            bool(self.commit_ts),
+            self.skip,
+            self.take,
+            self.remembered_at,
+            bool(self.partial),
+            bool(self.removed),
         )
         return replace(ScanArguments.bound(self, schema), changes=changes)
 
@@ -228,7 +235,8 @@ class ChangesArguments(ScanArguments):
         import pyarrow as pa
 
         found = ScanArguments.arrow_schema(self, schema)
-        return found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+        found = found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+        return found.append(pa.field(REMOVED, pa.bool_())) if self.removed else found
 
 
 @dataclass(slots=True)
@@ -538,6 +546,8 @@ class AggregateArguments:
     derived: Mapping[str, str] | None = None
     history: str | int | dt.timedelta | None = None
     progress: Callable[[int, int], None] | None = None
+    _: KW_ONLY
+    retention: str | int | dt.timedelta | None = None
 
     def __post_init__(self) -> None:
         groups: Any = self.group_by

@@ -98,6 +98,11 @@ class Database(ABC, Generic[Tx, Snap]):
 
         Until then ``describe`` says that its ``state`` is ``building``. If the store is stopped meanwhile, it begins
         again in the background when it is opened, and tells the logger ``kivi.store`` how far it is.
+
+        ``retention`` ("400d", a timedelta, microseconds): its rows are forgotten when their time slot, the last in the
+        key, ended so long before the newest event of the source. Later snapshots do not see them, and events that come
+        for them are left out of this aggregate and counted: ``describe`` has ``late_dropped``, and ``floor_us``, from
+        which on it is complete. Other aggregates of the source are not touched. SchemaError without a time slot.
         """
 
     @abstractmethod
@@ -488,9 +493,11 @@ class Snapshot(Reads):
         """Rows that were committed after ``since``, up to this snapshot, with the commit's timestamp in ``_commit_ts``.
 
         Of an event table its events, in commit order, retention notwithstanding. Of an aggregate the rows that such
-        events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet.
-        ``kivi.model.changes`` explains the rest. Raises SnapshotTooOld if retention has dropped some of these events,
-        unless ``partial``; InvalidArgument for a row table.
+        events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet. A
+        row that retention has taken away since has its key, and null in every other column; ``removed`` adds the column
+        ``_removed``, which is true of these.
+        ``kivi.model.changes`` explains the rest. Raises SnapshotTooOld if retention has dropped some of these events or
+        rows, unless ``partial``; InvalidArgument for a row table.
         """
         return self._rows(wanted)
 

@@ -40,7 +40,9 @@ def aggregate(db: Any, args: argparse.Namespace) -> None:
             summed = done
             progress.update(done, done, total)
 
-        db.create_aggregate(args.name, args.source, group_by, measures, derived or None, args.history, report)
+        db.create_aggregate(
+            args.name, args.source, group_by, measures, derived or None, args.history, report, retention=args.retention
+        )
     print_value({"aggregate": args.name, "events": summed}, args.output)
 
 

@@ -381,6 +381,8 @@ def parser() -> argparse.ArgumentParser:
     text = "computed when it is read: 'avg=total / calls'"
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
+    text = "forget rows when their time slot ended so long before the newest event, for example 400d"
+    sub.add_argument("--retention", metavar="DURATION", help=text)
     command("shell", shell, "transactions by hand")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),

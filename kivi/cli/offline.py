@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi.cli.append import Progress
 from kivi.cli.text import plain
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
+from kivi.model.lifetimes import slot_index
 from kivi.model.scans import Scan
 
 if TYPE_CHECKING:
@@ -304,6 +305,7 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
     if source.retention_us is not None:
         return "not compared with its events, of which old ones are dropped"
     expected, bounds = recount(schema, store.scan(lease, source, Scan()))
+    expected = _kept(store, lease, schema, expected)
     found = {}
     measures = [column.name for column in schema.columns if column.name in columns]
     for batch in store.scan(lease, schema, Scan(columns=columns)):
@@ -317,6 +319,17 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
                 path=path,
             )
     return "equal to a recount of the events"
+
+
+def _kept(
+    store: Any, lease: Any, schema: TableSchema, rows: dict[tuple[Any, ...], dict[str, Any]]
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Those, by their keys, that the aggregate's own retention keeps. The keys have moments in microseconds."""
+    floor_us = store.retention.seen_at(schema.id, lease.ts)
+    index = slot_index(schema.group_by)
+    if floor_us is None or index is None:
+        return rows
+    return {key: row for key, row in rows.items() if key[index] >= floor_us}
 
 
 def _same(expected: dict[str, Any] | None, found: dict[str, Any] | None, bounds: dict[str, float]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, parse_duration_us
-from kivi.model.schema import GroupKey, Measure
+from kivi.model.schema import GroupKey
 from kivi.wire.codec import fill_values, to_expr, to_groups, to_measures
 from kivi.wire.columns import row_reader
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -123,7 +123,8 @@ def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequ
         name=wanted.name,
         source=wanted.source,
         group_by=to_groups(groups),
-        measures=to_measures([Measure(name, call.operator, call.argument) for name, call in wanted.measures.items()]),
+        measures=to_measures([call.as_measure(name) for name, call in wanted.measures.items()]),
         derived=[types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
         history_us=None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+        retention_us=None if wanted.retention is None else parse_duration_us(wanted.retention, "retention"),
     )

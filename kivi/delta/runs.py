@@ -35,10 +35,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kivi.arrow.ipc import encode_ipc
+from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN
+from kivi.states.registry import kind_of
 
 __all__ = [
     "LIMB",
@@ -46,7 +48,9 @@ __all__ = [
     "Array",
     "Cells",
     "DeltaRun",
+    "RunColumn",
     "dtype_of",
+    "joined_columns",
     "neutral_of",
     "shifted",
     "ufunc_of",
@@ -131,6 +135,15 @@ class Cells:
         return Cells(low, high)
 
 
+RunColumn = Cells | States
+"""One column of a run: numbers, or the states of a measure."""
+
+
+def joined_columns(parts: Sequence[RunColumn]) -> RunColumn:
+    """The same column of several runs, one after the other."""
+    return type(parts[0]).joined(parts)  # type: ignore[arg-type]
+
+
 def dtype_of(column: Column) -> type[np.generic]:
     """Of a column's ``values``."""
     return np.float64 if column.type.name == "float64" else np.int64
@@ -176,7 +189,7 @@ class DeltaRun:
     )
 
     def __init__(
-        self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[Cells, ...], *, distinct: bool = False
+        self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[RunColumn, ...], *, distinct: bool = False
     ) -> None:
         self.keys = keys
         self.distinct = distinct or isinstance(cts, int)
@@ -245,7 +258,7 @@ class DeltaRun:
         stamps = [self.cts] * len(rows) if isinstance(self.cts, int) else self.cts[rows.start : rows.stop].tolist()
         listed = [cells.listed(rows) for cells in self.columns]
         deltas: Iterable[dict[int, Any]] = (dict(enumerate(row)) for row in zip(*listed, strict=True))
-        if any(cells.valid is not None for cells in self.columns):
+        if any(isinstance(cells, States) or cells.valid is not None for cells in self.columns):
             deltas = ({c: v for c, v in row.items() if v is not None} for row in deltas)
         return list(zip(keys, stamps, deltas, strict=True))
 
@@ -257,6 +270,9 @@ class DeltaRun:
         if not isinstance(self.cts, int):
             named["cts"] = pa.array(self.cts)
         for i, cells in enumerate(self.columns):
+            if not isinstance(cells, Cells):
+                named[f"c{i}"] = cells.to_arrow()
+                continue
             named[f"c{i}"] = pa.array(cells.values, mask=None if cells.valid is None else ~cells.valid)
             if cells.high is not None:
                 named[f"c{i}_high"] = pa.array(cells.high)
@@ -295,14 +311,17 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
         values = np.frombuffer(array.buffers()[1], dtype, len(array), np.dtype(dtype).itemsize * array.offset)
         return values, array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
-    columns = []
+    columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
+        if column.state is not None:
+            columns.append(States.from_arrow(kind_of(column.state), batch.column(f"c{i}")))
+            continue
         values, valid = part(f"c{i}", dtype_of(column), nullable=column.operator != "sum")
         high = part(f"c{i}_high", np.int64)[0] if is_wide(column) and f"c{i}_high" in names else None
         columns.append(Cells(values, high, valid))
     stamps: int | Array = part("cts", np.uint64)[0] if "cts" in names else cts
     keys = batch.column("key")
-    expected = 1 + len(columns) + sum(c.high is not None for c in columns) + ("cts" in names)
+    expected = 1 + len(columns) + sum(isinstance(c, Cells) and c.high is not None for c in columns) + ("cts" in names)
     if keys.type != pa.large_binary() or keys.null_count or len(names) != expected:
         raise ValueError(f"its columns are {sorted(names)}")
     return DeltaRun(keys, stamps, tuple(columns))

@@ -265,7 +265,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
         source = self.store.table(wanted.source)
-        schema = aggregate_schema(wanted.name, source, wanted.group_by, wanted.measures, wanted.derived, wanted.history)
+        schema = aggregate_schema(
+            wanted.name, source, wanted.group_by, wanted.measures, wanted.derived, wanted.history, wanted.retention
+        )
         self.store.create(schema, progress=wanted.progress)
 
     def tables(self) -> list[str]:
@@ -273,7 +275,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def describe(self, name: str) -> dict[str, Any]:
         schema = self.store.table(table_name(name))
-        return {**schema.description(), "statistics": self.store.statistics(schema)}
+        return schema.described(self.store.statistics(schema))
 
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         schema = self.store.table(table_name(table))

@@ -109,6 +109,13 @@ class Engine(ABC):
         return _in_lists((value + key for key, value in self.scan(start, end)), rows)
 
     @abstractmethod
+    def keys(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
+        """The keys of `scan`, forward, in lists of ``rows`` (the last of fewer; none is empty).
+
+        It looks at keys alone, a quarter of a microsecond each, and says nothing of damage.
+        """
+
+    @abstractmethod
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         """Of the keys with ``start <= key < end`` in byte order those after ``step``, two ``step``, ... others.
 

@@ -192,6 +192,13 @@ class RocksEngine(Engine):
         """``_records``, or none of them if there are none in that range."""
         return frozenset([first for first in self._records if first >= start[:1] and (end is None or first < end)])
 
+    def keys(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
+        def lists(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
+            keys: Any = self._db.keys(read_opt=bounds, from_key=start)
+            return _listed(keys, rows, bounds)
+
+        return self._begun(start, end, lists)
+
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         def steps(bounds: rocksdict.ReadOptions) -> Iterator[bytes]:
             keys: Any = self._db.keys(read_opt=bounds, from_key=start)
@@ -386,6 +393,11 @@ def _pairs(
         yield key, _value(key, value) if records and key[:1] in records else value
         step()
     iterator.status()
+
+
+def _listed(keys: Iterator[bytes], rows: int, bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
+    while part := list(itertools.islice(keys, rows)):
+        yield part
 
 
 def _every(keys: Iterator[bytes], step: int, bounds: rocksdict.ReadOptions) -> Iterator[bytes]:

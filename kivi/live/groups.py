@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.dictionaries import plain, together
+from kivi.encoding.key_slots import KeySlot
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
@@ -46,7 +47,7 @@ _MISSED_COMMITS: Final = 1_000
 def _selecting(schema: TableSchema, query: Query) -> Expr | None:
     """The predicate with the key range, as far as it is one of single columns."""
     prefix = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
-    times = between(schema.event_time, *query.scan.times) if schema.event_time is not None else None
+    times = between(schema.event_time or "", *query.scan.times) if schema.kind == "event" else None
     return all_of(query.where, *prefix, times)
 
 
@@ -184,6 +185,7 @@ class RowGroup(Group):
         self._types = types_of(schema)
         self._noted: set[bytes] = set()
         """Rows to be read again."""
+        self._floor = floor_of(store, schema, store.watermark()) if schema.forgets_rows else None
 
     @property
     def can_note(self) -> bool:
@@ -209,12 +211,23 @@ class RowGroup(Group):
                 live.missed.clear()
                 live.reread = True
             return self._read_all(lease)
-        changed |= self._changed(commits)
+        changed |= self._changed(commits) | self._forgotten(lease)
         if not changed:
             return []
         for live in self.joining:
             live.missed |= changed
         return list(self._update(sorted(changed), lease)) if self.lives else []
+
+    def _forgotten(self, lease: Lease) -> set[bytes]:
+        """The rows that somebody holds and that a retention floor has taken away."""
+        floor = floor_of(self.store, self.schema, lease.ts) if self.schema.forgets_rows else None
+        if floor is None or floor == self._floor:
+            return set()
+        self._floor = floor
+        for live in self.joining:  # what they hold is not known yet
+            live.reread = True
+        slot = KeySlot.of(self.schema)
+        return {key for key in self._holders if slot.is_below(key, floor)}
 
     def _changed(self, commits: Iterable[Committed]) -> set[bytes]:
         """The rows that changed and that somebody may hold or want."""

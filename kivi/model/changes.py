@@ -6,7 +6,8 @@ out of it, from the moment when it drops their blocks; ``kept_since`` says from 
 a floor has made events invisible to later snapshots is no reason to leave them out of the tail while they are there.
 
 An aggregate's changes after ``a``, at a snapshot ``b``: each row that events committed in (a, b] belong to, once, as it
-is at ``b``. A row is among them even if its values came out as they were.
+is at ``b``. A row is among them even if its values came out as they were. So is a row that a retention floor has taken
+away in (a, b]: a *removed row* has its key, and null in every other column.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COMMIT_TS", "Changes", "TailPoints"]
+__all__ = ["COMMIT_TS", "REMOVED", "Changes", "TailPoints"]
 
 COMMIT_TS: Final = "_commit_ts"
 """The column that a scan of changes adds: of an event its commit's timestamp, of an aggregate's row that of the last
 commit at or below the snapshot that changed the aggregate."""
+
+REMOVED: Final = "_removed"
+"""The column that a scan of an aggregate's changes adds: true of a row that is not there any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,8 @@ class Changes:
     Of event tables only: ``skip`` leaves out so many events from the first on, and at most ``take`` are looked at, both
     before any predicate; ``remembered_at`` leaves out what a snapshot at this timestamp has forgotten by retention.
 
-    SnapshotTooOld says that events after ``since`` were dropped; with ``partial`` those that are left are read (of an
-    aggregate: every row).
+    SnapshotTooOld says that events after ``since`` were dropped, or removed rows erased; with ``partial`` what is left
+    is read (of an aggregate: every row). Of aggregates only: ``removed`` adds the column ``REMOVED``.
     """
 
     since: int
@@ -38,6 +42,7 @@ class Changes:
     take: int | None = None
     remembered_at: int | None = None
     partial: bool = False
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

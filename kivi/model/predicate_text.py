@@ -21,11 +21,15 @@ from kivi.model.types import ColumnType
 __all__ = ["parse_moment", "parse_value", "type_names", "where"]
 
 
+_MEASURED: Final = re.compile(r"(?!(?:decimal|list|top|quantiles)\()\w+\((.*)\)")
+"""The operator of a column, or the kind of its measure, around its type."""
+
+
 def type_names(description: Mapping[str, Any]) -> dict[str, str]:
     """Each column's plain type: ``sum(int64)`` is int64."""
     out: dict[str, str] = {}
     for name, declared in {**description["key"], **description["columns"]}.items():
-        match = re.fullmatch(r"(?:sum|min|max)\((.*)\)", declared)
+        match = _MEASURED.fullmatch(declared)
         out[name] = match[1] if match else declared
     return out | dict.fromkeys(description.get("derived", {}), "float64")
 

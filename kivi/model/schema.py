@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
+from kivi.model.expressions import Expr, from_plain, to_plain
+from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 __all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
@@ -31,7 +33,8 @@ _FEW: Final = 16  # names are looked up faster in a tuple
 COLUMNS_MAX: Final = 32_767
 """Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
 
-Operator = Literal["sum", "min", "max"]
+Operator = str
+"""sum, min, max; of a state the name of its kind."""
 T = TypeVar("T")
 _MEMO_MAX: Final = 256
 _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them, and given as that too
@@ -39,25 +42,50 @@ _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them,
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column)."""
+    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column).
 
-    operator: Literal["sum", "count", "min", "max"]
+    ``expression`` is a source that is computed; ``where`` selects the events that are observed; ``options`` are a
+    measure's own, such as ("accuracy", 0.01).
+    """
+
+    operator: str
     argument: str | None = None
+    expression: Expr | None = None
+    where: Expr | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.operator}({self.argument or ''})"
+        parts = [str(part) for part in (self.argument, self.expression) if part is not None]
+        parts += [f"{name}={value!r}" for name, value in self.options]
+        parts += [f"where={self.where}"] if self.where is not None else []
+        return f"{self.operator}({', '.join(parts)})"
+
+    def as_measure(self, name: str) -> Measure:
+        """The measure that this declares; nothing is checked."""
+        expression, where = (None if e is None else json.dumps(to_plain(e)) for e in (self.expression, self.where))
+        return Measure(name, self.operator, self.argument, expression, where, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``operator`` is None for a value column."""
+    """One column. ``operator`` is None for a value column. ``state``: of a measure that is no single number."""
 
     name: str
     type: ColumnType
     operator: Operator | None = None
+    state: State | None = None
 
     def describe(self) -> str:
-        return f"{self.operator}({self.type})" if self.operator else str(self.type)
+        return str(self.type) if self.operator is None or self.type.is_state else f"{self.operator}({self.type})"
+
+    def to_plain(self) -> list[Any]:
+        plain = [self.name, str(self.type), self.operator]
+        return plain if self.state is None else [*plain, self.state.to_plain()]
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Column:
+        name, type_, operator, *state = data
+        return Column(name, ColumnType.read(type_), operator, State.from_plain(state[0]) if state else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +99,43 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One delta column of an aggregate: ``operator`` over ``source``; count() has no source."""
+    """One column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
+
+    Events that ``where`` does not select, and those where the source is null, are not observed. Both are as text, the
+    JSON of ``kivi.model.expressions.to_plain``. ``options``: as they were given, ``by`` among them.
+    """
 
     name: str
-    operator: Literal["sum", "count", "min", "max"]
+    operator: str
     source: str | None
+    expression: str | None = None
+    where: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def call(self) -> OperatorCall:
+        """What was declared."""
+        expression, where = (
+            None if text is None else from_plain(json.loads(text)) for text in (self.expression, self.where)
+        )
+        return OperatorCall(self.operator, self.source, expression, where, self.options)
+
+    @property
+    def by(self) -> str | None:
+        """The column that argmax and argmin compare."""
+        return dict(self.options).get("by")
+
+    def to_plain(self) -> list[Any]:
+        """Without what is as it is by default."""
+        plain: list[Any] = [self.name, self.operator, self.source]
+        rest = [self.expression, self.where, list(map(list, self.options))]
+        return plain + rest if any(rest) else plain
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Measure:
+        name, operator, source, *rest = data
+        expression, where, options = rest or (None, None, ())
+        return Measure(name, operator, source, expression, where, tuple(map(tuple, options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +162,7 @@ class TableSchema:
     complete_since_us: int | None = None
     group_by: tuple[GroupKey, ...] = ()
     measures: tuple[Measure, ...] = ()
+    observes: tuple[tuple[str, str], ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
     by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
     """Key columns and columns."""
@@ -130,9 +191,32 @@ class TableSchema:
     # -- lookups --------------------------------------------------------------------------------
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all that an aggregate measures are sums, counts and extremes of columns, of every event."""
+        return self.remembered(
+            "is plain",
+            lambda: (
+                all(c.state is None for c in self.columns)
+                and all(m.expression is None and m.where is None for m in self.measures)
+            ),
+        )
+
+    def source_type(self, name: str) -> ColumnType:
+        """The type of a source's column, of an aggregate whose expressions, predicates or states observe it."""
+        types: dict[str, ColumnType] = self.remembered(
+            "source types", lambda: {column: ColumnType.parse(text) for column, text in self.observes}
+        )
+        return types[name]
+
+    @property
     def origin(self) -> int:
         """The id of the table's first generation: the same for as long as it is not dropped."""
         return self.origin_id or self.id
+
+    @property
+    def forgets_rows(self) -> bool:
+        """Whether it is an aggregate with ``retention``: some snapshots do not see its rows of old slots any more."""
+        return self.retention_us is not None and self.kind == "aggregate"
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -298,13 +382,21 @@ class TableSchema:
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
         if self.kind == "aggregate":
             out["source"] = self.source
+            out["retention_us"] = self.retention_us
             out["complete_since_us"] = self.complete_since_us
             out["group_by"] = [
                 {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
                 for g in self.group_by
             ]
-            out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.measures}
+            out["measures"] = {m.name: str(m.call) for m in self.measures}
             out["derived"] = dict(self.derived)
+        return out
+
+    def described(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """``description`` with what is known about its contents: an aggregate is complete from its floor on."""
+        out = {**self.description(), "statistics": statistics}
+        if self.kind == "aggregate":
+            out["complete_since_us"] = statistics.get("complete_since_us", self.complete_since_us)
         return out
 
     # -- JSON: the form in the catalog ----------------------------------------------------------
@@ -314,17 +406,18 @@ class TableSchema:
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
         out["key"] = [(c.name, str(c.type)) for c in self.key]
-        out["columns"] = [(c.name, str(c.type), c.operator) for c in self.columns]
-        out |= {name: list(map(dataclasses.astuple, out[name])) for name in ("group_by", "measures") if name in out}
+        out["columns"] = [c.to_plain() for c in self.columns]
+        out |= {name: list(map(dataclasses.astuple, out[name])) for name in ("group_by",) if name in out}
+        out |= {name: [m.to_plain() for m in out[name]] for name in ("measures",) if name in out}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> TableSchema:
         known = json.loads(data)
         known["key"] = tuple(Column(name, ColumnType.parse(type_)) for name, type_ in known["key"])
-        known["columns"] = tuple(Column(name, ColumnType.parse(type_), op) for name, type_, op in known["columns"])
+        known["columns"] = tuple(map(Column.from_plain, known["columns"]))
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
-        known["measures"] = tuple(Measure(*measure) for measure in known.get("measures", ()))
+        known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
         return TableSchema(**known)
 

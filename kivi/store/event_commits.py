@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc
-from kivi.delta.derive import derive_each
 from kivi.errors import NotFound
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import StaleCatalog
 from kivi.mvcc.groups import Answer, Events
 from kivi.mvcc.record import Bulk, Commit, EventsRecord
 from kivi.store.catalog import View, late_row, schema_guard
+from kivi.store.late_deltas import each_in_time
 from kivi.store.retention import Retention, earliest_times
 from kivi.store.transaction import payload_digest
 
@@ -63,7 +63,9 @@ def prepare_events(
             kept, places = whole.take(pa.array(in_time)), in_time.astype(np.uint64)
             derived = [late_row(schema.origin, dropped)]
     aggregates = view.aggregates.get(schema.id, ())
-    runs = list(zip((a.id for a in aggregates), derive_each(aggregates, kept, places), strict=True))
+    row_floors = retention.newest_of(aggregates)
+    runs, late = each_in_time(aggregates, row_floors, kept, places)
+    derived += [late_row(table, dropped) for table, dropped in late.items()]
     encoded = sent if kept is whole else encode_ipc(kept)
     of_runs = [(table, run.to_buffers()) for table, run in runs]
     record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
@@ -73,8 +75,10 @@ def prepare_events(
     def check() -> None:
         if drop_late and retention.newest(schema.id) != floor_us:
             raise StaleCatalog  # it moved: what is late is to be found again
+        if any(retention.newest(table) != known for table, known in row_floors.items()):
+            raise StaleCatalog
         retention.check(earliest)
 
-    if drop_late or earliest:
+    if drop_late or earliest or row_floors:
         part.on_check = check
     return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from kivi.events.views import later_of
 from kivi.model.scans import Scan
 from kivi.model.schema import Measure, TableSchema
 from kivi.mvcc.shortage import Shortage
@@ -31,6 +32,8 @@ class Host(Running, Protocol):
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
     """Numbers about a table's contents that are cheap to have."""
+    if schema.forgets_rows:
+        return _of_rows(store, schema)
     if schema.kind != "event":
         return {}
     with store.snapshots.opened() as lease:
@@ -40,6 +43,17 @@ def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
         floor = store.retention.seen_at(schema.id, lease.ts)
     out = {"rows": counted.column(0)[0].as_py()} | ({} if floor is None else {"complete_since_us": floor})
     return out | ({"late_dropped": late["dropped"]} if late is not None else {})
+
+
+def _of_rows(store: Host, schema: TableSchema) -> dict[str, int]:
+    """From which slot on an aggregate with retention is there, and how many events came later than that."""
+    with store.snapshots.opened() as lease:
+        late = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
+        floor = store.retention.seen_at(schema.id, lease.ts)
+    out = {"late_dropped": 0 if late is None else late["dropped"]}
+    complete = later_of(floor, schema.complete_since_us)
+    out |= {} if floor is None else {"floor_us": floor}
+    return out | ({} if complete is None else {"complete_since_us": complete})
 
 
 def split_points(store: Host, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:

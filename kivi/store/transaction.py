@@ -24,7 +24,7 @@ import pyarrow as pa
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
-from kivi.delta.derive import derive, derive_all, derive_small
+from kivi.delta.derive import derive, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
@@ -40,6 +40,7 @@ from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import TABLES, View, changes, late_row, schema_guard
 from kivi.store.checks import check_events, too_long
+from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
 from kivi.store.staging import Staged
@@ -320,17 +321,13 @@ def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[
     if not batches:
         return []
     if _row_count(batches) <= SMALL_EVENTS:
-        return derive_small(aggregate, _rows_of(batches))
+        return derive_few([aggregate], together(batches))[0]
     run = derive(aggregate, together(batches))
     return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
 
 
 def _row_count(batches: Iterable[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
-
-
-def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in batches for row in stored_rows(plain(batch))]
 
 
 def prepare(
@@ -340,12 +337,13 @@ def prepare(
     *,
     request: str | None,
     batch: tuple[str, int] | None,
+    row_floors: Mapping[int, int | None],
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
 
-    ``new``: the generations that the tables it overwrites will have.
+    ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
     """
     commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
@@ -374,18 +372,19 @@ def prepare(
         batches = [batch for of, batch in events if of == table]
         small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
-        rows = _rows_of(batches) if small and aggregates else []
+        if not batches:
+            continue
+        late: dict[int, int] = {}
         if small:
-            for aggregate in aggregates:
-                commit.derived += [
-                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas))
-                    for key, deltas in derive_small(aggregate, rows)
-                ]
+            few, late = few_in_time(aggregates, row_floors, together(batches))
+            for aggregate_id, rows in few:
+                commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
         elif aggregates:
-            derived = derive_all(aggregates, together(batches))
-            for aggregate, run in zip(aggregates, derived, strict=True):
-                runs.append((aggregate.id, run))
-                commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
+            derived, late = runs_in_time(aggregates, row_floors, together(batches))
+            for aggregate_id, run in derived:
+                runs.append((aggregate_id, run))
+                commit.runs.append(Bulk(aggregate_id, 0, run.to_buffers()))
+        commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):
         named = [Bulk(new.id(table), sequence, []) for sequence in sequences]

@@ -75,20 +75,22 @@ class CreateTableResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class CreateAggregateRequest(_message.Message):
-    __slots__ = ("name", "source", "group_by", "measures", "derived", "history_us")
+    __slots__ = ("name", "source", "group_by", "measures", "derived", "history_us", "retention_us")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     GROUP_BY_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     DERIVED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_US_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_US_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     group_by: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupKey]
     measures: _containers.RepeatedCompositeFieldContainer[_types_pb2.Measure]
     derived: _containers.RepeatedCompositeFieldContainer[_types_pb2.Derived]
     history_us: int
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., group_by: _Optional[_Iterable[_Union[_types_pb2.GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ...) -> None: ...
+    retention_us: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., group_by: _Optional[_Iterable[_Union[_types_pb2.GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ..., retention_us: _Optional[int] = ...) -> None: ...
 
 class CreateAggregateResponse(_message.Message):
     __slots__ = ("done_rows", "total_rows", "table")

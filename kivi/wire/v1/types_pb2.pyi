@@ -132,20 +132,22 @@ class ScanSpec(_message.Message):
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ...) -> None: ...
 
 class Changes(_message.Message):
-    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial")
+    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "removed")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_AT_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     since: int
     commit_ts: bool
     skip: int
     take: int
     remembered_at: int
     partial: bool
-    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ...) -> None: ...
+    removed: bool
+    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "reason", "metadata")
@@ -167,7 +169,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Column(_message.Message):
-    __slots__ = ("name", "type", "operator")
+    __slots__ = ("name", "type", "operator", "state")
     class Operator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OPERATOR_UNSPECIFIED: _ClassVar[Column.Operator]
@@ -181,10 +183,12 @@ class Column(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     operator: Column.Operator
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ...) -> None: ...
+    state: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class GroupKey(_message.Message):
     __slots__ = ("name", "source", "slot_us")
@@ -197,7 +201,7 @@ class GroupKey(_message.Message):
     def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., slot_us: _Optional[int] = ...) -> None: ...
 
 class Measure(_message.Message):
-    __slots__ = ("name", "kind", "source")
+    __slots__ = ("name", "kind", "source", "operator", "expression", "where", "options")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Measure.Kind]
@@ -205,18 +209,28 @@ class Measure(_message.Message):
         KIND_COUNT: _ClassVar[Measure.Kind]
         KIND_MIN: _ClassVar[Measure.Kind]
         KIND_MAX: _ClassVar[Measure.Kind]
+        KIND_OTHER: _ClassVar[Measure.Kind]
     KIND_UNSPECIFIED: Measure.Kind
     KIND_SUM: Measure.Kind
     KIND_COUNT: Measure.Kind
     KIND_MIN: Measure.Kind
     KIND_MAX: Measure.Kind
+    KIND_OTHER: Measure.Kind
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Measure.Kind
     source: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
+    operator: str
+    expression: str
+    where: str
+    options: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ..., operator: _Optional[str] = ..., expression: _Optional[str] = ..., where: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Derived(_message.Message):
     __slots__ = ("name", "expression")
