@@ -47,6 +47,7 @@ __all__ = [
     "Cells",
     "DeltaRun",
     "dtype_of",
+    "fitted",
     "neutral_of",
     "shifted",
     "ufunc_of",
@@ -122,6 +123,12 @@ class Cells:
         return Cells(values, None, np.concatenate(valid))
 
     @staticmethod
+    def neutral(column: Column, rows: int) -> Cells:
+        """So many deltas that change nothing: a SUM adds 0, a MIN or MAX has none."""
+        valid = None if column.operator == "sum" else np.zeros(rows, np.bool_)
+        return Cells(np.zeros(rows, dtype_of(column)), None, valid)
+
+    @staticmethod
     def of_limbs(low: Array, high: Array) -> Cells:
         """Sums of limbs, normalised; plain int64 if every value fits."""
         high = high + (low >> LIMB)
@@ -156,7 +163,9 @@ class DeltaRun:
 
     ``cts`` is one for all rows, whose keys are then distinct, or an array of uint64, one per row. ``distinct`` says
     that keys are distinct all the same.
-    ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns.
+    ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns. A run
+    that was derived before the aggregate was altered has fewer: those who compute with several make them alike first
+    (``fitted``).
     """
 
     __slots__ = (
@@ -297,6 +306,8 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
 
     columns = []
     for i, column in enumerate(schema.columns):
+        if f"c{i}" not in names:  # the aggregate was altered since
+            break
         values, valid = part(f"c{i}", dtype_of(column), nullable=column.operator != "sum")
         high = part(f"c{i}_high", np.int64)[0] if is_wide(column) and f"c{i}_high" in names else None
         columns.append(Cells(values, high, valid))
@@ -306,6 +317,15 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
     if keys.type != pa.large_binary() or keys.null_count or len(names) != expected:
         raise ValueError(f"its columns are {sorted(names)}")
     return DeltaRun(keys, stamps, tuple(columns))
+
+
+def fitted(run: DeltaRun, schema: TableSchema) -> DeltaRun:
+    """The run with all columns of its table: those that were added since it was derived change nothing."""
+    missing = schema.columns[len(run.columns) :]
+    if not missing:
+        return run
+    added = tuple(Cells.neutral(column, run.rows) for column in missing)
+    return DeltaRun(run.keys, run.cts, (*run.columns, *added), distinct=run.distinct)
 
 
 def _views(keys: pa.LargeBinaryArray) -> tuple[memoryview, memoryview, Array | None]:

@@ -12,15 +12,24 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
-from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
+from kivi.model.schema import Alteration, Column, GroupKey, Measure, OperatorCall, TableSchema
 from kivi.model.types import ColumnType, shown
 
-__all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
+__all__ = [
+    "TimeSlot",
+    "aggregate_schema",
+    "event_table_schema",
+    "parse_duration_us",
+    "row_table_schema",
+    "time_slot",
+    "with_columns",
+    "with_measures",
+]
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
@@ -104,14 +113,7 @@ def row_table_schema(
             raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
-    built = []
-    for column_name, declared in columns.items():
-        check_name(column_name, "column")
-        if isinstance(declared, OperatorCall):
-            argument = "int64" if declared.operator == "count" else declared.argument
-            built.append(_delta_column(column_name, declared, ColumnType.parse(argument)))
-        else:
-            built.append(_value_column(column_name, declared, "column"))
+    built = _row_columns(columns)
     _check_disjoint(name, [*key, *columns])
     return TableSchema(
         name=check_name(name, "table"),
@@ -120,6 +122,78 @@ def row_table_schema(
         columns=tuple(built),
         history_us=None if history is None else parse_duration_us(history, "history"),
     )
+
+
+def _row_columns(columns: Mapping[str, object]) -> list[Column]:
+    built = []
+    for column_name, declared in columns.items():
+        check_name(column_name, "column")
+        if isinstance(declared, OperatorCall):
+            argument = "int64" if declared.operator == "count" else declared.argument
+            built.append(_delta_column(column_name, declared, ColumnType.parse(argument)))
+        else:
+            built.append(_value_column(column_name, declared, "column"))
+    return built
+
+
+def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSchema:
+    """A row table or an event table with more columns. Raises SchemaError, InvalidArgument."""
+    if schema.kind == "aggregate":
+        raise InvalidArgument(f"{schema.name!r} is an aggregate: measures are added to it, by alter_aggregate")
+    if not isinstance(columns, Mapping) or not columns:
+        raise SchemaError(f"add_columns maps the names of new columns of {schema.name!r} to types, and is {columns!r}")
+    if schema.kind == "event":
+        built = [_value_column(n, t, "column") for n, t in columns.items()]
+    else:
+        built = _row_columns(columns)
+    _check_new(schema, columns)
+    alteration = Alteration(len(schema.columns))
+    return replace(schema, columns=(*schema.columns, *built), alterations=(*schema.alterations, alteration))
+
+
+def with_measures(
+    schema: TableSchema,
+    source: TableSchema,
+    measures: Mapping[str, OperatorCall],
+    derived: Mapping[str, str] | None = None,
+    backfill: bool = True,
+) -> TableSchema:
+    """An aggregate of ``source`` with more measures; ``backfill``: which are being built from then on.
+
+    Raises SchemaError, InvalidArgument.
+    """
+    if schema.kind != "aggregate":
+        raise InvalidArgument(f"{schema.name!r} is no aggregate: columns are added to it, by alter_table")
+    if schema.is_building:
+        raise InvalidArgument(
+            f"aggregate {schema.name!r} is still being built, or measures are being added to it: wait until it is done"
+        )
+    if not isinstance(measures, Mapping) or not measures:
+        raise SchemaError(f"add_measures maps the names of new measures of {schema.name!r} to kivi.sum and others")
+    columns, built = _measured(source, measures)
+    _check_new(schema, [*measures, *(derived or {})])
+    more = _derived_columns((*schema.key, *schema.shown_columns, *columns), derived)
+    alteration = Alteration(
+        len(schema.columns),
+        len(schema.derived),
+        state="building" if backfill else "ready",
+        backfilled=backfill,
+        more=more if backfill else (),
+    )
+    return replace(
+        schema,
+        columns=(*schema.columns, *columns),
+        measures=(*schema.measures, *built),
+        derived=schema.derived if backfill else (*schema.derived, *more),
+        alterations=(*schema.alterations, alteration),
+    )
+
+
+def _check_new(schema: TableSchema, names: Iterable[str]) -> None:
+    _check_disjoint(schema.name, names)
+    known = set(schema.output_names)
+    if (twice := next((name for name in names if name in known), None)) is not None:
+        raise SchemaError(f"table {schema.name!r} has a column {twice!r} already: choose another name")
 
 
 def event_table_schema(
@@ -173,11 +247,6 @@ def aggregate_schema(
         keys.append(Column(groups[-1].name, column.type))
     columns, built = _measured(source, measures)
     _check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
-    expressions = []
-    for derived_name, text in (derived or {}).items():
-        check_name(derived_name, "derived column")
-        parse_expression(text, {c.name for c in (*keys, *columns) if c.type.name in ("int64", "float64", "decimal")})
-        expressions.append((derived_name, text))
     return TableSchema(
         name=check_name(name, "table"),
         kind="aggregate",
@@ -188,8 +257,17 @@ def aggregate_schema(
         source_id=source.id,
         group_by=tuple(groups),
         measures=tuple(built),
-        derived=tuple(expressions),
+        derived=_derived_columns((*keys, *columns), derived),
     )
+
+
+def _derived_columns(columns: Sequence[Column], derived: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    expressions = []
+    for derived_name, text in (derived or {}).items():
+        check_name(derived_name, "derived column")
+        parse_expression(text, {c.name for c in columns if c.type.name in ("int64", "float64", "decimal")})
+        expressions.append((derived_name, text))
+    return tuple(expressions)
 
 
 def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) -> TableSchema:

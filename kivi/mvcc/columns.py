@@ -24,7 +24,7 @@ import pyarrow as pa
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import DeltaRun, fitted
 from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.keys import key_width, large_binary
 from kivi.encoding.keyspaces import Space, table_prefix
@@ -44,6 +44,7 @@ def pairs_of(records: list[bytes], schema: TableSchema, layout: RowLayout) -> It
     """The engine's keys and rows. Raises DataLoss for a row of another width."""
     prefix, width = table_prefix(Space.ROW, schema.id), layout.width
     for record in records:
+        record = layout.current(record)
         if not record.startswith(prefix, width):
             raise _damaged(layout)
         yield record[width:], record[:width]
@@ -59,6 +60,8 @@ def base_rows(
     prefix = table_prefix(Space.ROW, schema.id)
     width = key_width([column.type for column in schema.key])
     portion = _Joined(layout, prefix, width) if width else _Each(layout, prefix)
+    if layout.number:  # rows that were written before the table was altered
+        chunks = ([layout.current(record) for record in chunk] for chunk in chunks)
     for size in sizes:
         parts: list[Any] = []
         rows = nbytes = 0
@@ -129,7 +132,7 @@ def at_snapshot(portions: Iterator[FixedRows], layout: RowLayout, upto: int, old
     for keys, rows in portions:
         late = np.flatnonzero(rows["cts"] > upto)
         if len(late):
-            versions = [blank if row is None else row for row in older(keys.take(pa.array(late)).to_pylist())]
+            versions = [blank if row is None else layout.current(row) for row in older(keys.take(pa.array(late)).to_pylist())]
             if set(map(len, versions)) != {layout.width}:
                 raise DataLoss(f"a version does not have the {layout.width} bytes of its table's rows: run kivi verify")
             rows = rows.copy()
@@ -148,6 +151,7 @@ def overlaid(
 ) -> Iterator[FixedRows]:
     """Live rows at ``upto``: ``portions`` are in base, ``indexed`` and ``windows`` are pending."""
     if schema.kind == "aggregate":
+        windows = [(fitted(run, schema), rows) for run, rows in windows]
         if indexed:
             listed = [(key, cts, dict(op.deltas)) for key, ops in indexed for cts, op in ops if cts <= upto]
             run = run_from_rows(schema, listed)

@@ -60,6 +60,7 @@ class Reader:
     leases: Leases
     history_floor: Callable[[TableSchema], int | None]
     _: KW_ONLY
+    schema_of: Callable[[int], TableSchema | None]
     exists: Callable[[int], bool]
     missing: Callable[[TableSchema], KiviError]
 
@@ -98,6 +99,7 @@ class Reader:
             raws = [self.engine.get(row_key(table, wanted[0][1]))]
         else:
             raws = self.engine.get_many([row_key(table, key) for _, key in wanted])
+        schema = self._latest(schema)
         out: list[Version | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
             version = self._base(schema, key, raw, lease.ts)
@@ -128,6 +130,7 @@ class Reader:
         # Pending first and base second: what is folded meanwhile is in both, and both say the same.
         indexed, runs = self.pending.capture(schema.id, start, end, lease.ts)
         base = self.engine.scan(*_range(schema, start, end), reverse=reverse)
+        schema = self._latest(schema)
         self.check(lease, schema)
         changed = _joined(indexed, runs, start, end, lease.ts, reverse)
         rows = self._rows(schema, base, changed, lease.ts, reverse)
@@ -169,6 +172,9 @@ class Reader:
         layout = RowLayout.of(schema)
         chunks = self.engine.scan_records(*_range(schema, start, end), size, layout.width)
         self.check(lease, schema)
+        if len(self._latest(schema).columns) != len(schema.columns):  # it was altered a moment ago
+            found = self.scan(lease, schema, start, end)
+            return iter(lambda: list(itertools.islice(found, first_rows)), [])
 
         def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
             first = next(chunks, [])
@@ -210,18 +216,27 @@ class Reader:
                     break
             else:
                 reached = None
-        return [
+        versions = [
             found.get(key) if reached is None or key < reached else self._version(schema, key, upto) for key in keys
         ]
+        layout = RowLayout.of(schema)
+        return [self._known(schema, raw) if raw and layout.is_later(raw) else raw for raw in versions]
+
+    def _known(self, schema: TableSchema, raw: bytes) -> bytes:
+        """A row that was written after ``schema`` was altered, without the columns that it does not know."""
+        return RowLayout.of(schema).cut(raw, RowLayout.of(self._latest(schema)))
+
+    def _latest(self, schema: TableSchema) -> TableSchema:
+        """The definition as it is now, which every row that has been written knows. Columns keep their places."""
+        return self.schema_of(schema.id) or schema
 
     def _base(self, schema: TableSchema, key: bytes, raw: bytes | None, upto: int) -> Version | None:
         if raw is None:
             return None
+        if RowLayout.stamp_of(raw) > upto and (raw := self._version(schema, key, upto)) is None:
+            return None
         layout = RowLayout.of(schema)
-        if RowLayout.stamp_of(raw) <= upto:
-            return layout.decode(raw)
-        older = self._version(schema, key, upto)
-        return None if older is None else layout.decode(older)
+        return layout.decode(self._known(schema, raw) if layout.is_later(raw) else raw)
 
     def _version(self, schema: TableSchema, key: bytes, upto: int) -> bytes | None:
         """The newest older version at or below ``upto``, as bytes."""

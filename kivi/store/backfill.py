@@ -20,6 +20,12 @@ top of what the store held already, where staging each chunk took 223 MB.
 Events at or below c are read at a snapshot from after c, with the retention floor of that snapshot: what had been
 forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
 
+**Measures that are added** to an aggregate (``alter_aggregate``) are summed in the same way, beside those that it has,
+which go on being read and written. c is the commit that adds their columns, which nobody sees yet; a run for them alone
+is staged, in which the other columns change nothing; b makes them readable. If they cannot be summed they are given
+up: their columns stay unseen, and have no deltas from then on. Float sums of theirs have the deltas of commits between
+c and b first.
+
 Float sums are added in commit order within each chunk, the chunks in commit order, and the result folds at b, before
 the deltas after it in CTS order; the log holds the result, so this too is the same for every replay. Chunks end after
 so many events, wherever those lie: when consolidation ran changes no bit. (An aggregate that was there from the start
@@ -44,10 +50,10 @@ import pyarrow as pa
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import Cells, DeltaRun
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
-from kivi.model.schema import TableSchema
+from kivi.model.schema import Alteration, TableSchema
 from kivi.mvcc.record import StageKind
 from kivi.store.host import Running
 from kivi.store.retention import remembered
@@ -74,44 +80,52 @@ class Backfill:
     def build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
         """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
 
-        Whatever goes wrong (a null group key, no memory) is raised, and the aggregate dropped again.
+        Likewise measures that are being added to it. Whatever goes wrong (a null group key, no memory) is raised, and
+        the aggregate dropped again, or the measures given up.
         """
         try:
             return self._build(schema, progress)
         except Exception:
             if (whole := self.store.catalog.entered.successor(schema)) is not None:
                 return whole  # the source was overwritten meanwhile: there is nothing older left to sum
-            self._drop(schema)
+            self._give_up(schema)
             raise
 
     def _build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
         """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
         owner = f"backfill/{schema.id}"
+        first, upto = _unbuilt(schema)
+        part = dataclasses.replace(
+            schema, columns=schema.columns[first:], measures=schema.measures[first:], derived=(), alterations=()
+        )
         try:
             self.store.staging.drop(self.store.staging.owned(owner))
             done = 0
-            combining = Combining(schema, _PIECE_ROWS)
-            with self._events(schema) as (view, recent):
+            combining = Combining(part, _PIECE_ROWS)
+            with self._events(schema, upto) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 batches = itertools.chain(view.scan(), recent)
                 for chunk in _chunks(batches, self.store.settings.block_rows):
-                    combining.add(derive(schema, chunk))
+                    combining.add(derive(part, chunk))
                     done += chunk.num_rows
                     if progress is not None:
                         progress(done, total)
+            stages = self._staged(schema, owner, combining.result(), first)
+            if schema.state == "ready":
+                return self.tables.alter(schema.name, functools.partial(_built, schema, view.floor_us), stages)
             ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
-            return self.tables.redefine(ready, self._staged(schema, owner, combining.result()))
+            return self.tables.redefine(ready, stages)
         finally:
             if self.store.is_open:
                 self.store.staging.drop(self.store.staging.owned(owner))
 
     @contextlib.contextmanager
-    def _events(self, schema: TableSchema) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
-        """The source's events at or below the aggregate's catalog commit: those in blocks, then those in memory.
+    def _events(self, schema: TableSchema, upto: int) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
+        """The source's events at or below ``upto``, a catalog commit: those in blocks, then those in memory.
 
         Events before ``floor_us`` of the view had been forgotten, and are not given.
         """
-        store, source, upto = self.store, schema.source_id, schema.created_ts
+        store, source = self.store, schema.source_id
         with store.snapshots.opened(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s) as lease:
             events = store.event_tables.of(source)
             if events is None:
@@ -121,10 +135,12 @@ class Backfill:
             with view:
                 yield view, [remembered(part.batch, events.schema, view.floor_us) for part in waiting]
 
-    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
-        """Stages that hold the run, in key order."""
+    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None, first: int) -> list[int]:
+        """Stages that hold the run, in key order. It has the columns from ``first`` on."""
         if run is None or not run.rows:
             return []
+        before = tuple(Cells.neutral(column, run.rows) for column in schema.columns[:first])
+        run = DeltaRun(run.keys, run.cts, (*before, *run.columns), distinct=run.distinct)
         rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
         stages = []
         for piece in pieces(run, rows):
@@ -136,17 +152,20 @@ class Backfill:
             stages.append(self.store.staging.index.sequence_of(stage_id))
         return stages
 
-    def _drop(self, schema: TableSchema) -> None:
-        """Gives the aggregate up. Where that cannot be logged, opening the store builds it again."""
+    def _give_up(self, schema: TableSchema) -> None:
+        """Drops the aggregate, or gives up the measures. Where that cannot be logged, opening the store builds again."""
         try:
-            self.tables.drop(schema.name, only_id=schema.id)
+            if schema.state == "ready":
+                self.tables.alter(schema.name, functools.partial(_failed, schema))
+            else:
+                self.tables.drop(schema.name, only_id=schema.id)
         except Exception as error:  # the error that led here is the one to raise
             if self.store.is_open:
                 _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
 
     def resume(self) -> threading.Thread | None:
         """Builds what a crash left BUILDING, in the background; None if there is nothing."""
-        unfinished = [schema for schema in self.store.catalog.entered.by_id.values() if schema.state == "building"]
+        unfinished = [schema for schema in self.store.catalog.entered.by_id.values() if schema.is_building]
         if not unfinished:
             return None
 
@@ -179,12 +198,42 @@ class Backfill:
             if isinstance(error, Unavailable):
                 then = "it stays building, and is built when the store is opened again"
             else:
-                self._drop(schema)
-                then = "it is dropped; create it again"
+                self._give_up(schema)
+                then = "it is given up; create it, or add its new measures, again"
             known = isinstance(error, KiviError)
             _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
             return
         _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)
+
+
+def _unbuilt(schema: TableSchema) -> tuple[int, int]:
+    """The first of the columns that are being built, and the catalog commit after which every commit derives them."""
+    if schema.state == "building":
+        return 0, schema.created_ts
+    return schema.alterations[-1].columns, schema.alterations[-1].cts
+
+
+def _built(schema: TableSchema, floor_us: int | None, now: TableSchema) -> TableSchema:
+    """``now`` with the measures that were being added to ``schema``, readable."""
+    last = _being_added(schema, now)
+    ready = dataclasses.replace(last, cts=0, state="ready", floor_us=floor_us, more=())
+    return dataclasses.replace(now, derived=(*now.derived, *last.more), alterations=(*now.alterations[:-1], ready))
+
+
+def _failed(schema: TableSchema, now: TableSchema) -> TableSchema:
+    """``now`` without the measures that were being added to ``schema``: their columns stay, and measure nothing."""
+    last = _being_added(schema, now)
+    nothing = [dataclasses.replace(measure, source="") for measure in now.measures[last.columns :]]
+    failed = dataclasses.replace(last, state="failed", more=())
+    return dataclasses.replace(
+        now, measures=(*now.measures[: last.columns], *nothing), alterations=(*now.alterations[:-1], failed)
+    )
+
+
+def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
+    if now.id != schema.id or now.alterations[-1:] != schema.alterations[-1:]:
+        raise NotFound(f"aggregate {schema.name!r} was dropped or overwritten meanwhile", table=schema.name)
+    return schema.alterations[-1]
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -115,6 +115,7 @@ class Wiring:
             self.pending,
             self.leases,
             self.consolidator.sweeper.history_floor_of,
+            schema_of=self.catalog.schema_of,
             exists=self.catalog.is_visible,
             missing=self.catalog.missing,
         )

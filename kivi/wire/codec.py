@@ -176,7 +176,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
         columns=[
             pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator])
-            for c in schema.columns
+            for c in schema.shown_columns
         ],
         history_us=schema.history_us,
         event_time=schema.event_time or "",
@@ -184,7 +184,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         source=schema.source or "",
         source_id=schema.source_id,
         group_by=to_groups(schema.group_by),
-        measures=to_measures(schema.measures),
+        measures=to_measures(schema.shown_measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
         complete_since_us=schema.complete_since_us,
     )
