@@ -99,14 +99,14 @@ class ReadGroups:
             self._plans = tables, plans
         if len(get.columns) > _COLUMNS_MAX:  # ``_do_get`` says whether these are so many
             return None
-        name = (get.table, get.table_id, *get.columns)
+        name = (get.table, get.table_id, get.known_columns, *get.columns)
         try:
             return plans[name]
         except KeyError:
             pass
         try:
             schema = self._translator.schema(get.table, get.table_id)
-            plan = self._store.get_plan(schema, self._translator.columns(schema, get.columns))
+            plan = self._store.get_plan(schema, self._translator.columns(schema, get.columns, get.known_columns))
         except KiviError:
             return None
         if len(plans) >= _PLANS_MAX:

@@ -51,11 +51,14 @@ _NEEDS: Final = {
     "DiscardStages": Access.WRITE,
     "CreateTable": Access.ADMIN,
     "CreateAggregate": Access.ADMIN,
+    "AlterTable": Access.ADMIN,
+    "AlterAggregate": Access.ADMIN,
     "DropTable": Access.ADMIN,
     "Consolidate": Access.ADMIN,
     "Checkpoint": Access.ADMIN,
     "Backup": Access.ADMIN,
 }
+Progress = Callable[[int, int], None]
 _MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
 _WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
 _PROGRESS_S: Final = 0.1
@@ -107,20 +110,35 @@ class Service:
 
     async def CreateAggregate(self, request: pb.CreateAggregateRequest, context: Context) -> None:
         self.access("CreateAggregate", context, request.name, request.source)
+
+        def create(progress: Progress) -> TableSchema:
+            return self.store.create(self.translator.new_aggregate(request), progress=progress)
+
+        await self._with_progress(context, pb.CreateAggregateResponse, create)
+
+    async def AlterAggregate(self, request: pb.AlterAggregateRequest, context: Context) -> None:
+        self.access("AlterAggregate", context, request.name)
+
+        def alter(progress: Progress) -> TableSchema:
+            measures, derived = self.translator.new_measures(request)
+            return self.store.alter_aggregate(
+                request.name, measures, backfill=not request.only_later, derived=derived, progress=progress
+            )
+
+        await self._with_progress(context, pb.AlterAggregateResponse, alter)
+
+    async def _with_progress(self, context: Context, response: Any, work: Callable[[Progress], TableSchema]) -> None:
+        """Streams how far ``work`` is, and the definition that it gives at the end."""
         done = total = 0
 
         def progress(*rows: int) -> None:
             nonlocal done, total
             done, total = rows
 
-        def create() -> TableSchema:
-            return self.store.create(self.translator.new_aggregate(request), progress=progress)
-
-        creating = asyncio.get_running_loop().run_in_executor(self.sessions.long, create)
-        while not (await asyncio.wait({creating}, timeout=_PROGRESS_S))[0]:
-            await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total))
-        table = to_table(creating.result())
-        await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total, table=table))
+        working = asyncio.get_running_loop().run_in_executor(self.sessions.long, work, progress)
+        while not (await asyncio.wait({working}, timeout=_PROGRESS_S))[0]:
+            await context.write(response(done_rows=done, total_rows=total))
+        await context.write(response(done_rows=done, total_rows=total, table=to_table(working.result())))
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
         grant, client = self.access("Stage", context)
@@ -203,6 +221,10 @@ class Service:
     def CreateTable(self, request: pb.CreateTableRequest, _: Grant) -> pb.CreateTableResponse:
         return pb.CreateTableResponse(table=to_table(self.store.create(self.translator.new_table(request.table))))
 
+    def AlterTable(self, request: pb.AlterTableRequest, _: Grant) -> pb.AlterTableResponse:
+        columns = self.translator.new_columns(request.name, request.columns)
+        return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, columns)))
+
     def DropTable(self, request: pb.DropTableRequest, _: Grant) -> pb.DropTableResponse:
         self.store.drop(request.name)
         return pb.DropTableResponse()
@@ -280,7 +302,7 @@ def _tables(request: Any) -> list[str]:
     match request:
         case pb.CreateTableRequest():
             return [request.table.name]
-        case pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
+        case pb.AlterTableRequest() | pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
             return [request.name]
         case pb.TailPointsRequest() | pb.AcknowledgeSubscriptionRequest():
             return [request.table]

@@ -13,6 +13,8 @@ from kivi.api.appender import Appender
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     ScanArguments,
     SubscribeArguments,
     TailArguments,
@@ -181,6 +183,8 @@ class Database(interface.Database[Transaction, Snapshot]):
     _schema = asks(Core.schema)
     _create = asks(Core.create)
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
+    alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)

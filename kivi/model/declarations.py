@@ -23,6 +23,7 @@ from kivi.model.types import ColumnType, shown
 __all__ = [
     "TimeSlot",
     "aggregate_schema",
+    "declared_columns",
     "event_table_schema",
     "parse_duration_us",
     "row_table_schema",
@@ -113,7 +114,7 @@ def row_table_schema(
             raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
-    built = _row_columns(columns)
+    built = declared_columns(columns)
     _check_disjoint(name, [*key, *columns])
     return TableSchema(
         name=check_name(name, "table"),
@@ -124,7 +125,8 @@ def row_table_schema(
     )
 
 
-def _row_columns(columns: Mapping[str, object]) -> list[Column]:
+def declared_columns(columns: Mapping[str, object]) -> list[Column]:
+    """The columns of a row table, or more of them. Raises SchemaError."""
     built = []
     for column_name, declared in columns.items():
         check_name(column_name, "column")
@@ -145,7 +147,7 @@ def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSch
     if schema.kind == "event":
         built = [_value_column(n, t, "column") for n, t in columns.items()]
     else:
-        built = _row_columns(columns)
+        built = declared_columns(columns)
     _check_new(schema, columns)
     alteration = Alteration(len(schema.columns))
     return replace(schema, columns=(*schema.columns, *built), alterations=(*schema.alterations, alteration))

@@ -25,7 +25,16 @@ from typing import Any, Final, Literal, TypeVar
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
-__all__ = ["ALTERATIONS_MAX", "COLUMNS_MAX", "Alteration", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
+__all__ = [
+    "ALTERATIONS_MAX",
+    "COLUMNS_MAX",
+    "Alteration",
+    "Column",
+    "GroupKey",
+    "Measure",
+    "OperatorCall",
+    "TableSchema",
+]
 
 _FEW: Final = 16  # names are looked up faster in a tuple
 COLUMNS_MAX: Final = 32_767
@@ -241,6 +250,20 @@ class TableSchema:
         known: tuple[str, ...] | None = self.memo.get("output names")
         return known or self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
 
+    def first_outputs(self, count: int) -> tuple[str, ...] | None:
+        """Which ``count`` names a read returned when there were no more; None: as many as now, or there never were."""
+        if count == len(self.output_names):
+            return None
+
+        def work_out() -> tuple[str, ...] | None:
+            for one in self.alterations:
+                before = self.at(one.cts - 1)
+                if one.state == "ready" and len(before.output_names) == count:
+                    return before.output_names
+            return None
+
+        return self.remembered(("first outputs", count), work_out)
+
     def remembered(self, what: Any, work_out: Callable[[], T]) -> T:
         """``work_out()``, once: it must depend on nothing but this definition and ``what``."""
         try:
@@ -413,7 +436,11 @@ class TableSchema:
         out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
         out["key"] = [(c.name, str(c.type)) for c in self.key]
         out["columns"] = [(c.name, str(c.type), c.operator) for c in self.columns]
-        out |= {name: list(map(dataclasses.astuple, out[name])) for name in ("group_by", "measures", "alterations") if name in out}
+        out |= {
+            name: list(map(dataclasses.astuple, out[name]))
+            for name in ("group_by", "measures", "alterations")
+            if name in out
+        }
         return json.dumps(out, separators=(",", ":")).encode()
 
     @staticmethod

@@ -132,7 +132,9 @@ def at_snapshot(portions: Iterator[FixedRows], layout: RowLayout, upto: int, old
     for keys, rows in portions:
         late = np.flatnonzero(rows["cts"] > upto)
         if len(late):
-            versions = [blank if row is None else layout.current(row) for row in older(keys.take(pa.array(late)).to_pylist())]
+            versions = [
+                blank if row is None else layout.current(row) for row in older(keys.take(pa.array(late)).to_pylist())
+            ]
             if set(map(len, versions)) != {layout.width}:
                 raise DataLoss(f"a version does not have the {layout.width} bytes of its table's rows: run kivi verify")
             rows = rows.copy()

@@ -153,7 +153,7 @@ class Backfill:
         return stages
 
     def _give_up(self, schema: TableSchema) -> None:
-        """Drops the aggregate, or gives up the measures. Where that cannot be logged, opening the store builds again."""
+        """Drops the aggregate, or gives up the measures. Where that cannot be logged, the next opening builds again."""
         try:
             if schema.state == "ready":
                 self.tables.alter(schema.name, functools.partial(_failed, schema))

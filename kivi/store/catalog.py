@@ -37,7 +37,18 @@ from kivi.model.schema import Alteration, Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.verdict import Guard
 
-__all__ = ["COUNTERS", "LATE", "NAMES", "SUBSCRIPTIONS", "SYSTEM", "TABLES", "Catalog", "View", "dated", "definition_row"]
+__all__ = [
+    "COUNTERS",
+    "LATE",
+    "NAMES",
+    "SUBSCRIPTIONS",
+    "SYSTEM",
+    "TABLES",
+    "Catalog",
+    "View",
+    "dated",
+    "definition_row",
+]
 
 _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")

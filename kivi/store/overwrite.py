@@ -103,7 +103,9 @@ def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generatio
 def _next(schema: TableSchema, table_id: int) -> TableSchema:
     """Nothing is older than it, so every measure that was added, or was being added, is complete in it."""
     alterations = tuple(
-        one if one.state == "failed" else dataclasses.replace(one, state="ready", backfilled=True, floor_us=None, more=())
+        one
+        if one.state == "failed"
+        else dataclasses.replace(one, state="ready", backfilled=True, floor_us=None, more=())
         for one in schema.alterations
     )
     more = itertools.chain.from_iterable(one.more for one in schema.alterations)

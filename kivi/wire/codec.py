@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import Expr
-from kivi.model.schema import Column, GroupKey, Measure, TableSchema
+from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
 from kivi.model.types import ColumnType
 from kivi.wire.frames import NONE, Bodies
 from kivi.wire.v1 import types_pb2 as pb
@@ -23,6 +23,7 @@ __all__ = [
     "from_expr",
     "from_table",
     "from_values",
+    "to_columns",
     "to_expr",
     "to_table",
 ]
@@ -166,6 +167,34 @@ def from_measures(measures: Iterable[pb.Measure]) -> tuple[Measure, ...]:
     return tuple(out)
 
 
+def to_columns(columns: Iterable[Column]) -> list[pb.Column]:
+    return [pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator]) for c in columns]
+
+
+def _to_since(schema: TableSchema) -> list[pb.MeasureSince]:
+    if schema.kind != "aggregate":
+        return []
+    return [pb.MeasureSince(name=name, **since) for name, since in schema.measures_since.items() if since]
+
+
+def _from_since(table: pb.Table) -> tuple[Alteration, ...]:
+    """Alterations that say the same of the measures; all that a client knows of how a table was altered."""
+    since = {one.name: one for one in table.measures_since}
+    found: list[Alteration] = []
+    for i, column in enumerate(table.columns):
+        one = since.get(column.name)
+        if one is None:
+            added = Alteration(i)
+        elif one.HasField("commit_ts"):
+            added = Alteration(i, cts=one.commit_ts, backfilled=False)
+        else:
+            added = Alteration(i, floor_us=one.event_time_us)
+        before = found[-1] if found else Alteration(0)
+        if (added.cts, added.backfilled, added.floor_us) != (before.cts, before.backfilled, before.floor_us):
+            found.append(added)
+    return tuple(found)
+
+
 def to_table(schema: TableSchema) -> pb.Table:
     return pb.Table(
         name=schema.name,
@@ -174,10 +203,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
         created_ts=schema.created_ts,
         key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
-        columns=[
-            pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator])
-            for c in schema.shown_columns
-        ],
+        columns=to_columns(schema.shown_columns),
         history_us=schema.history_us,
         event_time=schema.event_time or "",
         retention_us=schema.retention_us,
@@ -187,6 +213,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         measures=to_measures(schema.shown_measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
         complete_since_us=schema.complete_since_us,
+        measures_since=_to_since(schema),
     )
 
 
@@ -210,4 +237,5 @@ def from_table(table: pb.Table) -> TableSchema:
         measures=from_measures(table.measures),
         derived=tuple((d.name, d.expression) for d in table.derived),
         complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,
+        alterations=_from_since(table),
     )
