@@ -82,6 +82,10 @@ class ReadGroups:
         plan = self._plan(get)
         if plan is None:
             return None
+        if plan.schema.alterations:  # a snapshot of before reads another definition
+            seen_ts = transaction.lease.ts if transaction.lease else self._store.watermark()
+            if seen_ts < plan.schema.altered_ts:
+                return None
         keys = []
         for key in get.keys:
             encoded = plan.key(from_values(key.values))

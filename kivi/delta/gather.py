@@ -209,7 +209,9 @@ def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Ar
     if not layout.fixed or any(column.operator is None for column in layout.columns):
         raise TypeError("only rows of delta columns alone are folded in columns")
     blank = bytes(layout.width)
-    filled = [blank if row is None else layout.current(row) for row in base]
+    if layout.number:  # there may be rows of before an alteration
+        base = [row if row is None else layout.current(row) for row in base]
+    filled = [blank if row is None else row for row in base]
     if set(map(len, filled)) - {layout.width}:
         raise DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
     return np.frombuffer(b"".join(filled), layout.dtype), np.array([row is not None for row in base], np.bool_)

@@ -103,14 +103,28 @@ class RowLayout:
         """Whether a row was written after a later alteration of the table than this layout knows."""
         return data[8] >> 1 > self.number
 
+    def width_of(self, data: bytes) -> int:
+        """Bytes of a row of this layout or an earlier one, without its tail. Raises DataLoss."""
+        number = self._number_of(data)
+        return self.width if number == self.number else self._earlier[number][1]
+
+    def _number_of(self, data: bytes) -> int:
+        number = data[8] >> 1 if len(data) > 8 else -1
+        if not 0 <= number <= self.number:
+            raise DataLoss(f"a base row of {len(data)} bytes is not of a layout that its table had: run kivi verify")
+        return number
+
     def current(self, data: bytes) -> bytes:
-        """A row of this layout or an earlier one, in this layout; whatever lies behind it stays there."""
-        number = data[8] >> 1
+        """A row of this layout or an earlier one, in this layout; whatever lies behind it stays there.
+
+        Raises DataLoss for what is of neither.
+        """
+        number = self._number_of(data)
         if number == self.number:
             return data
-        if number > self.number:
-            raise DataLoss(f"a base row is of layout {number}, and its table has {self.number}: run kivi verify")
         null_bytes, width, nulls, added = self._earlier[number]
+        if not data[8] & _ALIVE:
+            nulls, added = 0, bytes(len(added))
         known = int.from_bytes(data[9 : 9 + null_bytes], "little") | nulls
         head = data[:8] + bytes((data[8] & _ALIVE | self.number << 1,)) + known.to_bytes(self.null_bytes, "little")
         return head + data[9 + null_bytes : width] + added + data[width:]

@@ -179,12 +179,15 @@ class RocksEngine(Engine):
         records = self._records_from(start, end)
         return self._begun(start, end, lambda bounds: _pairs(self._db.iter(bounds), start, records, bounds, reverse))
 
-    def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
+    def scan_records(
+        self, start: bytes, end: bytes | None, rows: int, value_bytes: int | Callable[[bytes], int]
+    ) -> Iterator[list[bytes]]:
         if start[:1] not in self._records or not _is_within(start[:1], end):
             return super().scan_records(start, end, rows, value_bytes)
 
         def records(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
-            return _records(*self._twins(bounds, start), start, rows, value_bytes, bounds)
+            length = value_bytes if callable(value_bytes) else lambda record: value_bytes
+            return _records(*self._twins(bounds, start), start, rows, length, bounds)
 
         return self._begun(start, end, records)
 
@@ -397,7 +400,7 @@ def _records(
     rest: rocksdict.RdictIter,
     start: bytes,
     rows: int,
-    value_bytes: int,
+    value_bytes: Callable[[bytes], int],
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
     """``values``, and what ``rest`` finds behind them: nothing, unless they have ended early.
@@ -406,7 +409,7 @@ def _records(
     """
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
-        start = part[-1][value_bytes:] + b"\0"
+        start = part[-1][value_bytes(part[-1]) :] + b"\0"
         if len(part) < rows:
             break
         yield part

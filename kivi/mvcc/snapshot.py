@@ -170,7 +170,7 @@ class Reader:
         indexed, runs = self.pending.capture(schema.id, start, end, upto)
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
         layout = RowLayout.of(schema)
-        chunks = self.engine.scan_records(*_range(schema, start, end), size, layout.width)
+        chunks = self.engine.scan_records(*_range(schema, start, end), size, layout.width_of)
         self.check(lease, schema)
         if len(self._latest(schema).columns) != len(schema.columns):  # it was altered a moment ago
             found = self.scan(lease, schema, start, end)

@@ -199,7 +199,8 @@ class Backfill:
                 then = "it stays building, and is built when the store is opened again"
             else:
                 self._give_up(schema)
-                then = "it is given up; create it, or add its new measures, again"
+                added = schema.state == "ready"
+                then = "its new measures are given up; add them again" if added else "it is dropped; create it again"
             known = isinstance(error, KiviError)
             _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
             return

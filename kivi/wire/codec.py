@@ -171,28 +171,24 @@ def to_columns(columns: Iterable[Column]) -> list[pb.Column]:
     return [pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator]) for c in columns]
 
 
-def _to_since(schema: TableSchema) -> list[pb.MeasureSince]:
-    if schema.kind != "aggregate":
-        return []
-    return [pb.MeasureSince(name=name, **since) for name, since in schema.measures_since.items() if since]
+def _to_alterations(schema: TableSchema) -> list[pb.Alteration]:
+    """Those that readers see, of columns that they see."""
+    return [
+        pb.Alteration(
+            columns=sum(schema.is_shown(i) for i in range(one.columns)),
+            derived=one.derived,
+            commit_ts=one.cts,
+            only_later=not one.backfilled,
+            event_time_us=one.floor_us,
+        )
+        for one in schema.alterations
+        if one.state == "ready"
+    ]
 
 
-def _from_since(table: pb.Table) -> tuple[Alteration, ...]:
-    """Alterations that say the same of the measures; all that a client knows of how a table was altered."""
-    since = {one.name: one for one in table.measures_since}
-    found: list[Alteration] = []
-    for i, column in enumerate(table.columns):
-        one = since.get(column.name)
-        if one is None:
-            added = Alteration(i)
-        elif one.HasField("commit_ts"):
-            added = Alteration(i, cts=one.commit_ts, backfilled=False)
-        else:
-            added = Alteration(i, floor_us=one.event_time_us)
-        before = found[-1] if found else Alteration(0)
-        if (added.cts, added.backfilled, added.floor_us) != (before.cts, before.backfilled, before.floor_us):
-            found.append(added)
-    return tuple(found)
+def _from_alteration(one: pb.Alteration) -> Alteration:
+    floor_us = one.event_time_us if one.HasField("event_time_us") else None
+    return Alteration(one.columns, one.derived, one.commit_ts, backfilled=not one.only_later, floor_us=floor_us)
 
 
 def to_table(schema: TableSchema) -> pb.Table:
@@ -213,7 +209,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         measures=to_measures(schema.shown_measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
         complete_since_us=schema.complete_since_us,
-        measures_since=_to_since(schema),
+        alterations=_to_alterations(schema),
     )
 
 
@@ -237,5 +233,5 @@ def from_table(table: pb.Table) -> TableSchema:
         measures=from_measures(table.measures),
         derived=tuple((d.name, d.expression) for d in table.derived),
         complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,
-        alterations=_from_since(table),
+        alterations=tuple(map(_from_alteration, table.alterations)),
     )

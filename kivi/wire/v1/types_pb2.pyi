@@ -200,15 +200,19 @@ class Measure(_message.Message):
     source: str
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
 
-class MeasureSince(_message.Message):
-    __slots__ = ("name", "commit_ts", "event_time_us")
-    NAME_FIELD_NUMBER: _ClassVar[int]
+class Alteration(_message.Message):
+    __slots__ = ("columns", "derived", "commit_ts", "only_later", "event_time_us")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_LATER_FIELD_NUMBER: _ClassVar[int]
     EVENT_TIME_US_FIELD_NUMBER: _ClassVar[int]
-    name: str
+    columns: int
+    derived: int
     commit_ts: int
+    only_later: bool
     event_time_us: int
-    def __init__(self, name: _Optional[str] = ..., commit_ts: _Optional[int] = ..., event_time_us: _Optional[int] = ...) -> None: ...
+    def __init__(self, columns: _Optional[int] = ..., derived: _Optional[int] = ..., commit_ts: _Optional[int] = ..., only_later: _Optional[bool] = ..., event_time_us: _Optional[int] = ...) -> None: ...
 
 class Derived(_message.Message):
     __slots__ = ("name", "expression")
@@ -219,7 +223,7 @@ class Derived(_message.Message):
     def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "measures_since")
+    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "alterations")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Table.Kind]
@@ -254,7 +258,7 @@ class Table(_message.Message):
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     DERIVED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_SINCE_US_FIELD_NUMBER: _ClassVar[int]
-    MEASURES_SINCE_FIELD_NUMBER: _ClassVar[int]
+    ALTERATIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Table.Kind
     id: int
@@ -271,8 +275,8 @@ class Table(_message.Message):
     measures: _containers.RepeatedCompositeFieldContainer[Measure]
     derived: _containers.RepeatedCompositeFieldContainer[Derived]
     complete_since_us: int
-    measures_since: _containers.RepeatedCompositeFieldContainer[MeasureSince]
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., measures_since: _Optional[_Iterable[_Union[MeasureSince, _Mapping]]] = ...) -> None: ...
+    alterations: _containers.RepeatedCompositeFieldContainer[Alteration]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max", "header_bytes_max")
