@@ -186,8 +186,7 @@ class RocksEngine(Engine):
             return super().scan_records(start, end, rows, value_bytes)
 
         def records(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
-            length = value_bytes if callable(value_bytes) else lambda record: value_bytes
-            return _records(*self._twins(bounds, start), start, rows, length, bounds)
+            return _records(*self._twins(bounds, start), start, rows, value_bytes, bounds)
 
         return self._begun(start, end, records)
 
@@ -400,7 +399,7 @@ def _records(
     rest: rocksdict.RdictIter,
     start: bytes,
     rows: int,
-    value_bytes: Callable[[bytes], int],
+    value_bytes: int | Callable[[bytes], int],
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
     """``values``, and what ``rest`` finds behind them: nothing, unless they have ended early.
@@ -409,7 +408,8 @@ def _records(
     """
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
-        start = part[-1][value_bytes(part[-1]) :] + b"\0"
+        last = part[-1]
+        start = last[value_bytes(last) if callable(value_bytes) else value_bytes :] + b"\0"
         if len(part) < rows:
             break
         yield part

@@ -452,7 +452,7 @@ class TableSchema:
         known["measures"] = tuple(Measure(*measure) for measure in known.get("measures", ()))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
         known["alterations"] = tuple(
-            Alteration(*fields, more=tuple(map(tuple, more))) for *fields, more in known.get("alterations", ())
+            Alteration(*fields, tuple(map(tuple, more))) for *fields, more in known.get("alterations", ())
         )
         return TableSchema(**known)
 
