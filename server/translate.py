@@ -22,7 +22,7 @@ from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.model.changes import Changes
 from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, bind
 from kivi.model.schema import Measure, OperatorCall, TableSchema
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
@@ -226,17 +226,8 @@ class Translator:
         return page
 
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
-        """The same predicate with its literals checked; they are in stored form already."""
-        if expr.args:
-            return Expr(expr.op, args=tuple(self._where(schema, arg) for arg in expr.args))
-        type_ = type_of(schema, expr.column)
-        if expr.op == "is_null":
-            return expr
-        values = expr.value if expr.op == "isin" else (expr.value,)
-        checked = tuple(self._value(type_, value, f"the value compared with {expr.column!r}") for value in values)
-        if any(value is None for value in checked):
-            raise SchemaError(f"compare {expr.column!r} with null by is_null()")
-        return Expr(expr.op, expr.column, checked if expr.op == "isin" else checked[0])
+        """The predicate as ``bind`` gives it, its literals checked: they are in stored form already."""
+        return bind(expr, lambda name: type_of(schema, name), self._value)
 
     def _bound(self, schema: TableSchema, key: types_pb2.Key) -> tuple[Any, ...]:
         """A key's first columns; for event tables, which are bounded by event time, one timestamp."""

@@ -17,7 +17,7 @@ import kivi
 import kivi.api.interface
 import kivi.errors
 
-FUNCTIONS = {"col", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional"}
+FUNCTIONS = {"case", "coalesce", "col", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional"}
 MODULES = {"aio", "client", "errors", "spark"}
 ERRORS = {
     "CommitUnknown",

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard,
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
-from kivi.model.expressions import Expr, Scan, bind
+from kivi.model.expressions import Expr, bind
+from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.subscriptions import Durable, Query, Terms
 from kivi.model.types import ColumnType

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi.cli.append import Progress
 from kivi.cli.text import plain
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 
 if TYPE_CHECKING:
     import pyarrow as pa

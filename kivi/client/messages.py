@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from kivi.api.arguments import AggregateArguments, AlterAggregateArguments, AlterTableArguments, GetArguments
     from kivi.client.steps import Rows
-    from kivi.model.expressions import Scan
+    from kivi.model.scans import Scan
     from kivi.model.schema import TableSchema
 
 __all__ = [

@@ -24,9 +24,9 @@ from typing import Any, Final
 import numpy as np
 
 from kivi.delta.order import Window, sorted_keys
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, joined_columns, neutral_of, ufunc_of
+from kivi.delta.states import States
 from kivi.encoding.base_rows import RowLayout, is_wide
-from kivi.errors import DataLoss
 from kivi.model.schema import Column
 
 __all__ = ["Gathered", "cells_of", "gather", "in_cts_order", "merged_items", "new_rows", "stamps_of"]
@@ -102,10 +102,10 @@ def in_cts_order(group_of: Array, order: Array, stamps: Array) -> tuple[Array, A
     return group_of, order, stamps
 
 
-def cells_of(windows: Sequence[Window], rows: Array) -> tuple[Cells, ...]:
+def cells_of(windows: Sequence[Window], rows: Array) -> tuple[RunColumn, ...]:
     """The columns of some of the windows' rows, which are numbered one window after the other."""
     parts = zip(*([cells.take(slice(r.start, r.stop)) for cells in run.columns] for run, r in windows), strict=True)
-    return tuple(Cells.joined(part).take(rows) for part in parts)
+    return tuple(joined_columns(part).take(rows) for part in parts)
 
 
 def stamps_of(windows: Sequence[Window]) -> Array:
@@ -133,7 +133,7 @@ class Gathered:
     __slots__ = ("_columns", "_group_of", "_stamps", "keys", "next_start")
 
     def __init__(
-        self, keys: list[bytes], next_start: bytes | None, group_of: Array, stamps: Array, columns: tuple[Cells, ...]
+        self, keys: list[bytes], next_start: bytes | None, group_of: Array, stamps: Array, columns: tuple[RunColumn, ...]
     ) -> None:
         self.keys = keys
         self.next_start = next_start
@@ -156,9 +156,9 @@ class Gathered:
             return [None] * len(base)
         columns = [cells.take(rows) for cells in self._columns]
         target, new = new_rows(layout, old, alive, self._group_of[rows], self._stamps[rows], columns)
-        encoded = new.view(f"V{layout.width}").tolist()
+        encoded = layout.bytes_of(new)
         if len(encoded) == len(base):
-            return encoded  # type: ignore[no-any-return]
+            return [*encoded]
         out: list[bytes | None] = [None] * len(base)
         for i, row in zip(target.tolist(), encoded, strict=True):
             out[i] = row
@@ -166,7 +166,7 @@ class Gathered:
 
 
 def new_rows(
-    layout: RowLayout, old: Array, alive: Array, group_of: Array, stamps: Array, columns: Sequence[Cells]
+    layout: RowLayout, old: Array, alive: Array, group_of: Array, stamps: Array, columns: Sequence[RunColumn]
 ) -> tuple[Array, Array]:
     """Delta rows folded over ``old``, the base rows of their groups: which groups have any, and their new rows.
 
@@ -183,12 +183,15 @@ def new_rows(
         nulls, bit = new["nulls"][:, i >> 3], i & 7
         had = alive[target] & (nulls >> bit & 1 == 0)
         nulls &= 0xFF ^ (1 << bit)
-        if is_wide(column):
-            _fold_exact(new, i, steps, columns[i])
+        cells = columns[i]
+        if isinstance(cells, States):
+            _fold_states(new, i, steps, cells.stamped(stamps))
+        elif is_wide(column):
+            _fold_exact(new, i, steps, cells)
         elif column.operator == "sum":
-            _fold_floats(new, i, steps, columns[i])
+            _fold_floats(new, i, steps, cells)
         else:
-            seen = _fold_extremes(new, i, column, steps, columns[i], had)
+            seen = _fold_extremes(new, i, column, steps, cells, had)
             nulls |= (~seen).astype(np.uint8) << bit
     return target, new
 
@@ -206,15 +209,22 @@ class _Steps:
 
 def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Array]:
     """Base rows as one structured array, zeros where there is none, and which there are."""
-    if not layout.fixed or any(column.operator is None for column in layout.columns):
+    if not layout.in_columns or any(column.operator is None for column in layout.columns):
         raise TypeError("only rows of delta columns alone are folded in columns")
     blank = bytes(layout.width)
     if layout.number:  # there may be rows of before an alteration
         base = [row if row is None else layout.current(row) for row in base]
-    filled = [blank if row is None else row for row in base]
-    if set(map(len, filled)) - {layout.width}:
-        raise DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
-    return np.frombuffer(b"".join(filled), layout.dtype), np.array([row is not None for row in base], np.bool_)
+    return layout.rows_of([blank if row is None else row for row in base]), np.array([r is not None for r in base], np.bool_)
+
+
+def _fold_states(new: Array, i: int, steps: _Steps, cells: States) -> None:
+    """The bag of the base row, then those of the deltas in CTS order, reduced together."""
+    base = States.decoded(cells.kind, [state or b"" for state in new[f"c{i}"].tolist()])
+    rows = len(base)
+    both = States.joined([base, cells])
+    row_of = np.repeat(np.concatenate([np.arange(rows), steps.target_of]), np.diff(both.offsets))
+    states = States.of_groups(cells.kind, both.items, row_of, rows).encoded()
+    new[f"c{i}"] = np.fromiter(states, object, rows)
 
 
 def _fold_exact(new: Array, i: int, steps: _Steps, cells: Cells) -> None:

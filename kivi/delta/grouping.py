@@ -98,7 +98,7 @@ class Events:
 
     def column(self, name: str) -> Any:
         if name not in self._columns:
-            array = self._batch.column(name) if name else pa.nulls(self.rows)  # of a measure that was given up
+            array = self._batch.column(name)
             self._columns[name] = array if is_coded(array) else flat(array)
         return self._columns[name]
 

@@ -35,10 +35,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kivi.arrow.ipc import encode_ipc
+from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN
+from kivi.states.registry import kind_of
 
 __all__ = [
     "LIMB",
@@ -46,8 +48,11 @@ __all__ = [
     "Array",
     "Cells",
     "DeltaRun",
+    "RunColumn",
     "dtype_of",
     "fitted",
+    "joined_columns",
+    "neutral_column",
     "neutral_of",
     "shifted",
     "ufunc_of",
@@ -123,12 +128,6 @@ class Cells:
         return Cells(values, None, np.concatenate(valid))
 
     @staticmethod
-    def neutral(column: Column, rows: int) -> Cells:
-        """So many deltas that change nothing: a SUM adds 0, a MIN or MAX has none."""
-        valid = None if column.operator == "sum" else np.zeros(rows, np.bool_)
-        return Cells(np.zeros(rows, dtype_of(column)), None, valid)
-
-    @staticmethod
     def of_limbs(low: Array, high: Array) -> Cells:
         """Sums of limbs, normalised; plain int64 if every value fits."""
         high = high + (low >> LIMB)
@@ -136,6 +135,23 @@ class Cells:
         if not len(high) or (high.min() >= -(2**31) and high.max() < 2**31):
             return Cells(low + (high << LIMB))
         return Cells(low, high)
+
+
+RunColumn = Cells | States
+"""One column of a run: numbers, or the states of a measure."""
+
+
+def neutral_column(column: Column, rows: int) -> RunColumn:
+    """So many deltas that change nothing: a SUM adds 0, a MIN or MAX has none, and a state is empty."""
+    if column.state is not None:
+        return States.none(kind_of(column.state), rows)
+    valid = None if column.operator == "sum" else np.zeros(rows, np.bool_)
+    return Cells(np.zeros(rows, dtype_of(column)), None, valid)
+
+
+def joined_columns(parts: Sequence[RunColumn]) -> RunColumn:
+    """The same column of several runs, one after the other."""
+    return type(parts[0]).joined(parts)  # type: ignore[arg-type]
 
 
 def dtype_of(column: Column) -> type[np.generic]:
@@ -185,7 +201,7 @@ class DeltaRun:
     )
 
     def __init__(
-        self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[Cells, ...], *, distinct: bool = False
+        self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[RunColumn, ...], *, distinct: bool = False
     ) -> None:
         self.keys = keys
         self.distinct = distinct or isinstance(cts, int)
@@ -254,7 +270,7 @@ class DeltaRun:
         stamps = [self.cts] * len(rows) if isinstance(self.cts, int) else self.cts[rows.start : rows.stop].tolist()
         listed = [cells.listed(rows) for cells in self.columns]
         deltas: Iterable[dict[int, Any]] = (dict(enumerate(row)) for row in zip(*listed, strict=True))
-        if any(cells.valid is not None for cells in self.columns):
+        if any(isinstance(cells, States) or cells.valid is not None for cells in self.columns):
             deltas = ({c: v for c, v in row.items() if v is not None} for row in deltas)
         return list(zip(keys, stamps, deltas, strict=True))
 
@@ -266,6 +282,9 @@ class DeltaRun:
         if not isinstance(self.cts, int):
             named["cts"] = pa.array(self.cts)
         for i, cells in enumerate(self.columns):
+            if not isinstance(cells, Cells):
+                named[f"c{i}"] = cells.to_arrow()
+                continue
             named[f"c{i}"] = pa.array(cells.values, mask=None if cells.valid is None else ~cells.valid)
             if cells.high is not None:
                 named[f"c{i}_high"] = pa.array(cells.high)
@@ -304,16 +323,19 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
         values = np.frombuffer(array.buffers()[1], dtype, len(array), np.dtype(dtype).itemsize * array.offset)
         return values, array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
-    columns = []
+    columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
         if f"c{i}" not in names:  # the aggregate was altered since
             break
+        if column.state is not None:
+            columns.append(States.from_arrow(kind_of(column.state), batch.column(f"c{i}")))
+            continue
         values, valid = part(f"c{i}", dtype_of(column), nullable=column.operator != "sum")
         high = part(f"c{i}_high", np.int64)[0] if is_wide(column) and f"c{i}_high" in names else None
         columns.append(Cells(values, high, valid))
     stamps: int | Array = part("cts", np.uint64)[0] if "cts" in names else cts
     keys = batch.column("key")
-    expected = 1 + len(columns) + sum(c.high is not None for c in columns) + ("cts" in names)
+    expected = 1 + len(columns) + sum(isinstance(c, Cells) and c.high is not None for c in columns) + ("cts" in names)
     if keys.type != pa.large_binary() or keys.null_count or len(names) != expected:
         raise ValueError(f"its columns are {sorted(names)}")
     return DeltaRun(keys, stamps, tuple(columns))
@@ -324,7 +346,7 @@ def fitted(run: DeltaRun, schema: TableSchema) -> DeltaRun:
     missing = schema.columns[len(run.columns) :]
     if not missing:
         return run
-    added = tuple(Cells.neutral(column, run.rows) for column in missing)
+    added = tuple(neutral_column(column, run.rows) for column in missing)
     return DeltaRun(run.keys, run.cts, (*run.columns, *added), distinct=run.distinct)
 
 

@@ -22,7 +22,7 @@ from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
-from kivi.live.matching import BatchColumns, Matcher
+from kivi.live.matching import BatchColumns, Columns, Matcher
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between
@@ -148,6 +148,16 @@ class Group:
         """It cannot be brought up to date. Those that this ends."""
         return [self._failed(live, error) for live in (*self.lives, *self.joining)]
 
+    def _selected(self, matcher: Matcher[Live], columns: Columns, touched: set[Live]) -> list[tuple[Live, list[int]]]:
+        """Which subscriptions select which rows. One whose predicate fails ends with its error, and is touched."""
+        found = []
+        for live, at in list(matcher.selected(columns)):
+            if isinstance(at, OutOfRange):
+                touched.add(self._failed(live, at))
+            else:
+                found.append((live, at))
+        return found
+
     def _failed(self, live: Live, error: KiviError) -> Live:
         live.failure = error
         self.remove(live)
@@ -243,7 +253,9 @@ class RowGroup(Group):
         touched: set[Live] = set()
         keys, all_holders = found.keys, self._holders
         selected = [
-            (live, within) for live, at in matcher.selected(found.columns) if (within := self._within(live, found, at))
+            (live, within)
+            for live, at in self._selected(matcher, found.columns, touched)
+            if (within := self._within(live, found, at))
         ]
         rows = found.rows(sorted({i for _, at in selected for i in at}))
         selecting: dict[bytes, set[Live]] = {}
@@ -343,18 +355,19 @@ class EventGroup(Group):
         self, stamps: list[int], batch: pa.RecordBatch, windows_done: bool, matcher: Matcher[Live] | None = None
     ) -> set[Live]:
         by_live: dict[Live, list[int]] = {}
-        for live, at in (matcher or self.matcher).selected(BatchColumns(batch)):
+        touched: set[Live] = set()
+        for live, at in self._selected(matcher or self.matcher, BatchColumns(batch), touched):
             by_live.setdefault(live, []).extend(at)
         wanted = sorted({i for at in by_live.values() for i in at})
         if not wanted:
-            return set()
+            return touched
         rows = dict(zip(wanted, stored_rows(plain(batch.take(pa.array(wanted)))), strict=True))
         for live, at in by_live.items():
             if isinstance(live, EventsLive):
                 _keep(live, at, stamps, rows)
             elif not windows_done:
                 self._show(live, at, stamps, rows)
-        return set(by_live)
+        return touched | set(by_live)
 
     def _show(self, live: Live, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
         assert isinstance(live, RowsLive)

@@ -17,7 +17,9 @@ from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
-from kivi.model.schema import Alteration, Column, GroupKey, Measure, OperatorCall, TableSchema
+from kivi.model.measuring import delta_column, measured, observed_columns
+from kivi.model.names import check_disjoint, check_name
+from kivi.model.schema import Alteration, Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.types import ColumnType, shown
 
 __all__ = [
@@ -32,7 +34,6 @@ __all__ = [
     "with_measures",
 ]
 
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
 _DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
 _UNITS_US: Final = {
     "us": 1,
@@ -81,28 +82,10 @@ def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot") 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def check_name(name: object, what: str) -> str:
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise SchemaError(
-            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
-        )
-    return name
-
-
 def _value_column(name: object, declared: object, what: str) -> Column:
     if isinstance(declared, OperatorCall):
         raise SchemaError(f"{what} {name!r} is declared as {declared}: an operator is not allowed here")
     return Column(check_name(name, what), ColumnType.parse(declared))
-
-
-def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
-    if call.operator in ("sum", "count"):
-        if type_.name not in ("int64", "float64", "decimal"):
-            raise SchemaError(f"column {name!r}: {call.operator} needs int64, float64 or decimal, not {type_}")
-        return Column(name, type_, "sum")
-    if type_.name not in ("int64", "float64", "decimal", "timestamp"):
-        raise SchemaError(f"column {name!r}: {call.operator} needs a number or a timestamp, not {type_}")
-    return Column(name, type_, "min" if call.operator == "min" else "max")
 
 
 def row_table_schema(
@@ -115,7 +98,7 @@ def row_table_schema(
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
     built = declared_columns(columns)
-    _check_disjoint(name, [*key, *columns])
+    check_disjoint(name, [*key, *columns])
     return TableSchema(
         name=check_name(name, "table"),
         kind="row",
@@ -132,7 +115,7 @@ def declared_columns(columns: Mapping[str, object]) -> list[Column]:
         check_name(column_name, "column")
         if isinstance(declared, OperatorCall):
             argument = "int64" if declared.operator == "count" else declared.argument
-            built.append(_delta_column(column_name, declared, ColumnType.parse(argument)))
+            built.append(delta_column(column_name, declared, ColumnType.parse(argument)))
         else:
             built.append(_value_column(column_name, declared, "column"))
     return built
@@ -172,7 +155,7 @@ def with_measures(
         )
     if not isinstance(measures, Mapping) or not measures:
         raise SchemaError(f"add_measures maps the names of new measures of {schema.name!r} to kivi.sum and others")
-    columns, built = _measured(source, measures)
+    columns, built = measured(source, measures)
     _check_new(schema, [*measures, *(derived or {})])
     more = _derived_columns((*schema.key, *schema.shown_columns, *columns), derived)
     alteration = Alteration(
@@ -186,13 +169,15 @@ def with_measures(
         schema,
         columns=(*schema.columns, *columns),
         measures=(*schema.measures, *built),
+        observes=tuple(sorted((dict(schema.observes) | dict(observed_columns(source, built))).items())),
+        event_time=schema.event_time or (source.event_time if any(c.state is not None for c in columns) else None),
         derived=schema.derived if backfill else (*schema.derived, *more),
         alterations=(*schema.alterations, alteration),
     )
 
 
 def _check_new(schema: TableSchema, names: Iterable[str]) -> None:
-    _check_disjoint(schema.name, names)
+    check_disjoint(schema.name, names)
     known = set(schema.output_names)
     if (twice := next((name for name in names if name in known), None)) is not None:
         raise SchemaError(f"table {schema.name!r} has a column {twice!r} already: choose another name")
@@ -247,8 +232,8 @@ def aggregate_schema(
             column = source.column(item)
             groups.append(GroupKey(item, item))
         keys.append(Column(groups[-1].name, column.type))
-    columns, built = _measured(source, measures)
-    _check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
+    columns, built = measured(source, measures)
+    check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
     return TableSchema(
         name=check_name(name, "table"),
         kind="aggregate",
@@ -259,6 +244,8 @@ def aggregate_schema(
         source_id=source.id,
         group_by=tuple(groups),
         measures=tuple(built),
+        observes=observed_columns(source, built),
+        event_time=source.event_time if any(c.state is not None for c in columns) else None,
         derived=_derived_columns((*keys, *columns), derived),
     )
 
@@ -267,7 +254,7 @@ def _derived_columns(columns: Sequence[Column], derived: Mapping[str, str] | Non
     expressions = []
     for derived_name, text in (derived or {}).items():
         check_name(derived_name, "derived column")
-        parse_expression(text, {c.name for c in columns if c.type.name in ("int64", "float64", "decimal")})
+        parse_expression(text, {c.name: c.type for c in columns})
         expressions.append((derived_name, text))
     return tuple(expressions)
 
@@ -278,38 +265,8 @@ def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) ->
         raise InvalidArgument(f"{source.name!r} is no event table, and only events are summed up: read its rows")
     if not measures:
         raise SchemaError(f"a summary of {source.name!r} needs at least one measure, like n=kivi.count()")
-    columns, built = _measured(source, measures, names=False)
+    columns, built = measured(source, measures, checked=False)
+    for column, measure in zip(columns, built, strict=True):
+        if column.state is not None or measure.expression is not None or measure.where is not None:
+            raise SchemaError(f"a summary takes sum, count, min and max of columns, not {measure.call}")
     return TableSchema(source.name, "row", (), tuple(columns), measures=tuple(built))
-
-
-def _measured(
-    source: TableSchema, measures: Mapping[str, OperatorCall], names: bool = True
-) -> tuple[list[Column], list[Measure]]:
-    """The columns of measures, and what they measure; ``names``: theirs become names of columns for good."""
-    columns, built = [], []
-    for measure_name, call in measures.items():
-        if names:
-            check_name(measure_name, "measure")
-        if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
-        if call.operator == "count":
-            if call.argument is not None:
-                source.column(call.argument)
-            type_ = ColumnType("int64")
-        else:
-            if call.argument is None:
-                raise SchemaError(f"measure {measure_name!r}: {call.operator} needs a column of {source.name!r}")
-            type_ = source.column(call.argument).type
-        if type_.name == "decimal" and call.operator == "sum":
-            type_ = ColumnType("decimal", 18, type_.scale)
-        columns.append(_delta_column(measure_name, call, type_))
-        built.append(Measure(measure_name, call.operator, call.argument))
-    return columns, built
-
-
-def _check_disjoint(table: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SchemaError(f"table {table!r} names the column {name!r} twice")
-        seen.add(name)

@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
+from kivi.model.expressions import from_plain
+from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
 __all__ = [
@@ -42,7 +44,8 @@ COLUMNS_MAX: Final = 32_767
 ALTERATIONS_MAX: Final = 127
 """A base row numbers the layout that it was written in with 7 bits (``kivi.encoding.base_rows``)."""
 
-Operator = Literal["sum", "min", "max"]
+Operator = str
+"""sum, min, max; of a state the name of its kind."""
 T = TypeVar("T")
 _MEMO_MAX: Final = 256
 _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them, and given as that too
@@ -50,25 +53,45 @@ _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them,
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column)."""
+    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column).
 
-    operator: Literal["sum", "count", "min", "max"]
+    ``expression`` is a source that is computed; ``where`` selects the events that are observed; ``options`` are a
+    measure's own, such as ("accuracy", 0.01).
+    """
+
+    operator: str
     argument: str | None = None
+    expression: Any = None
+    where: Any = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.operator}({self.argument or ''})"
+        parts = [str(part) for part in (self.argument, self.expression) if part is not None]
+        parts += [f"{name}={value!r}" for name, value in self.options]
+        parts += [f"where={self.where}"] if self.where is not None else []
+        return f"{self.operator}({', '.join(parts)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``operator`` is None for a value column."""
+    """One column. ``operator`` is None for a value column. ``state``: of a measure that is no single number."""
 
     name: str
     type: ColumnType
     operator: Operator | None = None
+    state: State | None = None
 
     def describe(self) -> str:
         return f"{self.operator}({self.type})" if self.operator else str(self.type)
+
+    def to_plain(self) -> list[Any]:
+        plain = [self.name, str(self.type), self.operator]
+        return plain if self.state is None else [*plain, self.state.to_plain()]
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Column:
+        name, type_, operator, *state = data
+        return Column(name, ColumnType.read(type_), operator, State.from_plain(state[0]) if state else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +105,43 @@ class GroupKey:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One delta column of an aggregate: ``operator`` over ``source``; count() has no source."""
+    """One delta column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
+
+    Events that ``where`` does not select, and those where the source is null, are not observed. Both are as text, the
+    JSON of ``kivi.model.expressions.to_plain``. ``options``: as they were given, ``by`` among them.
+    """
 
     name: str
-    operator: Literal["sum", "count", "min", "max"]
+    operator: str
     source: str | None
+    expression: str | None = None
+    where: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def call(self) -> OperatorCall:
+        """What was declared."""
+        expression, where = (
+            None if text is None else from_plain(json.loads(text)) for text in (self.expression, self.where)
+        )
+        return OperatorCall(self.operator, self.source, expression, where, self.options)
+
+    @property
+    def by(self) -> str | None:
+        """The column that argmax and argmin compare."""
+        return dict(self.options).get("by")
+
+    def to_plain(self) -> list[Any]:
+        """Without what is as it is by default."""
+        plain: list[Any] = [self.name, self.operator, self.source]
+        rest = [self.expression, self.where, list(map(list, self.options))]
+        return plain + rest if any(rest) else plain
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Measure:
+        name, operator, source, *rest = data
+        expression, where, options = rest or (None, None, ())
+        return Measure(name, operator, source, expression, where, tuple(map(tuple, options)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +191,7 @@ class TableSchema:
     complete_since_us: int | None = None
     group_by: tuple[GroupKey, ...] = ()
     measures: tuple[Measure, ...] = ()
+    observes: tuple[tuple[str, str], ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
     alterations: tuple[Alteration, ...] = ()
     """In order: each has the columns up to those of the next one."""
@@ -172,6 +228,24 @@ class TableSchema:
         object.__setattr__(self, "counted", all(column.type.name in _COUNTED for column in self.key))
 
     # -- lookups --------------------------------------------------------------------------------
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all that an aggregate measures are sums, counts and extremes of columns, of every event."""
+        return self.remembered(
+            "is plain",
+            lambda: (
+                all(c.state is None for c in self.columns)
+                and all(m.expression is None and m.where is None for m in self.measures)
+            ),
+        )
+
+    def source_type(self, name: str) -> ColumnType:
+        """The type of a source's column, of an aggregate whose expressions, predicates or states observe it."""
+        types: dict[str, ColumnType] = self.remembered(
+            "source types", lambda: {column: ColumnType.parse(text) for column, text in self.observes}
+        )
+        return types[name]
 
     @property
     def origin(self) -> int:
@@ -423,7 +497,7 @@ class TableSchema:
                 {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
                 for g in self.group_by
             ]
-            out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.shown_measures}
+            out["measures"] = {m.name: str(m.call) for m in self.shown_measures}
             out["measures_since"] = self.measures_since
             out["derived"] = dict(self.derived)
         return out
@@ -435,21 +509,18 @@ class TableSchema:
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
         out["key"] = [(c.name, str(c.type)) for c in self.key]
-        out["columns"] = [(c.name, str(c.type), c.operator) for c in self.columns]
-        out |= {
-            name: list(map(dataclasses.astuple, out[name]))
-            for name in ("group_by", "measures", "alterations")
-            if name in out
-        }
+        out["columns"] = [c.to_plain() for c in self.columns]
+        out |= {n: list(map(dataclasses.astuple, out[n])) for n in ("group_by", "alterations") if n in out}
+        out |= {name: [m.to_plain() for m in out[name]] for name in ("measures",) if name in out}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> TableSchema:
         known = json.loads(data)
         known["key"] = tuple(Column(name, ColumnType.parse(type_)) for name, type_ in known["key"])
-        known["columns"] = tuple(Column(name, ColumnType.parse(type_), op) for name, type_, op in known["columns"])
+        known["columns"] = tuple(map(Column.from_plain, known["columns"]))
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
-        known["measures"] = tuple(Measure(*measure) for measure in known.get("measures", ()))
+        known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
         known["alterations"] = tuple(
             Alteration(*fields, tuple(map(tuple, more))) for *fields, more in known.get("alterations", ())

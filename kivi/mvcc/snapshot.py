@@ -33,7 +33,7 @@ from kivi.encoding.keyspaces import Space, row_key, split_version_key, table_pre
 from kivi.engine import Engine
 from kivi.errors import KiviError, SnapshotTooOld
 from kivi.model.schema import TableSchema
-from kivi.mvcc.columns import at_snapshot, base_rows, overlaid, pairs_of
+from kivi.mvcc.columns import at_snapshot, base_rows, chunks_of, overlaid, pairs_of
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.runtime.histogram import COUNTS, Histogram
@@ -161,7 +161,7 @@ class Reader:
         first_rows: int,
         rows: int,
     ) -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
-        """``scan`` for a table with rows of fixed width (``RowLayout.fixed``), forward, in portions; none is empty.
+        """``scan`` for a table whose rows are read in columns (``RowLayout.in_columns``), forward, in portions; none is empty.
 
         Up to ``few`` rows, base and pending together, are one list. More are in columns, about ``rows`` in each
         portion and ``first_rows`` in the first. Everything is captured at the call, not at the first next().
@@ -170,7 +170,7 @@ class Reader:
         indexed, runs = self.pending.capture(schema.id, start, end, upto)
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
         layout = RowLayout.of(schema)
-        chunks = self.engine.scan_records(*_range(schema, start, end), size, layout.width_of)
+        chunks = chunks_of(self.engine, *_range(schema, start, end), size, layout)
         self.check(lease, schema)
         if len(self._latest(schema).columns) != len(schema.columns):  # it was altered a moment ago
             found = self.scan(lease, schema, start, end)

@@ -50,7 +50,7 @@ import pyarrow as pa
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
-from kivi.delta.runs import Cells, DeltaRun
+from kivi.delta.runs import DeltaRun, neutral_column
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
 from kivi.model.schema import Alteration, TableSchema
@@ -139,7 +139,7 @@ class Backfill:
         """Stages that hold the run, in key order. It has the columns from ``first`` on."""
         if run is None or not run.rows:
             return []
-        before = tuple(Cells.neutral(column, run.rows) for column in schema.columns[:first])
+        before = tuple(neutral_column(column, run.rows) for column in schema.columns[:first])
         run = DeltaRun(run.keys, run.cts, (*before, *run.columns), distinct=run.distinct)
         rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
         stages = []
@@ -224,7 +224,9 @@ def _built(schema: TableSchema, floor_us: int | None, now: TableSchema) -> Table
 def _failed(schema: TableSchema, now: TableSchema) -> TableSchema:
     """``now`` without the measures that were being added to ``schema``: their columns stay, and measure nothing."""
     last = _being_added(schema, now)
-    nothing = [dataclasses.replace(measure, source="") for measure in now.measures[last.columns :]]
+    nothing = [
+        dataclasses.replace(measure, source="", expression=None, where=None) for measure in now.measures[last.columns :]
+    ]
     failed = dataclasses.replace(last, state="failed", more=())
     return dataclasses.replace(
         now, measures=(*now.measures[: last.columns], *nothing), alterations=(*now.alterations[:-1], failed)

@@ -37,7 +37,7 @@ from kivi.encoding.projection import Projection
 from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
 from kivi.model.changes import COMMIT_TS, Changes, TailPoints
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.watermark import Watermark

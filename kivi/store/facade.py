@@ -26,7 +26,7 @@ from kivi.engine import Engine
 from kivi.errors import Unavailable
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns, with_measures
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease

@@ -30,7 +30,8 @@ from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.summing import Sums
 from kivi.events.views import EventView, later_of
 from kivi.model.declarations import summary_schema
-from kivi.model.expressions import Expr, Scan, all_of, between, names
+from kivi.model.expressions import Expr, all_of, between, names
+from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending

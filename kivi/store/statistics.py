@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import Measure, TableSchema
 from kivi.mvcc.shortage import Shortage
 from kivi.mvcc.snapshot import Reader

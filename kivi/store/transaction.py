@@ -24,13 +24,13 @@ import pyarrow as pa
 from kivi.arrow.columns import padded, stored_rows, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
-from kivi.delta.derive import derive, derive_all, derive_small
+from kivi.delta.derive import derive, derive_all, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import ResourceExhausted, RowExists
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
@@ -320,17 +320,13 @@ def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[
     if not batches:
         return []
     if _row_count(batches) <= SMALL_EVENTS:
-        return derive_small(aggregate, _rows_of(batches))
+        return derive_few([aggregate], together(batches))[0]
     run = derive(aggregate, together(batches))
     return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
 
 
 def _row_count(batches: Iterable[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
-
-
-def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in batches for row in stored_rows(plain(batch))]
 
 
 def prepare(
@@ -376,13 +372,9 @@ def prepare(
         batches = [batch for of, batch in events if of == table]
         small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
-        rows = _rows_of(batches) if small and aggregates else []
-        if small:
-            for aggregate in aggregates:
-                commit.derived += [
-                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas))
-                    for key, deltas in derive_small(aggregate, rows)
-                ]
+        if small and batches:
+            for aggregate, rows in zip(aggregates, derive_few(aggregates, together(batches)), strict=True):
+                commit.derived += [(aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
         elif aggregates:
             derived = derive_all(aggregates, together(batches))
             for aggregate, run in zip(aggregates, derived, strict=True):

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import Expr
+from kivi.model.expressions import COMPARISONS, Expr
+from kivi.model.expressions.nodes import check_shape
 from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
 from kivi.model.types import ColumnType
 from kivi.wire.frames import NONE, Bodies
@@ -82,7 +83,7 @@ def _long_value(kind: str, body: memoryview) -> str | bytes:
         raise InvalidArgument("a string's body is not UTF-8") from None
 
 
-# -- predicates -------------------------------------------------------------------------------------
+# -- expressions ------------------------------------------------------------------------------------
 
 _OPS: Final[dict[str, pb.Expr.Op]] = {
     "==": pb.Expr.OP_EQ,
@@ -96,42 +97,45 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "and": pb.Expr.OP_AND,
     "or": pb.Expr.OP_OR,
     "not": pb.Expr.OP_NOT,
+    "col": pb.Expr.OP_COLUMN,
+    "lit": pb.Expr.OP_LITERAL,
+    "+": pb.Expr.OP_ADD,
+    "-": pb.Expr.OP_SUBTRACT,
+    "*": pb.Expr.OP_MULTIPLY,
+    "/": pb.Expr.OP_DIVIDE,
+    "neg": pb.Expr.OP_NEGATE,
+    "coalesce": pb.Expr.OP_COALESCE,
+    "case": pb.Expr.OP_CASE,
 }
 _NAMES: Final = {number: name for name, number in _OPS.items()}
 
 
 def to_expr(expr: Expr) -> pb.Expr:
-    """A bound predicate as a message."""
-    out = pb.Expr(op=_OPS[expr.op], column=expr.column)
-    if expr.op in ("and", "or"):
-        out.args.extend(to_expr(arg) for arg in expr.args)
-    elif expr.op == "not":
-        out.args.append(to_expr(expr.args[0]))
-    elif expr.op == "isin":
+    """A bound expression as a message."""
+    out = pb.Expr(op=_OPS[expr.op], column=expr.column, args=map(to_expr, expr.args))
+    if expr.op == "isin":
         fill_values(out.values, expr.value)
-    elif expr.op != "is_null":
+    elif expr.op == "lit" or (expr.column and expr.op in COMPARISONS):
         fill_values(out.values, (expr.value,))
+    if expr.op == "lit":
+        out.type = str(expr.type)
     return out
 
 
 def from_expr(message: pb.Expr) -> Expr:
-    """A message as a predicate. Literals are what was sent: check them against the schema."""
+    """A message as an expression, to be bound again: literals are what was sent, and values do not know their types."""
     op = _NAMES.get(message.op)
     if op is None:
         raise InvalidArgument(f"{message.op} is not an operator of a predicate")
-    if op in ("and", "or", "not"):
-        args = [from_expr(arg) for arg in message.args]
-        if not args or (op == "not" and len(args) != 1):
-            raise InvalidArgument(f"{op!r} with {len(args)} operands")
-        return Expr(op, args=tuple(args))
     values = from_values(message.values)
-    if op == "is_null":
-        return Expr(op, message.column)
-    if op == "isin":
-        return Expr(op, message.column, tuple(values))
-    if len(values) != 1:
-        raise InvalidArgument(f"{op!r} compares with one value, not {len(values)}")
-    return Expr(op, message.column, values[0])
+    single = op == "lit" or bool(message.column and op in COMPARISONS)
+    if single and len(values) != 1:
+        raise InvalidArgument(f"{op!r} takes one value, not {len(values)}")
+    value = values[0] if single else tuple(values) if op == "isin" else None
+    type_ = ColumnType.parse(message.type) if op == "lit" else None
+    expr = Expr(op, message.column, value, tuple(map(from_expr, message.args)), type_)
+    check_shape(expr)
+    return expr
 
 
 # -- table definitions ------------------------------------------------------------------------------

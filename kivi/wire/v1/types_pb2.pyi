@@ -48,7 +48,7 @@ class ColumnValues(_message.Message):
     def __init__(self, bools: _Optional[_Iterable[bool]] = ..., ints: _Optional[_Iterable[int]] = ..., floats: _Optional[_Iterable[float]] = ..., strings: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ..., nulls: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Expr(_message.Message):
-    __slots__ = ("op", "column", "values", "args")
+    __slots__ = ("op", "column", "values", "args", "type")
     class Op(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OP_UNSPECIFIED: _ClassVar[Expr.Op]
@@ -63,6 +63,15 @@ class Expr(_message.Message):
         OP_AND: _ClassVar[Expr.Op]
         OP_OR: _ClassVar[Expr.Op]
         OP_NOT: _ClassVar[Expr.Op]
+        OP_COLUMN: _ClassVar[Expr.Op]
+        OP_LITERAL: _ClassVar[Expr.Op]
+        OP_ADD: _ClassVar[Expr.Op]
+        OP_SUBTRACT: _ClassVar[Expr.Op]
+        OP_MULTIPLY: _ClassVar[Expr.Op]
+        OP_DIVIDE: _ClassVar[Expr.Op]
+        OP_NEGATE: _ClassVar[Expr.Op]
+        OP_COALESCE: _ClassVar[Expr.Op]
+        OP_CASE: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -75,15 +84,26 @@ class Expr(_message.Message):
     OP_AND: Expr.Op
     OP_OR: Expr.Op
     OP_NOT: Expr.Op
+    OP_COLUMN: Expr.Op
+    OP_LITERAL: Expr.Op
+    OP_ADD: Expr.Op
+    OP_SUBTRACT: Expr.Op
+    OP_MULTIPLY: Expr.Op
+    OP_DIVIDE: Expr.Op
+    OP_NEGATE: Expr.Op
+    OP_COALESCE: Expr.Op
+    OP_CASE: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
     op: Expr.Op
     column: str
     values: _containers.RepeatedCompositeFieldContainer[Value]
     args: _containers.RepeatedCompositeFieldContainer[Expr]
-    def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ...) -> None: ...
+    type: str
+    def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
     __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns")
