@@ -327,7 +327,7 @@ def _complete(schema: TableSchema) -> TableSchema:
     """The aggregate with the measures alone that have every event."""
     since = schema.measures_since
     kept = [i for name, i in schema.index_of.items() if since[name] is None]
-    columns, measures = (tuple(listed[i] for i in kept) for listed in (schema.columns, schema.measures))
+    columns, measures = tuple(schema.columns[i] for i in kept), tuple(schema.measures[i] for i in kept)
     return replace(schema, columns=columns, measures=measures, derived=(), alterations=())
 
 

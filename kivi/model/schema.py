@@ -166,6 +166,11 @@ class Alteration:
     floor_us: int | None = None
     more: tuple[tuple[str, str], ...] = ()
 
+    @staticmethod
+    def from_plain(data: list[Any]) -> Alteration:
+        *_, more = data
+        return dataclasses.replace(Alteration(*data[:-1]), more=tuple(map(tuple, more)))
+
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
@@ -522,9 +527,7 @@ class TableSchema:
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
         known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
-        known["alterations"] = tuple(
-            Alteration(*fields, tuple(map(tuple, more))) for *fields, more in known.get("alterations", ())
-        )
+        known["alterations"] = tuple(map(Alteration.from_plain, known.get("alterations", ())))
         return TableSchema(**known)
 
 

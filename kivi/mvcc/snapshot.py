@@ -216,11 +216,9 @@ class Reader:
                     break
             else:
                 reached = None
-        versions = [
-            found.get(key) if reached is None or key < reached else self._version(schema, key, upto) for key in keys
-        ]
         layout = RowLayout.of(schema)
-        return [self._known(schema, raw) if raw and layout.is_later(raw) else raw for raw in versions]
+        rows = (found.get(k) if reached is None or k < reached else self._version(schema, k, upto) for k in keys)
+        return [self._known(schema, row) if row and layout.is_later(row) else row for row in rows]
 
     def _known(self, schema: TableSchema, raw: bytes) -> bytes:
         """A row that was written after ``schema`` was altered, without the columns that it does not know."""

@@ -151,6 +151,7 @@ def write(db: Any, model: Model, rng: random.Random) -> None:
                     tx.put("t", (key,), **{name: row[name]})
                 else:
                     delta, old = rng.randrange(-5, 9), row.get(name, blank[name])
+                    assert kind == "max" or old is not None
                     tx.delta("t", (key,), **{name: delta})
                     row[name] = old + delta if kind == "sum" else delta if old is None else max(old, delta)
             # what was put must not turn up where the row was deleted and made again
@@ -245,6 +246,9 @@ def test_writers_go_on_while_measures_are_added(driver: EmbeddedDriver) -> None:
         except BaseException as error:
             errors.append(error)
 
+    def written(more_than: int) -> None:
+        wait_until(lambda: errors or min(appended) > more_than)
+
     def folder() -> None:
         while not stop.is_set():
             db.consolidate()
@@ -254,7 +258,7 @@ def test_writers_go_on_while_measures_are_added(driver: EmbeddedDriver) -> None:
     for thread in threads:
         thread.start()
     for i in range(5):
-        wait_until(lambda least=4 * i: errors or min(appended) > least)
+        written(4 * i)
         db.alter_table("e", add_columns={f"y{i}": "string"})
         db.alter_table("t", add_columns={f"y{i}": "string" if i else "int64"})
         db.alter_aggregate("agg", add_measures={f"s{i}": kivi.sum("x"), f"n{i}": kivi.count(f"y{i}")})
