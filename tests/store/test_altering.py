@@ -150,8 +150,8 @@ def write(db: Any, model: Model, rng: random.Random) -> None:
                     row[name] = VALUES[kind](rng)
                     tx.put("t", (key,), **{name: row[name]})
                 else:
-                    delta, old = rng.randrange(-5, 9), row.get(name, blank[name])
-                    assert kind == "max" or old is not None
+                    delta = rng.randrange(-5, 9)
+                    old: Any = row.get(name, blank[name])
                     tx.delta("t", (key,), **{name: delta})
                     row[name] = old + delta if kind == "sum" else delta if old is None else max(old, delta)
             # what was put must not turn up where the row was deleted and made again
