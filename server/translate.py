@@ -255,7 +255,7 @@ class Translator:
         if not spec.measures:
             return ()
         self._unique(schema.name, [measure.name for measure in spec.measures])
-        calls = {m.name: OperatorCall(m.operator, m.source) for m in from_measures(spec.measures)}
+        calls = {m.name: m.call for m in from_measures(spec.measures)}
         return summary_schema(schema, calls).measures
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
@@ -297,7 +297,7 @@ class Translator:
     ) -> tuple[dict[str, OperatorCall], dict[str, str]]:
         """Measures and derived columns, as a caller declares them."""
         self._unique(request.name, [m.name for m in request.measures])
-        measures = {m.name: OperatorCall(m.operator, m.source) for m in from_measures(request.measures)}
+        measures = {m.name: m.call for m in from_measures(request.measures)}
         return measures, {d.name: d.expression for d in request.derived}
 
     def _unique(self, table: str, names: list[str]) -> None:

@@ -64,7 +64,7 @@ async def connect(
     endpoint: str = methods.DEFAULT_ENDPOINT,
     access_token: str | None = None,
     tls: Tls | bool | str | None = None,
-    timeout: float | None = 10.0,  # noqa: ASYNC109 (of every call to come)
+    timeout: float | None = 10.0,
 ) -> Database:
     """A client of the server at ``endpoint`` ("host:port"). Raises Unavailable, Unauthenticated.
 
@@ -324,7 +324,7 @@ class Database:
     async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
 
-    async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
+    async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:
         check_work(fn)
         retries = Retries(patience_s(timeout) if timeout is not None else self._core.timeout_s)
         while True:

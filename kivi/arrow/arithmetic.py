@@ -133,21 +133,34 @@ def _at_scales(a: Array, b: Array, digits: int) -> Array:
 
 
 def _beside_floats(unscaled: Array, scale: int, numbers: Array) -> Array:
-    """The sign of unscaled / 10**scale - number, exactly.
+    """The sign of unscaled / 10**scale - number, exactly: by rounded values (within 2.3e-16) where these are apart."""
+    unscaled, numbers = np.broadcast_arrays(unscaled, numbers)
+    rounded = unscaled.astype(np.float64) / 10.0**scale
+    apart = rounded - numbers
+    signs = np.sign(apart).astype(np.int8)
+    close = np.flatnonzero(np.abs(apart) <= np.abs(rounded) * 1e-15)
+    if len(close):
+        signs[close] = _exact_signs(unscaled[close], scale, numbers[close])
+    return signs
 
-    The whole parts decide, or else the fractions: of an integer v below 10**scale and of the product p of a fraction
-    and 10**scale. p is a sum of two floats without an error (Veltkamp 1968, Dekker 1971). All parts of the larger float
-    are multiples of its last place, and the smaller one is less than that, so the last comparison is exact, too.
+
+def _exact_signs(unscaled: Array, scale: int, numbers: Array) -> Array:
+    """The sign of unscaled / 10**scale - number.
+
+    The whole parts decide, both cut towards 0, or else the fractions: an integer v, the rest of unscaled / 10**scale,
+    and the fraction of the number times 10**scale. That product is a sum of two floats, high and low, without an error
+    (Veltkamp 1968, Dekker 1971). v and the parts of high are multiples of the last place of high, and low is less than
+    that, so a rounded difference of the former compares with low as the exact one does.
     """
-    whole_of_number = np.floor(numbers)
-    above, below = whole_of_number >= 2.0**63, whole_of_number < -(2.0**63)
+    above, below = numbers >= 2.0**63, numbers < -(2.0**63)
     usable = np.where(above | below, 0.0, numbers)
-    floor = np.floor(usable)
-    number = floor.astype(np.int64)
-    whole, v = np.divmod(unscaled, 10**scale)
-    high, low = _product(usable - floor, 10.0**scale)
-    whole_of_high = np.floor(high)
-    gap = (v - whole_of_high.astype(np.int64)).astype(np.float64) - (high - whole_of_high)
+    cut = np.trunc(usable)
+    number = cut.astype(np.int64)
+    v = np.fmod(unscaled, 10**scale)
+    whole = (unscaled - v) // 10**scale
+    high, low = _product(usable - cut, 10.0**scale)
+    cut_high = np.trunc(high)
+    gap = (v - cut_high.astype(np.int64)).astype(np.float64) - (high - cut_high)
     fraction = np.where(gap == low, np.int8(0), np.where(gap < low, np.int8(-1), np.int8(1)))
     signs = np.where(whole == number, fraction, np.where(whole < number, np.int8(-1), np.int8(1)))
     return np.where(above, np.int8(-1), np.where(below, np.int8(1), signs))

@@ -34,6 +34,7 @@ __all__ = ["evaluate", "filter_batch", "mask"]
 
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
+_KLEENE: Final = {"and": pc.and_kleene, "or": pc.or_kleene}
 _UNKNOWN: Final = pa.scalar(None, pa.bool_())
 
 
@@ -42,6 +43,8 @@ def filter_batch(batch: Any, predicate: Expr, types: Types) -> Any:
 
     Raises OutOfRange if a row's result is an error.
     """
+    if predicate.column:
+        return batch.filter(_of_column(batch.column(predicate.column), predicate, types[predicate.column]))
     selected = _checked(_evaluated(batch, predicate, types))
     if isinstance(selected, pa.Scalar):
         return batch if selected.as_py() else batch.slice(0, 0)
@@ -106,7 +109,7 @@ def _where(errors: _Errors | None, rows: Any) -> _Errors | None:
 
 def _found(expr: Expr, result: tuple[Any, npt.NDArray[np.bool_] | None], *before: _Errors | None) -> _Values:
     values, bad = result
-    return _Values(values, _joined(*before, None if bad is None else _Errors(bad, out_of_range(expr))))
+    return _Values(values, _joined(*before, None if bad is None or not bad.any() else _Errors(bad, out_of_range(expr))))
 
 
 def _rows_of(values: Any, rows: int) -> npt.NDArray[np.bool_]:
@@ -125,16 +128,19 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
         type_ = expr.type or _BOOL
         return _Values(pa.scalar(expr.value, _stored_type(type_)))
     args = [_evaluated(batch, arg, types) for arg in expr.args]
-    errors = _joined(*(arg.errors for arg in args))
+    errors = None
+    for arg in args:
+        if arg.errors is not None:
+            errors = _joined(errors, arg.errors)
+    if op in _KLEENE:
+        out = functools.reduce(_KLEENE[op], [arg.of for arg in args])
+        return _Values(out, None if errors is None else _where(errors, np.asarray(out.is_null())))
     match op:
-        case "and" | "or":
-            combine = pc.and_kleene if op == "and" else pc.or_kleene
-            out = functools.reduce(combine, (arg.of for arg in args))
-            return _Values(out, errors and _where(errors, ~np.asarray(_as_array(out.is_valid(), batch.num_rows))))
         case "not":
             return _Values(pc.invert(args[0].of), errors)
         case "is_null":
-            return _Values(args[0].of.is_null(), errors)
+            out = args[0].of.is_null()
+            return _Values(out if errors is None else _without(out, errors, batch.num_rows), errors)
         case "isin":
             return _Values(_is_in(args[0].of, pa.array(expr.value, args[0].of.type)), errors)
         case "coalesce":
@@ -144,7 +150,7 @@ def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
     if op in COMPARISONS:
         left, right = (arg.type or _BOOL for arg in expr.args)
         return _Values(compared(op, args[0].of, left, args[1].of, right), errors)
-    return _calculated(expr, args, errors)
+    return _calculated(expr, args, errors, batch.num_rows)
 
 
 def _of_column(values: Any, expr: Expr, type_: ColumnType) -> Any:
@@ -175,7 +181,7 @@ def _is_in(values: Any, wanted: Any) -> Any:
     return pc.if_else(values.is_valid(), found, _UNKNOWN) if values.null_count else found
 
 
-def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None) -> _Values:
+def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None, rows: int) -> _Values:
     """+ - * / and the negative, which is a difference to 0."""
     type_ = expr.type or _BOOL
     types = [arg.type or _BOOL for arg in expr.args]
@@ -186,10 +192,13 @@ def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None) -> 
         left, right = (floats(of, value) for of, value in zip(types, values, strict=True))
         return _found(expr, calculated_floats(op, left, right), errors)
     if op in ("+", "-"):
-        found = [rescaled(value, type_.scale - of.scale) for of, value in zip(types, values, strict=True)]
+        known = pc.and_(pc.is_valid(values[0]), pc.is_valid(values[1]))
+        digits = [type_.scale - of.scale for of in types]
+        found = [rescaled(_as_array(v, rows) if by else v, by) for v, by in zip(values, digits, strict=True)]
         values = [value for value, _ in found]
-        for _, beyond in found:
-            errors = _found(expr, (None, beyond), errors).errors
+        for _, beyond in found:  # which adding the other operand, if there is one, does not bring back into range
+            if beyond is not None:
+                errors = _found(expr, (None, beyond & np.asarray(known)), errors).errors
     out, bad = calculated_integers(op, *values)
     return _found(expr, within(type_, out, bad) if type_.name == "decimal" else (out, bad), errors)
 

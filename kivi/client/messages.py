@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, declared_columns, parse_duration_us
-from kivi.model.schema import GroupKey, Measure, OperatorCall
+from kivi.model.schema import GroupKey, OperatorCall
 from kivi.wire.codec import fill_values, to_columns, to_expr, to_groups, to_measures
 from kivi.wire.columns import row_reader
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -135,7 +135,7 @@ def new_measures(wanted: AlterAggregateArguments) -> service_pb2.AlterAggregateR
 
 
 def _measures(calls: Mapping[str, OperatorCall]) -> list[types_pb2.Measure]:
-    return to_measures([Measure(name, call.operator, call.argument) for name, call in calls.items()])
+    return to_measures([call.as_measure(name) for name, call in calls.items()])
 
 
 def _derived(derived: Mapping[str, str] | None) -> list[types_pb2.Derived]:

@@ -165,7 +165,7 @@ class _Derivation(Events):
             return States.of_groups(kind, kind.of_events(seen), group_of, count)
         if measure.operator == "count":
             return Cells(np.bincount(group_of, minlength=count).astype(np.int64, copy=False))
-        values = Cells(seen.values)
+        values = Cells(seen.values + 0.0 if seen.values.dtype == np.float64 else seen.values)  # -0.0 + 0.0 is 0.0
         if measure.operator != "sum":
             found = extremes(column, values, group_of, count)
             if len(rows) == self.rows:

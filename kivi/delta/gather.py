@@ -133,7 +133,12 @@ class Gathered:
     __slots__ = ("_columns", "_group_of", "_stamps", "keys", "next_start")
 
     def __init__(
-        self, keys: list[bytes], next_start: bytes | None, group_of: Array, stamps: Array, columns: tuple[RunColumn, ...]
+        self,
+        keys: list[bytes],
+        next_start: bytes | None,
+        group_of: Array,
+        stamps: Array,
+        columns: tuple[RunColumn, ...],
     ) -> None:
         self.keys = keys
         self.next_start = next_start
@@ -214,7 +219,9 @@ def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Ar
     blank = bytes(layout.width)
     if layout.number:  # there may be rows of before an alteration
         base = [row if row is None else layout.current(row) for row in base]
-    return layout.rows_of([blank if row is None else row for row in base]), np.array([r is not None for r in base], np.bool_)
+    return layout.rows_of([blank if row is None else row for row in base]), np.array(
+        [r is not None for r in base], np.bool_
+    )
 
 
 def _fold_states(new: Array, i: int, steps: _Steps, cells: States) -> None:

@@ -66,7 +66,11 @@ class States:
 
     def _slice(self, first: int, last: int) -> Items:
         return tuple(
-            None if part is None else part.slice(first, last - first) if isinstance(part, pa.Array) else part[first:last]
+            None
+            if part is None
+            else part.slice(first, last - first)
+            if isinstance(part, pa.Array)
+            else part[first:last]
             for part in self.items
         )
 
@@ -88,7 +92,8 @@ class States:
         items = np.repeat(group_of, np.diff(self.offsets))
         together = States.of_groups(self.kind, self.items, items, groups)
         if self.kind.ordered or len(items) > _REDUCED_ITEMS * groups:
-            return States(self.kind, *reversed(self.kind.reduce(together.items, together.offsets)))
+            reduced, offsets = self.kind.reduce(together.items, together.offsets)
+            return States(self.kind, offsets, reduced)
         return together
 
     def stamped(self, stamps: Array | int) -> States:
@@ -107,7 +112,7 @@ class States:
 
     @property
     def nbytes(self) -> int:
-        return self.offsets.nbytes + sum(part.nbytes for part in self.items if part is not None)
+        return int(self.offsets.nbytes) + sum(part.nbytes for part in self.items if part is not None)
 
     @staticmethod
     def joined(parts: Sequence[States]) -> States:
@@ -132,7 +137,11 @@ class States:
         if not pa.types.is_large_list(array.type) or array.null_count:
             raise ValueError(f"a column of states is {array.type} with {array.null_count} nulls")
         first = array.offset
-        offsets = np.frombuffer(array.buffers()[1], np.int64, first + len(array) + 1)[first:] if len(array) else np.zeros(1, np.int64)
+        offsets = (
+            np.frombuffer(array.buffers()[1], np.int64, first + len(array) + 1)[first:]
+            if len(array)
+            else np.zeros(1, np.int64)
+        )
         items = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))
         names = [field.name for field in items.type]
         fields = dict(zip(names, items.flatten(), strict=True))

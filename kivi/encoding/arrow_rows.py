@@ -21,6 +21,7 @@ from kivi.model.quantiles import Quantiles, quantile_of
 from kivi.model.schema import Column
 from kivi.model.types import ColumnType
 from kivi.states.registry import kind_of
+import itertools
 
 __all__ = [
     "DecodedStates",
@@ -170,7 +171,7 @@ def _of_states(name: str, states: DecodedStates, numbers: list[float]) -> Values
     if name == "quantile":
         return Values(*quantile_of(codes, counts, offsets, scale, numbers[0]))
     bounds = offsets.tolist()
-    read = (Quantiles(scale, codes[a:b], counts[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True))
+    read = (Quantiles(scale, codes[a:b], counts[a:b]) for a, b in itertools.pairwise(bounds))
     found = [FUNCTIONS[name](each, *numbers) for each in read]
     known = np.array([value is not None for value in found], np.bool_)
     return Values(np.array([0.0 if value is None else value for value in found], np.float64), known)

@@ -88,7 +88,8 @@ class RowLayout:
         """Whether ``rows_of`` can take its rows."""
         self.fixed = self.in_columns and not self.states
         self._struct = struct.Struct(
-            f"<QB{self.null_bytes}s" + "".join("Qq" if is_wide(c) else "I" if c.state else _FORMATS[c.type.name] for c in columns)
+            f"<QB{self.null_bytes}s"
+            + "".join("Qq" if is_wide(c) else "I" if c.state else _FORMATS[c.type.name] for c in columns)
         )
         self._wide = [is_wide(c) for c in columns]
         self._schema = schema
@@ -212,7 +213,9 @@ class RowLayout:
                 heads[name] = np.fromiter(map(len, tails[-1]), np.uint32, len(rows))
             else:
                 heads[name] = rows[name]
-        return [head + b"".join(tail) for head, *tail in zip(heads.view(f"V{self.width}").tolist(), *tails, strict=True)]
+        return [
+            head + b"".join(tail) for head, *tail in zip(heads.view(f"V{self.width}").tolist(), *tails, strict=True)
+        ]
 
     def damaged(self) -> DataLoss:
         """The error for a row of another width."""

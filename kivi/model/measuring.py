@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kivi.errors import SchemaError
-from kivi.model.expressions import bind, bind_value, names, to_plain
+from kivi.model.changes import COMMIT_TS
+from kivi.model.expressions import bind, bind_value, names
 from kivi.model.names import check_name
 from kivi.model.quantiles import scale_of
 from kivi.model.schema import Column, Measure, OperatorCall, TableSchema
 from kivi.model.states import KINDS, OWN, State, precision_of
 from kivi.model.types import ColumnType
 
-__all__ = ["NUMBERS", "PLAIN", "delta_column", "measured", "observed_columns"]
+__all__ = ["NUMBERS", "PLAIN", "TIMED", "delta_column", "measured", "observed_columns"]
 
 PLAIN: Final = ("sum", "count", "min", "max")
 """Measures that are numbers."""
@@ -27,6 +27,9 @@ _TAKES: Final = {
     "largest": _ORDERED, "smallest": _ORDERED,
     "distinct": _ANY, "first": _ANY, "last": _ANY, "argmax": _ANY, "argmin": _ANY, "top": _ANY,
 }  # fmt: skip
+TIMED: Final = frozenset({"first", "last", "argmax", "argmin"})
+"""Measures that use the total order of events: event time, commit, position in the commit."""
+
 _LARGEST_MAX: Final = 1_000
 _MOST_MAX: Final = 100_000
 _FLOAT: Final = ColumnType("float64")
@@ -52,19 +55,16 @@ def measured(
 
 
 def _measure(source: TableSchema, name: str, call: OperatorCall) -> tuple[Column, Measure]:
-    expression, type_ = None, ColumnType("int64")
+    type_ = ColumnType("int64")
     if call.expression is not None:
         _, type_ = bind_value(call.expression, lambda column: source.column(column).type)
-        expression = json.dumps(to_plain(call.expression))
     elif call.argument is not None:
         type_ = source.column(call.argument).type
     elif call.operator != "count":
         raise SchemaError(f"measure {name!r}: {call.operator} needs a column of {source.name!r}")
-    where = None
     if call.where is not None:
         bind(call.where, lambda column: source.column(column).type)
-        where = json.dumps(to_plain(call.where))
-    measure = Measure(name, call.operator, call.argument, expression, where, call.options)
+    measure = call.as_measure(name)
     if call.operator == "count":
         return Column(name, ColumnType("int64"), "sum"), measure
     if call.operator in PLAIN:
@@ -98,6 +98,11 @@ def _state_column(source: TableSchema, name: str, call: OperatorCall, type_: Col
         raise SchemaError(f"measure {name!r}: {kind} observes {', '.join(takes)}, not {type_}")
     if own is not None:
         return Column(name, own.result, kind, State(own.id, kind, type_))
+    if kind in TIMED and COMMIT_TS in source.by_name:
+        raise SchemaError(
+            f"measure {name!r}: {kind} orders events by their commits too, which the column {COMMIT_TS!r} of "
+            f"{source.name!r} would hide: name that otherwise"
+        )
     by, size, result = None, 0, type_
     match kind:
         case "quantiles":

@@ -39,13 +39,17 @@ _LOWEST_EXPONENT: Final = -1075
 
 def accuracy_of(scale: int) -> float:
     """The relative error of a bucket's value: (g - 1) / (g + 1)."""
-    g = 2.0 ** 2.0**-scale
-    return (g - 1) / (g + 1)
+    g = 2.0**2.0**-scale
+    return float((g - 1) / (g + 1))
 
 
 def scale_of(accuracy: float) -> int:
     """The least scale whose buckets are that accurate. Raises InvalidArgument."""
-    if not isinstance(accuracy, (int, float)) or isinstance(accuracy, bool) or not accuracy_of(SCALE_MAX) <= accuracy < 1:
+    if (
+        not isinstance(accuracy, (int, float))
+        or isinstance(accuracy, bool)
+        or not accuracy_of(SCALE_MAX) <= accuracy < 1
+    ):
         raise InvalidArgument(
             f"accuracy {accuracy!r} is not a relative error from {accuracy_of(SCALE_MAX):.1e} to below 1, such as 0.01"
         )
@@ -176,7 +180,7 @@ def rank_of(q: float, count: int) -> int:
 @lru_cache(maxsize=SCALE_MAX + 5)
 def _values(scale: int) -> Array:
     """What is given for the buckets of one octave, 2**(j / 2**scale) * 2 / (g + 1); of a negative scale, of the one."""
-    g = 2.0 ** 2.0**-scale
+    g = 2.0**2.0**-scale
     return np.array([2.0 ** (j / 2.0**scale) * 2.0 / (g + 1) for j in range(2 ** max(scale, 0))])
 
 

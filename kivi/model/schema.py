@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
-from kivi.model.expressions import from_plain
+from kivi.model.expressions import Expr, from_plain, to_plain
 from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
@@ -61,8 +61,8 @@ class OperatorCall:
 
     operator: str
     argument: str | None = None
-    expression: Any = None
-    where: Any = None
+    expression: Expr | None = None
+    where: Expr | None = None
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
@@ -70,6 +70,11 @@ class OperatorCall:
         parts += [f"{name}={value!r}" for name, value in self.options]
         parts += [f"where={self.where}"] if self.where is not None else []
         return f"{self.operator}({', '.join(parts)})"
+
+    def as_measure(self, name: str) -> Measure:
+        """The measure that this declares; nothing is checked."""
+        expression, where = (None if e is None else json.dumps(to_plain(e)) for e in (self.expression, self.where))
+        return Measure(name, self.operator, self.argument, expression, where, self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class Column:
     state: State | None = None
 
     def describe(self) -> str:
-        return f"{self.operator}({self.type})" if self.operator else str(self.type)
+        return str(self.type) if self.operator is None or self.type.is_state else f"{self.operator}({self.type})"
 
     def to_plain(self) -> list[Any]:
         plain = [self.name, str(self.type), self.operator]

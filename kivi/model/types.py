@@ -181,7 +181,8 @@ class ColumnType:
             case "list":
                 return [ColumnType.parse(self.of).from_stored(item, what) for item in list_of(self.of, value)]
             case "top":
-                return Top.from_state(ColumnType.parse(self.of), self.scale, value)
+                of = ColumnType.parse(self.of)
+                return Top.from_state(of.name, of.from_stored, self.scale, value)
             case _:
                 return value
 

@@ -10,16 +10,13 @@ Both stay bytes, the state of the measure, until somebody reads them. Their form
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from kivi.model import varints
-
-if TYPE_CHECKING:
-    from kivi.model.types import ColumnType
 
 __all__ = ["Top", "list_of", "ordered", "unordered"]
 
@@ -68,12 +65,15 @@ class Top:
         self.exact = not others
 
     @staticmethod
-    def from_state(type_: ColumnType, shown: int, state: bytes) -> Top:
-        """The ``shown`` most frequent values of a state; of equally frequent ones the least."""
+    def from_state(type_name: str, read: Callable[[Any], Any], shown: int, state: bytes) -> Top:
+        """The ``shown`` most frequent values of a state; of equally frequent ones the least.
+
+        ``read`` makes a caller's value of one in the stored form of the type.
+        """
         found, others = top_items(state)
-        found.sort(key=lambda item: (-item[1], item[0] if type_.name in ("string", "bytes") else _signed(item[0])))
+        found.sort(key=lambda item: (-item[1], item[0] if type_name in ("string", "bytes") else _signed(item[0])))
         count = others + sum(n for _, n in found)
-        return Top([(_read(type_, data), n) for data, n in found[:shown]], others, count)
+        return Top([(read(_stored(type_name, data)), n) for data, n in found[:shown]], others, count)
 
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         return iter(self.items)
@@ -107,9 +107,7 @@ def _signed(data: bytes) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def _read(type_: ColumnType, data: bytes) -> Any:
-    if type_.name == "string":
+def _stored(type_name: str, data: bytes) -> Any:
+    if type_name == "string":
         return data.decode()
-    if type_.name == "bytes":
-        return data
-    return type_.from_stored(unordered(type_.name, np.array([_signed(data)])).item())
+    return data if type_name == "bytes" else unordered(type_name, np.array([_signed(data)])).item()

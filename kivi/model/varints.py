@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kivi.errors import DataLoss
+import itertools
 
 __all__ = ["decode", "encode", "encode_one", "unzigzag", "zigzag"]
 
@@ -53,7 +54,7 @@ def encode(values: Array, offsets: Array) -> list[bytes]:
         left = left >> np.uint64(7)
     data = out.tobytes()
     bounds = ends[offsets].tolist()
-    return [data[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
 
 def encode_one(values: Sequence[int]) -> bytes:

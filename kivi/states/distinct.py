@@ -80,7 +80,7 @@ def estimated(ranks: Sequence[int], p: int) -> int:
     for rank in range(most, 0, -1):
         z = 0.5 * (z + ranks[rank])
     z += m * _sigma((m - used) / m)
-    return round(m / (2 * math.log(2)) * m / z)
+    return int(round(m / (2 * math.log(2)) * m / z))
 
 
 def _sigma(x: float) -> float:

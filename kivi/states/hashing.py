@@ -30,13 +30,11 @@ def hashed(values: Any) -> Array:
     """The hash of each: a NumPy array of numbers in stored form, or an Arrow array of text or bytes without nulls."""
     if isinstance(values, pa.Array):
         if pa.types.is_dictionary(values.type):
-            return _of_bytes(values.dictionary)[values.indices.to_numpy()]
+            of_each: Array = _of_bytes(values.dictionary)[values.indices.to_numpy()]
+            return of_each
         return _of_bytes(values)
-    if values.dtype == np.float64:
-        words = (values + 0.0).view(np.uint64)
-    else:
-        words = values.astype(np.int64, copy=False).view(np.uint64)
-    return _mixed(_SEED ^ np.uint64(8) ^ words)
+    words: Array = (values + 0.0) if values.dtype == np.float64 else values.astype(np.int64, copy=False)
+    return _mixed(_SEED ^ np.uint64(8) ^ words.view(np.uint64))
 
 
 def _mixed(x: Array) -> Array:
@@ -44,7 +42,8 @@ def _mixed(x: Array) -> Array:
     x = x * np.uint64(0xBF58476D1CE4E5B9)
     x = x ^ (x >> np.uint64(27))
     x = x * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _of_bytes(array: Any) -> Array:

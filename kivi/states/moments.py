@@ -21,6 +21,7 @@ from kivi.errors import OutOfRange
 from kivi.model import varints
 from kivi.model.states import State
 from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+import itertools
 
 __all__ = ["moments_kind"]
 
@@ -47,7 +48,7 @@ class _Moments(Kind):
         kept = np.flatnonzero(items[0])
         self.check(items)
         items = self.carried(tuple(part[kept] for part in items))
-        return items, offsets_of((items_count := np.bincount(kept, minlength=groups)))[: len(items_count) + 1]
+        return items, offsets_of(items_count := np.bincount(kept, minlength=groups))[: len(items_count) + 1]
 
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         lengths = np.diff(offsets)
@@ -134,7 +135,7 @@ class ExactMoments(_Moments):
         if count <= 0:
             return None
         if not self.squares:
-            return total / (count * unit)
+            return float(total / (count * unit))
         below = count if self.state.size else count - 1
         if not below:
             return None
@@ -194,7 +195,7 @@ class FloatMoments(_Moments):
         data = np.stack([part.view(np.int64) for part in items], axis=1).astype("<i8").tobytes()
         width = 8 * len(items)
         bounds = (offsets * width).tolist()
-        return [data[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         width = len(self.columns)

@@ -16,7 +16,6 @@ arguments, which registers.
 from __future__ import annotations
 
 import importlib.metadata
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,12 +26,12 @@ from kivi.errors import FormatTooNew, InvalidArgument, Unavailable
 from kivi.model.states import KINDS, OWN, OWN_ID_MIN, OwnSpec, State
 from kivi.model.types import ColumnType
 from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+import itertools
 
 __all__ = ["OwnKind", "OwnMeasure", "load_entry_points", "register_measure"]
 
 _GROUP: Final = "kivi.measures"
 _registered: Final[dict[str, OwnMeasure]] = {}
-_mutex: Final = threading.Lock()
 _loaded = False
 
 
@@ -76,17 +75,16 @@ def register_measure(
     type_ = ColumnType.parse(result)
     if type_.name in ("string", "bytes"):
         raise InvalidArgument(f"measure {name!r}: a result is a number, a bool or a timestamp, not {result}")
-    with _mutex:
-        for other in _registered.values():
-            if (other.name == name) != (other.id == id):
-                raise InvalidArgument(f"measure {name!r} with id {id}: {other.name!r} is registered with id {other.id}")
-        _registered[name] = OwnMeasure(name, id, dtype, init, combine, evaluate)
-        OWN[name] = OwnSpec(id, tuple(takes), type_)
+    for other in [*_registered.values()]:
+        if (other.name == name) != (other.id == id):
+            raise InvalidArgument(f"measure {name!r} with id {id}: {other.name!r} is registered with id {other.id}")
+    _registered[name] = OwnMeasure(name, id, dtype, init, combine, evaluate)
+    OWN[name] = OwnSpec(id, tuple(takes), type_)
 
 
 def load_entry_points() -> None:
     """Registers what installed packages offer, once in a process. Raises Unavailable, which names the package."""
-    global _loaded  # noqa: PLW0603
+    global _loaded
     if _loaded:
         return
     for point in importlib.metadata.entry_points(group=_GROUP):
@@ -148,7 +146,7 @@ class OwnKind(Kind):
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
         data, width = items[0].tobytes(), self.measure.dtype.itemsize
         bounds = (offsets * width).tolist()
-        return [data[a:b] for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        return [data[a:b] for a, b in itertools.pairwise(bounds)]
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         width = self.measure.dtype.itemsize

@@ -33,7 +33,7 @@ class QuantilesKind(Kind):
         return codes_of(floats, self.state.size).astype(np.int32), None
 
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
-        codes, counts, offsets = counted(*items, offsets)
+        codes, counts, offsets = counted(items[0], items[1], offsets)
         return (codes, counts), offsets
 
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
@@ -51,7 +51,9 @@ class QuantilesKind(Kind):
         offsets >>= 1
         codes = np.cumsum(signed[::2])
         starts = offsets[:-1]
-        before = np.where(starts > 0, codes[np.maximum(starts, 1) - 1], 0) if len(codes) else np.zeros(len(starts), np.int64)
+        before = (
+            np.where(starts > 0, codes[np.maximum(starts, 1) - 1], 0) if len(codes) else np.zeros(len(starts), np.int64)
+        )
         codes -= np.repeat(before, np.diff(offsets))
         return (codes.astype(np.int32), signed[1::2]), offsets
 

@@ -20,6 +20,7 @@ from kivi.model import varints
 from kivi.model.values import ordered, top_items
 from kivi.states.hashing import hashed
 from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+import itertools
 
 __all__ = ["TopKind"]
 
@@ -75,7 +76,7 @@ class TopKind(Kind):
         listed, others = values.to_pylist(), (hashes == _OTHERS).tolist()
         numbers, bounds = counts.tolist(), offsets.tolist()
         out = []
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True):
+        for a, b in itertools.pairwise(bounds):
             if a == b:
                 out.append(b"")
                 continue

@@ -68,7 +68,9 @@ class WinnerKind(Kind):
         best[filled] = np.minimum.reduceat(items[0], starts)
         index = np.flatnonzero(items[0] == best[rows])
         if len(index) > len(filled):  # equals: the rest of the order decides
-            rank, stamps, places, times, _ = (part.take(pa.array(index)) if isinstance(part, pa.Array) else part[index] for part in items)
+            _rank, stamps, places, times, _ = (
+                part.take(pa.array(index)) if isinstance(part, pa.Array) else part[index] for part in items
+            )
             later = self.state.kind == "last"
             keys = (~places if later else places, ~stamps if later else stamps, times, rows[index])
             index = index[np.lexsort(keys)]
@@ -104,7 +106,9 @@ class WinnerKind(Kind):
         signed = [varints.unzigzag(np.ascontiguousarray(table[:, i])) for i in range(width)]
         texts = pa.array([state[1 + state[0] :] for state in filled], pa.large_binary()) if self.text else signed[4]
         stamps = np.ascontiguousarray(table[:, 1])
-        return (signed[0], stamps, signed[2], signed[3], texts), offsets_of(np.array([bool(s) for s in states], np.int64))
+        return (signed[0], stamps, signed[2], signed[3], texts), offsets_of(
+            np.array([bool(s) for s in states], np.int64)
+        )
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
         items, offsets = self.decode(states)

@@ -45,15 +45,19 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive
 from kivi.delta.runs import DeltaRun, neutral_column
+from kivi.delta.sources import Order
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
+from kivi.model.changes import COMMIT_TS
 from kivi.model.schema import Alteration, TableSchema
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.record import StageKind
 from kivi.store.host import Running
 from kivi.store.retention import remembered
@@ -65,6 +69,8 @@ __all__ = ["Backfill", "Progress"]
 Progress = Callable[[int, int], None]
 
 _log = logging.getLogger("kivi.store")
+_PLACE: Final = "_place"
+_ORDER: Final = (COMMIT_TS, _PLACE)
 _PIECE_ROWS: Final = 131_072
 _PIECE_BYTES: Final = 16 << 20
 _TELL_EVERY_S: Final = 5.0
@@ -104,9 +110,10 @@ class Backfill:
             combining = Combining(part, _PIECE_ROWS)
             with self._events(schema, upto) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
-                batches = itertools.chain(view.scan(), recent)
+                batches = _numbered(itertools.chain(view.scan(with_cts=True), recent))
                 for chunk in _chunks(batches, self.store.settings.block_rows):
-                    combining.add(derive(part, chunk))
+                    order = Order(*(chunk.column(name).to_numpy().view(np.uint64) for name in _ORDER))
+                    combining.add(derive(part, chunk, order=order))
                     done += chunk.num_rows
                     if progress is not None:
                         progress(done, total)
@@ -133,7 +140,8 @@ class Backfill:
             take = functools.partial(events.view, upto, floor_at=lease.ts)
             view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
             with view:
-                yield view, [remembered(part.batch, events.schema, view.floor_us) for part in waiting]
+                kept = (remembered(_stamped(part), events.schema, view.floor_us) for part in waiting)
+                yield view, [batch for batch in kept if batch.num_rows]
 
     def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None, first: int) -> list[int]:
         """Stages that hold the run, in key order. It has the columns from ``first`` on."""
@@ -237,6 +245,28 @@ def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
     if now.id != schema.id or now.alterations[-1:] != schema.alterations[-1:]:
         raise NotFound(f"aggregate {schema.name!r} was dropped or overwritten meanwhile", table=schema.name)
     return schema.alterations[-1]
+
+
+def _stamped(part: PendingEvents) -> pa.RecordBatch:
+    """With the CTS of each event, as a scan of blocks gives them."""
+    if COMMIT_TS in part.batch.schema.names:
+        return part.batch
+    return part.batch.append_column(COMMIT_TS, pa.array(part.cts_of_each().astype(np.int64)))
+
+
+def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """With the place of each event among those of its commit; they come in commit order."""
+    last, place = -1, 0
+    for batch in batches:
+        stamps = batch.column(COMMIT_TS).to_numpy()
+        first = np.ones(len(stamps), np.bool_)
+        np.not_equal(stamps[1:], stamps[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        places = np.arange(len(stamps)) - np.repeat(starts, np.diff(starts, append=len(stamps)))
+        if stamps[0] == last:
+            places[: starts[1] if len(starts) > 1 else len(stamps)] += place
+        last, place = int(stamps[-1]), int(places[-1]) + 1
+        yield batch.append_column(_PLACE, pa.array(places))
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -32,7 +32,7 @@ from kivi.events.views import EventView, later_of
 from kivi.model.declarations import summary_schema
 from kivi.model.expressions import Expr, all_of, between, names
 from kivi.model.scans import Scan
-from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.snapshot import Reader
@@ -157,7 +157,7 @@ class Reads:
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
-        if wanted.changes is not None or not RowLayout.of(schema).fixed:
+        if wanted.changes is not None or not RowLayout.of(schema).in_columns:
             return None
         self.check_visible(lease, schema)
         projection = Projection.of(schema, wanted.columns)
@@ -218,7 +218,7 @@ class Reads:
         self.summary_blocks_read += read
         for batch in memory:
             sums.add(batch)
-        calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
+        calls = {measure.name: measure.call for measure in wanted.measures}
         yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
     def watched(

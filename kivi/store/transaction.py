@@ -372,7 +372,9 @@ def prepare(
         batches = [batch for of, batch in events if of == table]
         small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
-        if small and batches:
+        if not batches:
+            continue
+        if small:
             for aggregate, rows in zip(aggregates, derive_few(aggregates, together(batches)), strict=True):
                 commit.derived += [(aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
         elif aggregates:

@@ -7,6 +7,7 @@ contents: what a stranger sent is checked against the schema by the server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -151,6 +152,7 @@ _KIND_NAMES: Final = {number: name for name, number in _KINDS.items()}
 _OPERATORS: Final = _numbers(pb.Column.Operator)
 OPERATOR_NAMES: Final = {number: name for name, number in _OPERATORS.items()}
 _MEASURES: Final = _numbers(pb.Measure.Kind)
+del _MEASURES["other"]
 _MEASURE_NAMES: Final = {number: name for name, number in _MEASURES.items()}
 
 
@@ -159,20 +161,50 @@ def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
 
 
 def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:
-    return [pb.Measure(name=m.name, kind=_MEASURES[m.operator], source=m.source or "") for m in measures]
+    return [
+        pb.Measure(
+            name=m.name,
+            kind=_MEASURES.get(m.operator, pb.Measure.KIND_OTHER),
+            source=m.source or "",
+            operator="" if m.operator in _MEASURES else m.operator,
+            expression=m.expression or "",
+            where=m.where or "",
+            options=json.dumps(m.options) if m.options else "",
+        )
+        for m in measures
+    ]
 
 
 def from_measures(measures: Iterable[pb.Measure]) -> tuple[Measure, ...]:
+    """Raises SchemaError, InvalidArgument for what is no measure; whether it fits a table is for the table to say."""
     out = []
     for m in measures:
-        if m.kind not in _MEASURE_NAMES:
+        operator = m.operator if m.kind == pb.Measure.KIND_OTHER else _MEASURE_NAMES.get(m.kind)
+        if not operator:
             raise SchemaError(f"measure {m.name!r} does not say what it measures")
-        out.append(Measure(m.name, _MEASURE_NAMES[m.kind], m.source or None))
+        options = _options(m)
+        out.append(Measure(m.name, operator, m.source or None, m.expression or None, m.where or None, options))
     return tuple(out)
 
 
+def _options(message: pb.Measure) -> tuple[tuple[str, Any], ...]:
+    if not message.options:
+        return ()
+    try:
+        return tuple((str(name), value) for name, value in json.loads(message.options))
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidArgument(f"the options of measure {message.name!r} are no list of pairs") from None
+
+
+def _state(column: Column) -> str:
+    return column.operator if column.operator and column.operator not in _OPERATORS else ""
+
+
 def to_columns(columns: Iterable[Column]) -> list[pb.Column]:
-    return [pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator]) for c in columns]
+    return [
+        pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS.get(c.operator or ""), state=_state(c))
+        for c in columns
+    ]
 
 
 def _to_alterations(schema: TableSchema) -> list[pb.Alteration]:
@@ -224,7 +256,10 @@ def from_table(table: pb.Table) -> TableSchema:
         name=table.name,
         kind=_KIND_NAMES[table.kind],
         key=tuple(Column(c.name, ColumnType.parse(c.type)) for c in table.key),
-        columns=tuple(Column(c.name, ColumnType.parse(c.type), OPERATOR_NAMES.get(c.operator)) for c in table.columns),
+        columns=tuple(
+            Column(c.name, ColumnType.read(c.type), OPERATOR_NAMES.get(c.operator) or c.state or None)
+            for c in table.columns
+        ),
         id=table.id,
         state="building" if table.state == pb.Table.STATE_BUILDING else "ready",
         created_ts=table.created_ts,

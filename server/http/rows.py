@@ -242,8 +242,8 @@ def _stepped(schema: TableSchema, rows: Iterator[Row], step_us: int, asked: _Ask
     """Neighbouring rows of one longer slot as one: measures by their operators, derived columns computed anew."""
     step = dt.timedelta(microseconds=step_us)
     slot = schema.key_names[-1]
-    numeric = {c.name for c in schema.columns}
-    expressions = [(name, evaluator(parse_expression(text, numeric))) for name, text in schema.derived]
+    types = {column.name: column.type for column in schema.columns}
+    expressions = [(name, evaluator(parse_expression(text, types))) for name, text in schema.derived]
 
     def in_longer_slot(row: Row) -> Row:
         row[slot] = _EPOCH + (row[slot] - _EPOCH) // step * step

@@ -1,4 +1,4 @@
-"""Expressions over columns: predicates such as ``kivi.col("status") >= 500``, and values such as ``col("a") * col("b")``.
+"""Expressions over columns: predicates like ``kivi.col("status") >= 500``, and values like ``col("a") * col("b")``.
 
 An expression is built by the caller, travels as plain data and is evaluated where the rows are: on single rows
 (``matches``, ``value_of``) or on Arrow columns (``kivi.arrow.predicates``). There is one definition of what it means,
@@ -6,8 +6,8 @@ which is this page; both evaluators keep to it, and a property test compares the
 hands over those that compare one column with a literal (``kivi.spark.filters``), which mean the same there.
 
 **Three values.** As in SQL a comparison with null is unknown, ``~unknown`` is unknown, and only *true* selects a row.
-Null in arithmetic gives null. ``coalesce`` is the first of its values that is not null. ``case`` is the value beside the
-first condition that is true, else ``otherwise``. A column of bool is a predicate by itself.
+Null in arithmetic gives null. ``coalesce`` is the first of its values that is not null. ``case`` is the value beside
+the first condition that is true, else ``otherwise``. A column of bool is a predicate by itself.
 
 **Types.** A literal has the type of what it stands beside if that type holds it, else its own.
 
@@ -36,8 +36,8 @@ So whether a row fails depends neither on the order of operands nor on which blo
 The error is raised where a row's result is asked for; a batch that has one such row fails.
 
 ``bind`` checks a predicate against a schema, and ``bind_value`` a value: literals are brought to stored form, every
-value learns its type, and what has no columns is computed once. ``to_plain`` and ``from_plain`` are for catalogs. What a
-scan reads (``kivi.model.scans``) is a predicate with a range of keys, columns and a limit.
+value learns its type, and what has no columns is computed once. ``to_plain`` and ``from_plain`` are for catalogs. What
+a scan reads (``kivi.model.scans``) is a predicate with a range of keys, columns and a limit.
 """
 
 from kivi.model.expressions.binding import bind, bind_value

@@ -21,7 +21,7 @@ __all__ = ["bind", "bind_value"]
 
 _MAX_NODES: Final = 10_000
 _MAX_DEPTH: Final = 50  # protobuf reads messages nested 100 deep, and the predicate lies within some
-_BOOL, _INT, _FLOAT, _TIME = (ColumnType(name) for name in ("bool", "int64", "float64", "timestamp"))  # type: ignore[arg-type]
+_BOOL, _INT, _FLOAT, _TIME = (ColumnType(name) for name in ("bool", "int64", "float64", "timestamp"))
 _NUMBERS: Final = frozenset({"int64", "float64", "decimal"})
 _DIGITS: Final = 18
 _MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
@@ -44,7 +44,7 @@ def bind(expr: Expr, type_of: TypeOf, stored: Stored = ColumnType.to_stored) -> 
 
 
 def bind_value(expr: Expr, type_of: TypeOf, stored: Stored = ColumnType.to_stored) -> tuple[Expr, ColumnType]:
-    """A value expression with literals in stored form, and its type; a predicate is a value of type bool. As ``bind``."""
+    """A value expression with literals in stored form, and its type; a predicate is a bool. As ``bind``."""
     if not isinstance(expr, Expr):
         raise InvalidArgument(f"{shown(expr)} is not an expression: begin with kivi.col(name)")
     bound = _Binder(type_of, stored).value(expr, 0)
@@ -133,12 +133,14 @@ class _Binder:
             if arg.op == "lit" and arg.type is None:
                 if arg.value is None:
                     raise SchemaError(f"null {op} anything is null: use is_null() or coalesce()")
-                arg = self._own(arg.value) if typed is None else self._literal(arg.value, _type(typed), op in COMPARISONS)
+                arg = (
+                    self._own(arg.value) if typed is None else self._literal(arg.value, _type(typed), op in COMPARISONS)
+                )
             out.append(arg)
         return out
 
     def _literal(self, value: object, type_: ColumnType, same: bool = True) -> Expr:
-        """In this type, if it holds the value, else in the literal's own. Not ``same``: only a decimal beside a float."""
+        """In this type, if it holds the value, else in its own. Not ``same``: only a decimal to a float."""
         if type_.name == "float64" and isinstance(value, decimal.Decimal):
             return Expr("lit", value=self._stored(type_, float(value), "a literal"), type=type_)
         if same:

@@ -1,4 +1,4 @@
-"""The nodes of expressions, and the operators and functions that build them. Nothing is checked against a schema here."""
+"""The nodes of expressions, and the operators and functions that build them. Nothing here knows a schema."""
 
 from __future__ import annotations
 
@@ -248,4 +248,10 @@ def check_shape(expr: Expr) -> None:
         )
 
 
-_OPERANDS: Final = {op: 2 for op in (*COMPARISONS, *ARITHMETIC)} | {"lit": 0, "neg": 1, "not": 1, "isin": 1, "is_null": 1}
+_OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC), 2) | {
+    "lit": 0,
+    "neg": 1,
+    "not": 1,
+    "isin": 1,
+    "is_null": 1,
+}

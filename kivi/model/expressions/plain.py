@@ -14,7 +14,7 @@ import decimal
 import math
 from typing import Any, Final
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, OutOfRange
 from kivi.model.expressions.nodes import ARITHMETIC, COMPARISONS, Expr, Value, check_shape
 from kivi.model.types import ColumnType, shown
 
@@ -105,6 +105,6 @@ def _from_literal(value: Any) -> Any:
                 return base64.b64decode(text, validate=True)
             case {"timestamp": int(moment)} if len(value) == 1:
                 return _TIME.from_stored(moment)
-    except (decimal.InvalidOperation, binascii.Error, ValueError):
+    except (decimal.InvalidOperation, binascii.Error, ValueError, OutOfRange):
         pass
     raise InvalidArgument(f"{shown(value)} is not the plain form of a literal")

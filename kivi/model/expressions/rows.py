@@ -34,7 +34,12 @@ _CALCULATE: Final[dict[str, Callable[[Any, Any], Any]]] = {
 
 def matches(expr: Expr, row: Mapping[str, Any]) -> bool:
     """True if a *bound* predicate selects a row of stored-form values. Raises OutOfRange."""
-    return value_of(expr, row) is True
+    truth = _evaluate(expr, row)
+    if truth is True:
+        return True
+    if isinstance(truth, OutOfRange):
+        raise truth
+    return False
 
 
 def value_of(expr: Expr, row: Mapping[str, Any]) -> Any:
@@ -59,9 +64,19 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
         if value is None or op == "col":
             return value
         return value in expr.value if op == "isin" else _COMPARE[op](value, expr.value)
+    if op == "and" or op == "or":  # noqa: PLR1714 (a set would take longer)
+        decides = op == "or"  # one operand that is true decides "or", one that is false "and"
+        held: Any = not decides  # or else an error, or else unknown
+        for arg in expr.args:
+            truth = _evaluate(arg, row)
+            if truth is decides:
+                return decides
+            if truth is None:
+                held = None if held is True or held is False else held
+            elif truth is not True and truth is not False:
+                held = truth
+        return held
     match op:
-        case "and" | "or":
-            return _decided(expr, row, decides=op == "or")
         case "lit":
             return expr.value
         case "coalesce":
@@ -84,19 +99,6 @@ def _evaluate(expr: Expr, row: Mapping[str, Any]) -> Any:
     if op in _COMPARE:
         return _COMPARE[op](*_aligned(values, expr.args))
     return _calculated(expr, values)
-
-
-def _decided(expr: Expr, row: Mapping[str, Any], decides: bool) -> Any:
-    """One operand that is true decides "or", one that is false "and"; then an error counts, then what is unknown."""
-    error, unknown = None, False
-    for arg in expr.args:
-        truth = _evaluate(arg, row)
-        if truth is decides:
-            return decides
-        if isinstance(truth, OutOfRange):
-            error = truth
-        unknown = unknown or truth is None
-    return error or (None if unknown else not decides)
 
 
 def _chosen(expr: Expr, row: Mapping[str, Any]) -> Any:
@@ -145,7 +147,8 @@ def converted(value: Any, arg: Expr, of: Expr) -> Any:
 
 def _power(to: ColumnType, of: ColumnType | None) -> int:
     """What brings an unscaled value to another scale."""
-    return 10 ** (to.scale - (of.scale if of is not None else 0))
+    power: int = 10 ** (to.scale - (of.scale if of is not None else 0))
+    return power
 
 
 def _as_float(value: Any, type_: ColumnType | None) -> float:

@@ -169,7 +169,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Column(_message.Message):
-    __slots__ = ("name", "type", "operator")
+    __slots__ = ("name", "type", "operator", "state")
     class Operator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OPERATOR_UNSPECIFIED: _ClassVar[Column.Operator]
@@ -183,10 +183,12 @@ class Column(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     operator: Column.Operator
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ...) -> None: ...
+    state: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class GroupKey(_message.Message):
     __slots__ = ("name", "source", "slot_us")
@@ -199,7 +201,7 @@ class GroupKey(_message.Message):
     def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., slot_us: _Optional[int] = ...) -> None: ...
 
 class Measure(_message.Message):
-    __slots__ = ("name", "kind", "source")
+    __slots__ = ("name", "kind", "source", "operator", "expression", "where", "options")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Measure.Kind]
@@ -207,18 +209,28 @@ class Measure(_message.Message):
         KIND_COUNT: _ClassVar[Measure.Kind]
         KIND_MIN: _ClassVar[Measure.Kind]
         KIND_MAX: _ClassVar[Measure.Kind]
+        KIND_OTHER: _ClassVar[Measure.Kind]
     KIND_UNSPECIFIED: Measure.Kind
     KIND_SUM: Measure.Kind
     KIND_COUNT: Measure.Kind
     KIND_MIN: Measure.Kind
     KIND_MAX: Measure.Kind
+    KIND_OTHER: Measure.Kind
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Measure.Kind
     source: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
+    operator: str
+    expression: str
+    where: str
+    options: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ..., operator: _Optional[str] = ..., expression: _Optional[str] = ..., where: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
 class Alteration(_message.Message):
     __slots__ = ("columns", "derived", "commit_ts", "only_later", "event_time_us")
