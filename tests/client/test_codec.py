@@ -97,7 +97,9 @@ def test_definitions():
     assert from_table(to_table(overwritten)).id == 7, "a client knows a table by its first generation"
     for field in dataclasses.fields(aggregate):  # whoever adds one is told here that it does not cross the wire yet
         # What it observes is for deriving, which a client does not do.
-        assert field.name == "observes" or any(getattr(table, field.name) != field.default for table in (*tables, overwritten)), field.name
+        assert field.name == "observes" or any(
+            getattr(table, field.name) != field.default for table in (*tables, overwritten)
+        ), field.name
 
 
 KEYS: list[tuple[Any, ...]] = [
