@@ -80,7 +80,7 @@ def test_definitions():
     aggregate = definitions.aggregate_schema(
         "agg",
         events,
-        ["e", kivi.time_slot("ts", "5m")],
+        ["e", kivi.time_slot("ts", "5m"), kivi.time_slot("ts", "1month", "month", tz="Europe/Madrid")],
         {"s": kivi.sum("p"), "n": kivi.count(), "m": kivi.max("ts"), "c": kivi.count("s")},
         {"avg": "s / n"},
         history="1h",
