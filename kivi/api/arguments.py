@@ -22,6 +22,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, Changes
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
+from kivi.model.rollups import rolled_outputs, rollup_of
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
@@ -37,6 +38,7 @@ __all__ = [
     "AppenderArguments",
     "ChangesArguments",
     "GetArguments",
+    "RollupArguments",
     "LevelsArguments",
     "ScanArguments",
     "SnapshotArguments",
@@ -200,6 +202,47 @@ def summary_arguments(
     if not isinstance(measures, Mapping):
         raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
     return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
+
+
+@dataclass(slots=True)
+class RollupArguments:
+    """Of ``rollup``; ``kivi.model.rollups`` says what they mean."""
+
+    table: str
+    by: Iterable[str] = ()
+    step: str | int | dt.timedelta | None = None
+    start: int | dt.datetime | None = None
+    end: int | dt.datetime | None = None
+    prefix: Sequence[Any] = ()
+    where: Expr | None = None
+    measures: Iterable[str] | None = None
+    _: KW_ONLY
+    tz: str | None = None
+    last: str | int | dt.timedelta | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        for name in ("by", "measures"):
+            value = getattr(self, name)
+            if isinstance(value, Iterable) and not isinstance(value, str):  # which may be read only once
+                setattr(self, name, tuple(value))
+
+    def bound(self, schema: TableSchema) -> Scan:
+        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        moments = (self.start, self.end, self.last)
+        rollup = rollup_of(schema, self.by, self.step, self.tz, *moments, self.measures)
+        return replace(Selection(self.table, self.prefix, where=self.where).scan(schema), rollup=rollup)
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        """Of the result."""
+        import pyarrow as pa
+
+        from kivi.arrow.columns import arrow_schema
+
+        rollup = self.bound(schema).rollup
+        assert rollup is not None
+        whole = arrow_schema(schema)
+        return pa.schema([whole.field(name) for name in rolled_outputs(schema, rollup)])
 
 
 @dataclass(slots=True)
