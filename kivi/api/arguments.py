@@ -14,7 +14,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
 
 from kivi.errors import InvalidArgument, SchemaError
@@ -245,6 +245,9 @@ class RollupArguments:
         return pa.schema([whole.field(name) for name in rolled_outputs(schema, rollup)])
 
 
+_ROLLUP: Final = tuple(each.name for each in fields(RollupArguments) if each.name != "table")
+
+
 @dataclass(slots=True)
 class ChangesArguments(ScanArguments):
     """Of ``changes`` and ``change_batches``: those of a scan, and ``kivi.model.changes.Changes``."""
@@ -304,6 +307,8 @@ class SubscribeArguments(Selection):
     user: str = ""
     expires_in: str | int | dt.timedelta = "30d"
     unseen: bool = False
+    rollup: Mapping[str, Any] | None = None
+    last: str | int | dt.timedelta | None = None
     ttl_us: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -314,6 +319,7 @@ class SubscribeArguments(Selection):
             raise InvalidArgument("user and unseen are of durable subscriptions, which have a name")
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
+        self._check_rollup()
         order: Any = self.order_by
         self.order_by = tuple(order) if isinstance(order, Sequence) and not isinstance(order, str) else (order,)
         for term in self.order_by:
@@ -336,6 +342,24 @@ class SubscribeArguments(Selection):
                 raise InvalidArgument("rows are those that the query gave at since: give that, too")
             if not isinstance(self.rows, Sequence) or not all(isinstance(row, dict) for row in self.rows):
                 raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {self.rows!r:.200}")
+
+    def _check_rollup(self) -> None:
+        if self.rollup is None:
+            if self.last is not None:
+                raise InvalidArgument("last is the range of a rollup: give rollup=dict(by=[...], step=...) too")
+            return
+        if not isinstance(self.rollup, Mapping):
+            raise InvalidArgument(f"rollup is a dict of the arguments of snapshot.rollup, not {self.rollup!r}")
+        if unknown := [name for name in self.rollup if name not in _ROLLUP]:
+            raise InvalidArgument(f"rollup has {', '.join(_ROLLUP)}, and no {unknown[0]!r}")
+        others = (self.prefix or None, self.start, self.end, self.where, self.columns)
+        if any(other is not None for other in others):
+            raise InvalidArgument("prefix, start, end, where and measures of a rollup are given in rollup=dict(...)")
+        self.rollup = dict(self.rollup)
+        if self.last is not None:
+            if "last" in self.rollup:
+                raise InvalidArgument("last is given twice")
+            self.rollup["last"] = self.last
 
     @property
     def until_us(self) -> int | None:
@@ -362,6 +386,9 @@ class SubscribeArguments(Selection):
         """Raises SchemaError, InvalidArgument."""
         if schema.kind != "event" and not (self.from_time is None and self.until_time is None):
             raise InvalidArgument(f"{schema.name!r} is no event table: from_time and until_time bound event times")
+        if self.rollup is not None:
+            scan = RollupArguments(self.table, **self.rollup).bound(schema)
+            return Query.of(schema, scan, self.order_by, self.limit, self.offset)
         if schema.kind == "event" and self.prefix:
             raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
         start = self.start if self.from_time is None else (self.from_time,)

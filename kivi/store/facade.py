@@ -39,12 +39,12 @@ from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
-from kivi.store.rollups import Rolled
+from kivi.store.rollups import Rolled, rolled_batches
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.wiring import Wiring
 
-__all__ = ["Commit", "GetPlan", "Lease", "Outcome", "Rolled", "Scan", "Store", "Txn", "WritePlan", "WriteSet", "Writes"]
+__all__ = ["Commit", "GetPlan", "Lease", "Outcome", "Rolled", "Scan", "Store", "Txn", "WritePlan", "rolled_batches", "WriteSet", "Writes"]
 
 _log = logging.getLogger("kivi.store")
 

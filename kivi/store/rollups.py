@@ -52,6 +52,10 @@ class RolledUp(NamedTuple):
     schema: TableSchema
     rows: FixedRows
     explanation: str
+    low_us: int | None
+    """With ``last``: where it begins; None: it has no rows."""
+    newest_us: int | None
+    """With ``last``: the newest slot of the rows that it was made of."""
 
 
 class Rolled(Iterator[pa.RecordBatch]):
@@ -105,9 +109,17 @@ class Rollups:
     pending: Pending
 
     def roll(
-        self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange, only: Any = None
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        wanted: Scan,
+        bounds: KeyRange,
+        *,
+        only: Any = None,
+        low_us: int | None = None,
     ) -> RolledUp:
-        """The rollup of the rows of a range of keys. ``only``: a sorted LargeBinaryArray of keys of the result.
+        """The rollup of the rows of a range of keys. ``only``: a sorted LargeBinaryArray of keys of the result, and
+        ``low_us`` where the ``last`` time then begins.
 
         Raises what a scan raises, and OutOfRange for a sum of floats that is not finite.
         """
@@ -115,15 +127,17 @@ class Rollups:
         assert rollup is not None
         target = rolled_schema(schema, rollup)
         if rollup.last_us is not None and only is None:
-            rows, read = self._of_last(lease, schema, wanted, bounds)
+            rows, read, low_us = self._of_last(lease, schema, wanted, bounds)
         else:
-            parts = [(bounds, (rollup.start_us, rollup.end_us))] if only is None else _narrowed(schema, wanted, bounds, only)
+            times = (rollup.start_us if rollup.last_us is None else low_us, rollup.end_us)
+            parts = [(bounds, times)] if only is None else _narrowed(schema, rollup, bounds, times, only)
             rows, read = self._combined(lease, schema, wanted, parts, only)
-        return RolledUp(target, rows, _explained(schema, target, rollup, lease, read, len(rows.rows)))
+        explanation = _explained(schema, target, rollup, lease, read, len(rows.rows))
+        return RolledUp(target, rows, explanation, low_us, read.newest)
 
     def _of_last(
         self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange
-    ) -> tuple[FixedRows, _Read]:
+    ) -> tuple[FixedRows, _Read, int | None]:
         """The newest slot is known when its rows are read: what is read first ends at the newest that there may be."""
         rollup = wanted.rollup
         assert rollup is not None
@@ -132,10 +146,10 @@ class Rollups:
         while True:
             rows, read = self._combined(lease, schema, wanted, [(bounds, (low, None))], None)
             if read.newest is None and low is None:
-                return rows, read
+                return rows, read, None
             begins = None if read.newest is None else range_of_last(schema, rollup, read.newest)
             if begins == low:
-                return rows, read
+                return rows, read, low
             low = begins
 
     def _places(self, lease: Lease, schema: TableSchema, bounds: KeyRange) -> Places:
@@ -214,15 +228,15 @@ def _of_times(portion: FixedRows, slot: KeySlot, times: Times) -> FixedRows:
     return _taken(portion, kept if high is None else kept & (slots < high))
 
 
-def _narrowed(schema: TableSchema, wanted: Scan, bounds: KeyRange, only: Any) -> list[tuple[KeyRange, Times]]:
+def _narrowed(
+    schema: TableSchema, rollup: Rollup, bounds: KeyRange, within: Times, only: Any
+) -> list[tuple[KeyRange, Times]]:
     """Where the rows lie that some rows of the result are made of: parts of the range of keys, and times."""
-    rollup = wanted.rollup
-    assert rollup is not None
     key = rolled_schema(schema, rollup).key
-    times: list[Times] = [(rollup.start_us, rollup.end_us)]
+    times = [within]
     decoded = decode_key_columns([column.type for column in key], only) if key else []
     if rollup.step is not None:
-        times = [_within(each, times[0]) for each in _spans(rollup, decoded[-1].cast(pa.int64()).to_numpy())]
+        times = [_within(each, within) for each in _spans(rollup, decoded[-1].cast(pa.int64()).to_numpy())]
     ranges = [bounds]
     if rollup.by and rollup.by == schema.key_names[: len(rollup.by)]:
         width = 8 if rollup.step is not None else 0
