@@ -178,7 +178,8 @@ class Slot:
     def _calendar_starts(self, moments: Array) -> Array:
         table = _table(self)
         if len(table.since) == 1:
-            return self._local_starts(moments + table.offsets[0]) - table.offsets[0]
+            first: Array = table.offsets[0]
+            return self._local_starts(moments + first) - first
         at = np.searchsorted(table.since, moments, side="right") - 1
         offsets = table.offsets[at]
         local = self._local_starts(moments + offsets)

@@ -319,23 +319,8 @@ class Unfloored(Model):
 
 
 STEPS = [
-    "small",
-    "bulk",
-    "each",
-    "transaction",
-    "move",
-    "consolidate",
-    "light",
-    "erase",
-    "step_of_the_background",
-    "begin",
-    "end",
-    "check_history",
-    "check_changes",
-    "check_changes",
-    "small",
-    "bulk",
-    "move",
+    *("small", "small", "bulk", "bulk", "each", "transaction", "move", "move", "consolidate", "light", "erase"),
+    *("step_of_the_background", "begin", "end", "check_history", "check_changes", "check_changes"),
 ]
 
 
