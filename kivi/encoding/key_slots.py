@@ -80,7 +80,7 @@ class KeySlot:
         data = np.frombuffer(keys.buffers()[2], np.uint8)
         at = offsets[1:] - (self.after + SLOT_BYTES) if self.after is not None else offsets[:-1] + (self.before or 0)
         words = data[at[:, None] + np.arange(SLOT_BYTES)].view(">u8")[:, 0].astype(np.uint64)
-        return (words ^ np.uint64(1 << 63)).view(np.int64)
+        return np.asarray((words ^ np.uint64(1 << 63)).view(np.int64))
 
 
 def slot_bound(floor_us: int) -> bytes:

@@ -24,8 +24,8 @@ from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Columns, Matcher
-from kivi.live.rollups import rolled_again
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
+from kivi.live.rollups import rolled_again
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between
 from kivi.model.schema import TableSchema

@@ -2,7 +2,7 @@
 
 ::
 
-    changed rows of the table --by, step--> keys of the result --Rollups.roll(only=...)--> these rows, put into the window
+    changed rows of the table --by, step--> keys of the result --Rollups.roll(only=...)--> these rows --> window
 
 So a window is what ``snap.rollup`` gives at the same snapshot, to the last bit. A range of the ``last`` time begins
 where it did as long as the newest slot of the result is the same; when that moves, all of the range is read again, once
@@ -53,15 +53,15 @@ def rolled_again(store: Store, lease: Lease, schema: TableSchema, live: RowsLive
         [key for key in keys if (low is None or key >= low) and (high is None or key < high)], pa.large_binary()
     )
     window, newest = live.window, _newest_slot(schema, found, rollup)
-    if rollup.last_us is not None and newest is not None:
-        if window.low_us is None or range_of_last(schema, rollup, newest) > window.low_us:
-            return False  # unless ``where`` does not select it, which the reading finds out
+    begins = None if newest is None else range_of_last(schema, rollup, newest)
+    if begins is not None and (window.low_us is None or begins > window.low_us):
+        return False  # unless ``where`` does not select it, which the reading finds out
     found = _within(schema, rollup, window.low_us, found)
     if not len(found):
         return True
     only = pc.unique(Rolling(schema, rolled_schema(schema, rollup), rollup.step).keys(found))
     newest_us = _put(store, lease, schema, live.query, window, only.take(pc.array_sort_indices(only)))
-    if rollup.last_us is None or newest is None or range_of_last(schema, rollup, newest) < (window.low_us or 0):
+    if begins is None or begins != window.low_us:
         return True
     # A row of the newest slot changed: it is there still, or the range may end earlier now.
     return newest_us is not None and range_of_last(schema, rollup, newest_us) == window.low_us
@@ -73,9 +73,7 @@ def _newest_slot(schema: TableSchema, keys: pa.LargeBinaryArray, rollup: Rollup)
     return int(KeySlot.of(schema).slots(keys).max())
 
 
-def _within(
-    schema: TableSchema, rollup: Rollup, low_us: int | None, keys: pa.LargeBinaryArray
-) -> pa.LargeBinaryArray:
+def _within(schema: TableSchema, rollup: Rollup, low_us: int | None, keys: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """The keys whose slots belong to the rollup."""
     low, high = (rollup.start_us, rollup.end_us) if rollup.last_us is None else (low_us, None)
     if stored_slot(schema) is None or (low is None and high is None):

@@ -48,7 +48,7 @@ class Rollup:
 
 
 def stored_slot(schema: TableSchema) -> tuple[int, GroupKey, Slot] | None:
-    """The place in the key, the group key, and the slots by which an aggregate is rolled up; None if it has no slots."""
+    """The place in the key, the group key, and the slots by which an aggregate is rolled up; None: it has none."""
     index = slot_index(schema.group_by)
     if index is None:
         return None
@@ -82,10 +82,13 @@ def rollup_of(
     slot = None
     if stored is not None and step is not None:
         slot = _step(schema, stored[2], step, tz)
-    bounds = [None if stored is None else _aligned(schema, stored[2], n, v) for n, v in (("start", start), ("end", end))]
+    start_us, end_us = (
+        None if stored is None else _aligned(schema, stored[2], what, moment)
+        for what, moment in (("start", start), ("end", end))
+    )
     last_us = None if last is None else parse_duration_us(last, "last")
     chosen = _measures(schema, names, stored[1].name if stored is not None and slot is not None else None, measures)
-    return Rollup(names, slot, bounds[0], bounds[1], last_us, chosen)
+    return Rollup(names, slot, start_us, end_us, last_us, chosen)
 
 
 def _by(schema: TableSchema, by: Iterable[str]) -> tuple[str, ...]:
@@ -97,7 +100,8 @@ def _by(schema: TableSchema, by: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if name not in plain:
             why = "is a time slot: give step" if name in groups else "is no key column"
-            raise SchemaError(f"by: {name!r} {why}; {schema.name!r} can be rolled up by {', '.join(plain) or 'nothing'}")
+            known = ", ".join(plain) or "nothing"
+            raise SchemaError(f"by: {name!r} {why}; {schema.name!r} can be rolled up by {known}")
     if len(set(names)) != len(names):
         raise InvalidArgument(f"by names a column twice: {', '.join(names)}")
     return names

@@ -163,8 +163,9 @@ class Query:
         offset: int,
     ) -> Query:
         """Raises SchemaError, InvalidArgument."""
-        if scan.rollup is not None:
-            schema, scan = rolled_schema(schema, scan.rollup), replace(scan, columns=rolled_outputs(schema, scan.rollup))
+        if (rollup := scan.rollup) is not None:
+            scan = replace(scan, columns=rolled_outputs(schema, rollup))
+            schema = rolled_schema(schema, rollup)
         order = []
         for term in order_by:
             name = term.removeprefix("-")

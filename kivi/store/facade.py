@@ -45,7 +45,20 @@ from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.wiring import Wiring
 
-__all__ = ["Commit", "GetPlan", "Lease", "Outcome", "Rolled", "Scan", "Store", "Txn", "WritePlan", "rolled_batches", "WriteSet", "Writes"]
+__all__ = [
+    "Commit",
+    "GetPlan",
+    "Lease",
+    "Outcome",
+    "Rolled",
+    "Scan",
+    "Store",
+    "Txn",
+    "WritePlan",
+    "WriteSet",
+    "Writes",
+    "rolled_batches",
+]
 
 _log = logging.getLogger("kivi.store")
 

@@ -2,7 +2,7 @@
 
 ::
 
-    key ranges of the time (slot_ranges) --scan_portions--> rows of S --where--> selected --Rolling--> rows of the result
+    key ranges of the time (slot_ranges) --scan_portions--> rows of S --where--> selected --Rolling--> result
 
 The rows are those that a scan at the snapshot gives, retention floors included; what a rollup of them is, ``kivi.model.
 rollups`` says. With ``only``, the keys of some rows of the result, just these are made: whoever keeps a result up reads
@@ -291,9 +291,7 @@ def rolled_batches(rolled: RolledUp, outputs: Sequence[str], limit: int | None) 
 # -- in words ---------------------------------------------------------------------------------------
 
 
-def _explained(
-    schema: TableSchema, target: TableSchema, rollup: Rollup, lease: Lease, read: _Read, rows: int
-) -> str:
+def _explained(schema: TableSchema, target: TableSchema, rollup: Rollup, lease: Lease, read: _Read, rows: int) -> str:
     by = ", ".join(rollup.by) or "nothing: one row"
     slots = f", slots of {rollup.step}" if rollup.step is not None else ""
     how = "all of them looked at, and filtered by their slots" if read.filtered else "no others looked at"

@@ -98,8 +98,8 @@ class Places:
         return len(listed)
 
     def newest(self, start: bytes | None, end: bytes | None) -> int | None:
-        """No slot of a key in the range, visible or not, is newer; None: there is no key, or so many groups that looking
-        for it would take longer than reading them all."""
+        """No slot of a key in the range, visible or not, is newer. None: there is no key, or there are so many groups
+        that looking for it would take longer than reading them all."""
         found: list[bytes] = []
         for count, group in enumerate(self._groups(start, end)):
             if count == _GROUPS_MAX:
