@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from kivi.model.declarations import time_slot
     from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
-    from kivi.model.surface import count, max, min, sum, transactional
+    from kivi.model.surface import combine, count, max, min, sum, transactional
 
 __version__ = "0.2.0"
 
@@ -82,6 +82,7 @@ __all__ = [
     "client",
     "coalesce",
     "col",
+    "combine",
     "connect",
     "count",
     "distinct",
@@ -114,6 +115,7 @@ _LAZY = {
     "case": "kivi.model.expressions",
     "coalesce": "kivi.model.expressions",
     "col": "kivi.model.expressions",
+    "combine": "kivi.model.surface",
     "connect": "kivi.client.database",
     "count": "kivi.model.surface",
     "distinct": "kivi.model.surface",

@@ -26,10 +26,12 @@ from kivi_server.subscriptions import Subscriptions
 from kivi.api.arguments import TailArguments
 from kivi.arrow.dictionaries import compact, together
 from kivi.errors import InvalidArgument, Unavailable
+from kivi.model.levels import level_names
 from kivi.model.schema import TableSchema
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
 from kivi.wire.v1 import service_pb2 as pb
+from kivi.wire.v1 import types_pb2
 
 __all__ = ["handlers"]
 
@@ -51,6 +53,7 @@ _NEEDS: Final = {
     "DiscardStages": Access.WRITE,
     "CreateTable": Access.ADMIN,
     "CreateAggregate": Access.ADMIN,
+    "CreateAggregates": Access.ADMIN,
     "DropTable": Access.ADMIN,
     "Consolidate": Access.ADMIN,
     "Checkpoint": Access.ADMIN,
@@ -107,20 +110,37 @@ class Service:
 
     async def CreateAggregate(self, request: pb.CreateAggregateRequest, context: Context) -> None:
         self.access("CreateAggregate", context, request.name, request.source)
-        done = total = 0
+        rows, (table,) = await self._created(
+            lambda: [self.translator.new_aggregate(request)], context, pb.CreateAggregateResponse
+        )
+        await context.write(pb.CreateAggregateResponse(**rows, table=table))
 
-        def progress(*rows: int) -> None:
-            nonlocal done, total
-            done, total = rows
+    async def CreateAggregates(self, request: pb.CreateAggregatesRequest, context: Context) -> None:
+        names = level_names(request.name, [level.columns for level in request.levels], request.slots)
+        self.access("CreateAggregates", context, *names, request.source)
+        rows, tables = await self._created(
+            lambda: self.translator.new_aggregates(request), context, pb.CreateAggregatesResponse
+        )
+        await context.write(pb.CreateAggregatesResponse(**rows, tables=tables))
 
-        def create() -> TableSchema:
-            return self.store.create(self.translator.new_aggregate(request), progress=progress)
+    async def _created(
+        self, schemas: Callable[[], list[TableSchema]], context: Context, answer: Callable[..., Any]
+    ) -> tuple[dict[str, int], list[types_pb2.Table]]:
+        """Creates aggregates and tells the client how far that is: ``answer`` makes the messages. The numbers to end
+        with, and the definitions."""
+        rows = {"done_rows": 0, "total_rows": 0}
+
+        def progress(done: int, total: int) -> None:
+            nonlocal rows
+            rows = {"done_rows": done, "total_rows": total}
+
+        def create() -> list[TableSchema]:
+            return self.store.create_all(schemas(), progress=progress)
 
         creating = asyncio.get_running_loop().run_in_executor(self.sessions.long, create)
         while not (await asyncio.wait({creating}, timeout=_PROGRESS_S))[0]:
-            await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total))
-        table = to_table(creating.result())
-        await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total, table=table))
+            await context.write(answer(**rows))
+        return rows, [to_table(schema) for schema in creating.result()]
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
         grant, client = self.access("Stage", context)

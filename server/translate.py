@@ -21,9 +21,11 @@ from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.model.changes import Changes
-from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
+from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema, summary_schema
 from kivi.model.expressions import Expr, bind
+from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.schema import Measure, OperatorCall, TableSchema
+from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
 from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_values
@@ -290,17 +292,29 @@ class Translator:
             raise SchemaError(f"table {table!r} names the column {twice!r} twice")
 
     def new_aggregate(self, request: service_pb2.CreateAggregateRequest) -> TableSchema:
-        source = self.store.table(request.source)
         groups: list[str | TimeSlot] = []
         for group in request.group_by:
-            if group.slot_us < 0 or (not group.slot_us and group.name not in ("", group.source)):
+            slotted = bool(group.slot_us or group.width)
+            if group.slot_us < 0 or (not slotted and group.name not in ("", group.source)):
                 raise SchemaError(f"group key {group.name!r}: only time slots have a name of their own")
-            groups.append(TimeSlot(group.source, group.slot_us, group.name) if group.slot_us else group.source)
+            slot = Slot.parse(group.width or group.slot_us, group.tz or None) if slotted else None
+            groups.append(TimeSlot(group.source, slot, group.name) if slot is not None else group.source)
+        return declared_schema(self.store.table, request.name, request.source, groups, *self._contents(request))
+
+    def new_aggregates(self, request: service_pb2.CreateAggregatesRequest) -> list[TableSchema]:
+        if not request.levels or not request.slots:
+            raise SchemaError("CreateAggregates needs at least one level and one slot")
+        levels = [list(level.columns) for level in request.levels]
+        contents = self._contents(request)
+        table = self.store.table
+        return level_schemas(table, request.name, request.source, levels, request.slots, *contents, request.tz or None)
+
+    def _contents(
+        self, request: service_pb2.CreateAggregateRequest | service_pb2.CreateAggregatesRequest
+    ) -> tuple[dict[str, OperatorCall], dict[str, str], int | None, int | None]:
+        """Measures, derived columns, history and retention."""
         self._unique(request.name, [m.name for m in request.measures])
-        return aggregate_schema(
-            request.name,
-            source,
-            groups,
+        return (
             {m.name: m.call for m in from_measures(request.measures)},
             {d.name: d.expression for d in request.derived},
             request.history_us if request.HasField("history_us") else None,

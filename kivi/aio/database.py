@@ -21,6 +21,7 @@ from kivi.api.arguments import (
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SubscribeArguments,
     SummaryArguments,
@@ -62,7 +63,7 @@ async def connect(
     endpoint: str = methods.DEFAULT_ENDPOINT,
     access_token: str | None = None,
     tls: Tls | bool | str | None = None,
-    timeout: float | None = 10.0,
+    timeout: float | None = 10.0,  # noqa: ASYNC109 (of every call to come)
 ) -> Database:
     """A client of the server at ``endpoint`` ("host:port"). Raises Unavailable, Unauthenticated.
 
@@ -285,6 +286,7 @@ class Database:
     create_table = takes(row_table_schema)(asks(Core.create))
     create_event_table = takes(event_table_schema)(asks(Core.create))
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)
@@ -320,7 +322,7 @@ class Database:
     async def get(self, table: str, key: Sequence[Any], columns: Sequence[str] | None = None) -> dict[str, Any] | None:
         return (await self._run(self._core.get_many(GetArguments(table, (key,), columns))))[0]
 
-    async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:
+    async def run(self, fn: Callable[[Transaction], Awaitable[T]], timeout: float | None = None) -> T:  # noqa: ASYNC109
         check_work(fn)
         retries = Retries(patience_s(timeout) if timeout is not None else self._core.timeout_s)
         while True:

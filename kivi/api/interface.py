@@ -20,6 +20,7 @@ from kivi.api.arguments import (
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -94,7 +95,12 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
-        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``.
+        """An aggregate of an event table, or of another aggregate; returns when it can be read.
+
+        Of an aggregate: ``group_by`` names its key columns, and slots made of its slots; measures are ``kivi.combine``
+        of its measures (or ``kivi.sum`` of sums and counts, ``min`` of minima, ``max`` of maxima), without ``measures``
+        all of them. It is derived from the events that are kept, in their own commit, and holds what one declared over
+        the events would; ``source`` cannot be dropped before it. ``progress(done_rows, total_rows)``.
 
         Until then ``describe`` says that its ``state`` is ``building``. If the store is stopped meanwhile, it begins
         again in the background when it is opened, and tells the logger ``kivi.store`` how far it is.
@@ -103,6 +109,17 @@ class Database(ABC, Generic[Tx, Snap]):
         key, ended so long before the newest event of the source. Later snapshots do not see them, and events that come
         for them are left out of this aggregate and counted: ``describe`` has ``late_dropped``, and ``floor_us``, from
         which on it is complete. Other aggregates of the source are not touched. SchemaError without a time slot.
+        """
+
+    @abstractmethod
+    @takes(LevelsArguments)
+    def create_aggregates(self, wanted: LevelsArguments) -> list[str]:
+        """An aggregate for each of ``levels`` and ``slots``, all in one commit or none; their names.
+
+        A level is a column, or a list of columns, to group by besides the slot of the event time; ``slots`` are widths
+        as of ``kivi.time_slot``, in the time zone ``tz``. They are called like ``calls_customer_5m``, after ``name``,
+        the columns and the width. Everything else is as of ``create_aggregate``: events that are there already are read
+        once for all of them.
         """
 
     @abstractmethod

@@ -370,8 +370,8 @@ def recount(
         columns: dict[str, Any] = {}
         for group in schema.group_by:
             column = batch[group.source]
-            if group.slot_us:
-                column = pa.array(column.to_numpy() // group.slot_us * group.slot_us, pa.int64())
+            if group.slot is not None:
+                column = pa.array(group.slot.starts(column.to_numpy()), pa.int64())
             columns[f"key {group.name}"] = column
         for measure in schema.measures:
             if measure.operator == "count":

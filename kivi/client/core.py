@@ -13,6 +13,7 @@ from kivi import errors
 from kivi.api.arguments import (
     AggregateArguments,
     GetArguments,
+    LevelsArguments,
     SubscribeArguments,
     TailArguments,
     check_keep,
@@ -27,7 +28,7 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
-from kivi.client.messages import append_parts, get, got, new_aggregate, number
+from kivi.client.messages import append_parts, get, got, new_aggregate, new_aggregates, number
 from kivi.client.steps import (
     Ask,
     Closed,
@@ -273,6 +274,16 @@ class Core:
                 wanted.progress(reply.done_rows, reply.total_rows)
 
         yield Stream("CreateAggregate", new_aggregate(wanted), None, on_message)
+
+    def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
+        def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:
+            self.schemas.update((table.name, from_table(table)) for table in reply.tables)
+            if wanted.progress is not None:
+                wanted.progress(reply.done_rows, reply.total_rows)
+
+        names = wanted.names
+        yield Stream("CreateAggregates", new_aggregates(wanted), None, on_message)
+        return names
 
     def tables(self) -> Steps[list[str]]:
         reply = yield from self.call("ListTables", service_pb2.ListTablesRequest())

@@ -13,6 +13,7 @@ from kivi.api.appender import Appender
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    LevelsArguments,
     ScanArguments,
     SubscribeArguments,
     TailArguments,
@@ -181,6 +182,7 @@ class Database(interface.Database[Transaction, Snapshot]):
     _schema = asks(Core.schema)
     _create = asks(Core.create)
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)

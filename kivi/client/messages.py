@@ -16,7 +16,7 @@ from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.api.arguments import AggregateArguments, GetArguments
+    from kivi.api.arguments import AggregateArguments, GetArguments, LevelsArguments
     from kivi.client.steps import Rows
     from kivi.model.scans import Scan
     from kivi.model.schema import TableSchema
@@ -27,6 +27,7 @@ __all__ = [
     "get",
     "got",
     "new_aggregate",
+    "new_aggregates",
     "number",
     "read_batches",
     "request_token",
@@ -116,15 +117,33 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
 
 def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequest:
     groups = [
-        GroupKey(item.name, item.column, item.width_us) if isinstance(item, TimeSlot) else GroupKey(item, item)
+        GroupKey.of_slot(item.name, item.column, item.slot) if isinstance(item, TimeSlot) else GroupKey(item, item)
         for item in wanted.group_by
     ]
     return service_pb2.CreateAggregateRequest(
         name=wanted.name,
         source=wanted.source,
         group_by=to_groups(groups),
-        measures=to_measures([call.as_measure(name) for name, call in wanted.measures.items()]),
-        derived=[types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
-        history_us=None if wanted.history is None else parse_duration_us(wanted.history, "history"),
-        retention_us=None if wanted.retention is None else parse_duration_us(wanted.retention, "retention"),
+        **_contents(wanted),
     )
+
+
+def new_aggregates(wanted: LevelsArguments) -> service_pb2.CreateAggregatesRequest:
+    return service_pb2.CreateAggregatesRequest(
+        name=wanted.name,
+        source=wanted.source,
+        levels=[service_pb2.Level(columns=columns) for columns in wanted.levels],
+        slots=wanted.slots,
+        tz=wanted.tz or "",
+        **_contents(wanted),
+    )
+
+
+def _contents(wanted: AggregateArguments | LevelsArguments) -> dict[str, Any]:
+    measures = [call.as_measure(name) for name, call in (wanted.measures or {}).items()]
+    return {
+        "measures": to_measures(measures),
+        "derived": [types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
+        "history_us": None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+        "retention_us": None if wanted.retention is None else parse_duration_us(wanted.retention, "retention"),
+    }

@@ -18,9 +18,10 @@ them, where these laws make it nobody's business (``+`` is the column's operator
     b + d1 + d2  =  b + (d1 + d2)            SUM of integers and decimals, in 128 bits; MIN; MAX
     stamp(d1 + d2)  =  max(cts1, cts2)       what folding both would have stamped the row with
 
-For states, ``+`` puts bags of items together (``kivi.states``). They do not hold for SUM over floats, which fold strictly left to right across commits: ``is_combinable`` says which
-tables qualify. A combined row can be read at S >= its stamp, and by nobody at an S between the commits that it is made
-of. The caller sees to it that no such snapshot is or will be open: ``kivi.mvcc.combine``.
+For states, ``+`` puts bags of items together (``kivi.states``). They do not hold for SUM over floats, which fold
+strictly left to right across commits: ``is_combinable`` says which tables qualify. A combined row can be read at S >=
+its stamp, and by nobody at an S between the commits that it is made of. The caller sees to it that no such snapshot is
+or will be open: ``kivi.mvcc.combine``.
 
 * Integers and decimals: each limb is summed by itself. Exact while sums stay within 2**95, which 2**32 rows of 64 bits
   cannot leave.

@@ -35,7 +35,6 @@ from kivi.delta.states import States
 from kivi.encoding.keys import encode_key
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
-from kivi.model.types import INT64_MIN
 from kivi.states.kinds import offsets_of
 from kivi.states.registry import kind_of
 
@@ -59,7 +58,7 @@ def derive_all(
     """``derive`` for each of the aggregates of one source, sharing what they have in common (decision 0014)."""
     events = _Derivation(batch, order)
     runs: dict[int, DeltaRun] = {}
-    for i in sorted(range(len(aggregates)), key=lambda i: aggregates[i].group_by[-1].slot_us):  # finer slots first
+    for i in sorted(range(len(aggregates)), key=lambda i: _length_us(aggregates[i])):  # finer slots first
         aggregate = aggregates[i]
         groups = events.groups(aggregate)
         cells = [
@@ -68,6 +67,11 @@ def derive_all(
         ]
         runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
     return [runs[i] for i in range(len(aggregates))]
+
+
+def _length_us(aggregate: TableSchema) -> int:
+    slot = aggregate.group_by[-1].slot
+    return slot.nominal_us if slot is not None else 0
 
 
 def derive_each(
@@ -243,12 +247,12 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
 
 
 def _group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
-    if not group.slot_us:
+    if (slot := group.slot) is None:
         return value
-    start = value // group.slot_us * group.slot_us
-    if start < INT64_MIN:
-        raise no_slot(aggregate, group)
-    return start
+    try:
+        return slot.start(value)
+    except OverflowError:
+        raise no_slot(aggregate, group) from None
 
 
 def run_from_rows(schema: TableSchema, rows: Sequence[tuple[bytes, int, dict[int, Any]]]) -> DeltaRun:

@@ -1,8 +1,7 @@
 """What each measure of an aggregate observes of some events: which of them, and the values of its source.
 
-Events are left out that the measure's ``where`` does not select, or where its source (or ``by``) is null. Predicates and
-expressions are evaluated once for all aggregates of a source that share them.
-"""
+Events are left out that the measure's ``where`` does not select, or where its source (or ``by``) is null. Predicates
+and expressions are evaluated once for all aggregates of a source that share them."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ class States:
 
     @property
     def nbytes(self) -> int:
-        return int(self.offsets.nbytes) + sum(part.nbytes for part in self.items if part is not None)
+        return int(self.offsets.nbytes) + sum(int(part.nbytes) for part in self.items if part is not None)
 
     @staticmethod
     def joined(parts: Sequence[States]) -> States:

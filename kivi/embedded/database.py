@@ -16,6 +16,7 @@ from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -38,7 +39,7 @@ from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
 from kivi.live.hub import Hub
-from kivi.model.declarations import aggregate_schema
+from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Update
@@ -264,11 +265,34 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
-        source = self.store.table(wanted.source)
-        schema = aggregate_schema(
-            wanted.name, source, wanted.group_by, wanted.measures, wanted.derived, wanted.history, wanted.retention
+        schema = declared_schema(
+            self.store.table,
+            wanted.name,
+            wanted.source,
+            wanted.group_by,
+            wanted.measures,
+            wanted.derived,
+            wanted.history,
+            wanted.retention,
         )
         self.store.create(schema, progress=wanted.progress)
+
+    @takes(LevelsArguments)
+    def create_aggregates(self, wanted: LevelsArguments) -> list[str]:
+        schemas = level_schemas(
+            self.store.table,
+            wanted.name,
+            wanted.source,
+            wanted.levels,
+            wanted.slots,
+            wanted.measures,
+            wanted.derived,
+            wanted.history,
+            wanted.retention,
+            wanted.tz,
+        )
+        self.store.create_all(schemas, progress=wanted.progress)
+        return wanted.names
 
     def tables(self) -> list[str]:
         return [schema.name for schema in self.store.tables()]

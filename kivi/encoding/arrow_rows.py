@@ -8,6 +8,7 @@ OverflowError here, for the whole portion: a read row by row says which row it i
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +22,6 @@ from kivi.model.quantiles import Quantiles, quantile_of
 from kivi.model.schema import Column
 from kivi.model.types import ColumnType
 from kivi.states.registry import kind_of
-import itertools
 
 __all__ = [
     "DecodedStates",

@@ -11,9 +11,9 @@ A base row is one *version* of a row: every cell folded up to a commit timestamp
                                           string, bytes, state: u4 length of its part of the tail
     ..      ..                tail        string (UTF-8) and bytes values and states, in column order
 
-A schema without strings, bytes and states has rows of one width, which ``dtype`` describes to NumPy, so that
-thousands are decoded by one call (``rows_of``); states become objects there, the bytes of each. Sums are 128 bits wide because int64 sums may leave 64 bits and come
-back (R10): width on disk must not depend on the order in which deltas arrived.
+A schema without strings, bytes and states has rows of one width, which ``dtype`` describes to NumPy, so that thousands
+are decoded by one call (``rows_of``); states become objects there, the bytes of each. Sums are 128 bits wide because
+int64 sums may leave 64 bits and come back (R10): width on disk must not depend on the order in which deltas arrived.
 
 Behind a base row its key is kept once more by the engine, in stores made since format 3, for whoever reads rows of one
 width by thousands, and gets both in one piece (``kivi.engine.rocks.Records``).

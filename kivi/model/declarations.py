@@ -4,16 +4,15 @@ A definition is checked in full before anything is stored: names, types, that an
 aggregate's groups and measures are columns of its source, and that its derived columns are arithmetic over them. So
 whoever reads a schema later checks nothing again.
 
-Durations (a slot's width, ``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds.
+Durations (``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds; so are the widths of
+slots, which may be by calendar too (``kivi.model.slots``).
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
@@ -21,53 +20,30 @@ from kivi.model.lifetimes import slot_index
 from kivi.model.measuring import delta_column, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name
 from kivi.model.schema import Column, GroupKey, OperatorCall, TableSchema
-from kivi.model.types import ColumnType, shown
+from kivi.model.slots import Slot, parse_duration_us
+from kivi.model.types import ColumnType
 
 __all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
-
-_DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
-_UNITS_US: Final = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
-
-_DURATION_MAX_US: Final = 2**62
-"""146,000 years. A moment and a duration, both in microseconds, then add up within 64 bits."""
-
-
-def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
-    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
-    if isinstance(value, dt.timedelta):
-        micros = value // dt.timedelta(microseconds=1)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        micros = value
-    elif isinstance(value, str) and (match := _DURATION.match(value.strip())):
-        micros = int(match[1]) * _UNITS_US[match[2]]
-    else:
-        raise InvalidArgument(f"{what} {shown(value)} is not a duration: write it like '5m', '1h' or '30d'")
-    if micros <= 0:
-        raise InvalidArgument(f"{what} {shown(value)} must be greater than zero")
-    if micros > _DURATION_MAX_US:
-        raise InvalidArgument(f"{what} {shown(value)} is too long: at most 2**62 microseconds, 53,375,995 days")
-    return micros
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSlot:
-    """A group key: the start of the fixed-width slot, aligned to the epoch, that a timestamp column falls in."""
+    """A group key: the start of the slot that a timestamp column falls in (``kivi.model.slots``)."""
 
     column: str
-    width_us: int
+    slot: Slot
     name: str
 
 
-def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot") -> TimeSlot:
-    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``."""
-    return TimeSlot(column, parse_duration_us(width, "slot width"), name)
+def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot", tz: str | None = None) -> TimeSlot:
+    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``.
+
+    ``width`` is a duration, or by calendar "1w" (from Monday), "1month", "1quarter", "1year". ``tz``, an IANA name such
+    as "Europe/Madrid", has them begin at its local midnight, or, hours and less, with its clock; without it they are
+    those of UTC. Raises InvalidArgument for what is no width, SchemaError for a zone that is not known and for widths
+    that do not divide its day.
+    """
+    return TimeSlot(column, Slot.parse(width, tz), name)
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -151,7 +127,7 @@ def aggregate_schema(
             column = source.column(item.column)
             if column.type.name != "timestamp":
                 raise SchemaError(f"aggregate {name!r}: time_slot needs a timestamp, {item.column!r} is {column.type}")
-            groups.append(GroupKey(check_name(item.name, "group key"), item.column, item.width_us))
+            groups.append(GroupKey.of_slot(check_name(item.name, "group key"), item.column, item.slot))
         else:
             column = source.column(item)
             groups.append(GroupKey(item, item))

@@ -1,10 +1,10 @@
 """Derived columns: arithmetic over an aggregate's columns, done when a row is read and never stored.
 
 ``quantile(latency, 0.99)`` and ``fraction_below(latency, 500000)`` read a quantiles measure; ``count(latency)`` is how
-many values it has. An average is ``"sum_resp_time / invocations"``: what is stored stays exact, only the quotient is a float64. The text
-comes from a caller and is evaluated for every row, so it is parsed into Python's own syntax tree, held to a short list
-of nodes, and bounded in length and depth. A null operand makes the result null, and so does a divisor of 0.
-"""
+many values it has. An average is ``"sum_resp_time / invocations"``: what is stored stays exact, only the quotient is a
+float64. The text comes from a caller and is evaluated for every row, so it is parsed into Python's own syntax tree,
+held to a short list of nodes, and bounded in length and depth. A null operand makes the result null, and so does a
+divisor of 0."""
 
 from __future__ import annotations
 

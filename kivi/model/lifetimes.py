@@ -15,7 +15,7 @@ __all__ = ["retention_slot", "slot_index", "slot_start"]
 
 def slot_index(group_by: Sequence[GroupKey]) -> int | None:
     """The place, in the key, of the column by which rows are forgotten: the last that is a time slot; None if none."""
-    return max((i for i, group in enumerate(group_by) if group.slot_us), default=None)
+    return max((i for i, group in enumerate(group_by) if group.slot is not None), default=None)
 
 
 def retention_slot(schema: TableSchema) -> GroupKey:
@@ -27,4 +27,5 @@ def retention_slot(schema: TableSchema) -> GroupKey:
 
 def slot_start(group: GroupKey, time_us: int) -> int:
     """The start, in microseconds since 1970, of the slot that a moment falls in."""
-    return time_us // group.slot_us * group.slot_us
+    assert group.slot is not None, "rows are forgotten by their slots"
+    return group.slot.start(time_us)

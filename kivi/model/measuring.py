@@ -55,6 +55,8 @@ def measured(
 
 
 def _measure(source: TableSchema, name: str, call: OperatorCall) -> tuple[Column, Measure]:
+    if call.operator == "combine":
+        raise SchemaError(f"measure {name!r}: kivi.combine is for aggregates whose source is an aggregate")
     type_ = ColumnType("int64")
     if call.expression is not None:
         _, type_ = bind_value(call.expression, lambda column: source.column(column).type)

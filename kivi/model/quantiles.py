@@ -63,8 +63,8 @@ def bias_of(scale: int) -> int:
 
 @lru_cache(maxsize=SCALE_MAX + 1)
 def _cells(scale: int) -> tuple[Array, Array]:
-    """For each value of the first ``scale + 1`` bits of a mantissa: how many bounds lie below its cell, and the mantissa
-    that more than is above the one bound that may lie in it. Bounds are 2**(j / 2**scale), rounded once."""
+    """For each value of a mantissa's first ``scale + 1`` bits: how many bounds lie below its cell, and the mantissa of
+    the one bound that may lie in it. Bounds are 2**(j / 2**scale), rounded once."""
     with localcontext() as context:
         context.prec = 60
         ratio = Decimal(2) ** (Decimal(1) / Decimal(2**scale))
@@ -173,7 +173,7 @@ class Quantiles:
 
 
 def rank_of(q: float, count: int) -> int:
-    """The nearest rank: ceil(q * count), from 1 to ``count``; of the decimal number q, so that 0.9 of 10 is the ninth."""
+    """The nearest rank: ceil(q * count), from 1 to ``count``; q as it is written, so that 0.9 of 10 is the ninth."""
     return min(count, max(1, math.ceil(Fraction(repr(float(q))) * count)))
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.expressions import Expr, from_plain, to_plain
+from kivi.model.slots import Slot
 from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
@@ -90,16 +92,50 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """One key column of an aggregate: a source column as it is, or (slot_us > 0) the slot it falls in."""
+    """One key column of an aggregate: a source column as it is, or the start of the slot that it falls in.
+
+    Slots of a fixed width have ``slot_us``; those by calendar or in a time zone ``width`` and ``tz`` (``Slot.parse``).
+    """
 
     name: str
     source: str
     slot_us: int = 0
+    width: str = ""
+    tz: str = ""
+
+    @staticmethod
+    def of_slot(name: str, source: str, slot: Slot) -> GroupKey:
+        """The key column of the slots of a timestamp column."""
+        if slot.is_fixed:
+            return GroupKey(name, source, slot.count)
+        return GroupKey(name, source, 0, slot.width, slot.zone)
+
+    @property
+    def slot(self) -> Slot | None:
+        """The slots it is made of; None: the source column as it is."""
+        return _slot(self.slot_us, self.width, self.tz)
+
+    def description(self) -> str | dict[str, Any]:
+        """For people and programs, in ``describe``."""
+        if self.width:
+            return {"name": self.name, "source": self.source, "slot": self.width, "tz": self.tz or "UTC"}
+        return {"name": self.name, "source": self.source, "slot_us": self.slot_us} if self.slot_us else self.name
+
+    def to_plain(self) -> list[Any]:
+        """For the catalog, which has known fixed widths alone for longer."""
+        return [self.name, self.source, self.slot_us, *((self.width, self.tz) if self.width else ())]
+
+
+@functools.lru_cache(maxsize=256)
+def _slot(slot_us: int, width: str, tz: str) -> Slot | None:
+    if width:
+        return Slot.parse(width, tz or None)
+    return Slot.parse(slot_us) if slot_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One delta column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
+    """One column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
 
     Events that ``where`` does not select, and those where the source is null, are not observed. Both are as text, the
     JSON of ``kivi.model.expressions.to_plain``. ``options``: as they were given, ``by`` among them.
@@ -159,6 +195,8 @@ class TableSchema:
     retention_us: int | None = None
     source: str | None = None
     source_id: int = 0
+    declared_source: str | None = None
+    """The aggregate that this one was declared over; ``source`` is the event table that both are of."""
     complete_since_us: int | None = None
     group_by: tuple[GroupKey, ...] = ()
     measures: tuple[Measure, ...] = ()
@@ -384,10 +422,9 @@ class TableSchema:
             out["source"] = self.source
             out["retention_us"] = self.retention_us
             out["complete_since_us"] = self.complete_since_us
-            out["group_by"] = [
-                {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
-                for g in self.group_by
-            ]
+            if self.declared_source is not None:
+                out["declared_source"] = self.declared_source
+            out["group_by"] = [group.description() for group in self.group_by]
             out["measures"] = {m.name: str(m.call) for m in self.measures}
             out["derived"] = dict(self.derived)
         return out
@@ -407,8 +444,7 @@ class TableSchema:
         out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
         out["key"] = [(c.name, str(c.type)) for c in self.key]
         out["columns"] = [c.to_plain() for c in self.columns]
-        out |= {name: list(map(dataclasses.astuple, out[name])) for name in ("group_by",) if name in out}
-        out |= {name: [m.to_plain() for m in out[name]] for name in ("measures",) if name in out}
+        out |= {name: [each.to_plain() for each in out[name]] for name in ("group_by", "measures") if name in out}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @staticmethod

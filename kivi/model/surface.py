@@ -15,6 +15,7 @@ __all__ = [
     "argmax",
     "argmin",
     "avg",
+    "combine",
     "count",
     "distinct",
     "first",
@@ -71,12 +72,12 @@ def count(source: Source = None, *, where: Any = None) -> OperatorCall:
 
 
 def avg(source: Source, *, where: Any = None) -> OperatorCall:
-    """The mean as a float64: exact sums of integers and decimals, rounded once when they are read. Null of no values."""
+    """The mean as a float64. Sums of integers and decimals are exact, rounded once on reading; null of no values."""
     return _call("avg", source, where)
 
 
 def var(source: Source, *, population: bool = False, where: Any = None) -> OperatorCall:
-    """The variance of the sample (divided by n - 1, as in SQL), or of the whole population (by n); ``avg`` for the rest.
+    """The variance of the sample (divided by n - 1, as in SQL), or of the whole population (by n).
 
     Of float64 it is what the sums of values and squares say: a spread that is small beside the mean is lost.
     """
@@ -143,6 +144,11 @@ def top(source: Source, k: int, *, most: int = 1_000, where: Any = None) -> Oper
 def measure(name: str, source: Source, *, where: Any = None) -> OperatorCall:
     """A measure that ``kivi.register_measure`` has registered in the store's process."""
     return _call(name, source, where)
+
+
+def combine(measure: str) -> OperatorCall:
+    """In an aggregate whose source is an aggregate: the states of that measure of its source, combined."""
+    return OperatorCall("combine", measure)
 
 
 def transactional(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -76,8 +76,8 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column's type. ``precision`` and ``scale`` are 0 except for decimals; quantiles have a scale, and a top shows so
-    many values. ``of``: the type of what a list or top holds, as text."""
+    """A column's type. ``precision`` and ``scale`` are 0 except for decimals; quantiles have a scale; a top shows
+    ``scale`` values. ``of``: the type of what a list or top holds, as text."""
 
     name: TypeName
     precision: int = 0

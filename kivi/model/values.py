@@ -2,7 +2,7 @@
 
 Both stay bytes, the state of the measure, until somebody reads them. Their forms:
 
-* a list: its values, the first one first, as ``ordered`` integers, each but the first as its distance to the one before;
+* a list: its values, the first one first, as ``ordered`` integers, each but the first as the distance from the last;
 * a top: 4 bytes, the length of what follows in varints: how many observations went to the others, then for each value
   its count and its length; and after these the values, one behind the other (text as UTF-8, all else as 8 bytes of its
   ``ordered`` integer), in the order of their bytes.

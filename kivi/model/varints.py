@@ -9,6 +9,7 @@ become 0, 1, 2, 3. A sequence is its varints one after the other; how many there
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from kivi.errors import DataLoss
-import itertools
 
 __all__ = ["decode", "encode", "encode_one", "unzigzag", "zigzag"]
 
@@ -36,7 +36,7 @@ def unzigzag(values: Array) -> Array:
 
 
 def encode(values: Array, offsets: Array) -> list[bytes]:
-    """Sequence i is ``values[offsets[i]:offsets[i + 1]]``, of uint64; ``offsets`` begin at 0. Gives the bytes of each."""
+    """The bytes of each sequence: i is ``values[offsets[i]:offsets[i + 1]]``, of uint64; ``offsets`` begin at 0."""
     values = values.astype(np.uint64, copy=False)
     lengths = np.ones(len(values), np.int64)
     top = int(values.max()) if len(values) else 0

@@ -180,7 +180,7 @@ class Reader:
         first_rows: int,
         rows: int,
     ) -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
-        """``scan`` for a table whose rows are read in columns (``RowLayout.in_columns``), forward, in portions; none is empty.
+        """``scan`` of a table read in columns (``RowLayout.in_columns``), forward, in portions; none is empty.
 
         Up to ``few`` rows, base and pending together, are one list. More are in columns, about ``rows`` in each
         portion and ``first_rows`` in the first. Everything is captured at the call, not at the first next().

@@ -15,7 +15,7 @@ floats, which are added in commit order (R10), and say so: ``Kind.ordered``.
 Thousands of states are one *ragged* column: items of all of them in arrays, and where each begins. Each kind reduces,
 encodes, decodes and evaluates whole columns by NumPy kernels. The forms::
 
-    events --Kind.of_events--> items in a delta run --reduce--> items --encode--> bytes in a base row --evaluate--> value
+    events --of_events--> items in a delta run --reduce--> items --encode--> bytes in a base row --values--> value
 
 ::
 

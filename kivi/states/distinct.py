@@ -2,7 +2,8 @@
 
 A value is hashed to 64 bits (``kivi.states.hashing``). With p bits, the first p number a register, and its rank is the
 number of leading zeros of the rest plus one. An item is one integer, register * 64 + rank; reduced: by register, the
-greatest rank of each. The standard error is 1.04 / sqrt(2**p): ``kivi.model.states.precision_of(0.01)`` is 14, whose error is 0.81 %.
+greatest rank of each. The standard error is 1.04 / sqrt(2**p): ``kivi.model.states.precision_of(0.01)`` is 14, whose
+error is 0.81 %.
 
 Read by the improved estimator of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches" (2017),
 section 4: without bias from empty registers to full ones, and without tables.
@@ -80,7 +81,8 @@ def estimated(ranks: Sequence[int], p: int) -> int:
     for rank in range(most, 0, -1):
         z = 0.5 * (z + ranks[rank])
     z += m * _sigma((m - used) / m)
-    return int(round(m / (2 * math.log(2)) * m / z))
+    estimate: float = m / (2 * math.log(2)) * m / z
+    return round(estimate)
 
 
 def _sigma(x: float) -> float:

@@ -10,6 +10,7 @@ var and stddev are of the sample (n - 1), null of fewer than two values, as in S
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from fractions import Fraction
@@ -21,7 +22,6 @@ from kivi.errors import OutOfRange
 from kivi.model import varints
 from kivi.model.states import State
 from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
-import itertools
 
 __all__ = ["moments_kind"]
 

@@ -16,6 +16,7 @@ arguments, which registers.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -26,7 +27,6 @@ from kivi.errors import FormatTooNew, InvalidArgument, Unavailable
 from kivi.model.states import KINDS, OWN, OWN_ID_MIN, OwnSpec, State
 from kivi.model.types import ColumnType
 from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
-import itertools
 
 __all__ = ["OwnKind", "OwnMeasure", "load_entry_points", "register_measure"]
 
@@ -102,7 +102,7 @@ class OwnKind(Kind):
         if measure is None or measure.id != state.id:
             raise FormatTooNew(
                 f"the store uses the measure {state.kind!r} with id {state.id}, which is not known here: install the "
-                f"package that registers it (entry points of the group {_GROUP!r}), or use the version of kivi that has it"
+                f"package that registers it (entry points of the group {_GROUP!r}) or use a version of kivi that has it"
             )
         self.measure = measure
         self.columns = (f"void{self.measure.dtype.itemsize}",)  # type: ignore[misc]

@@ -9,6 +9,7 @@ not. What it costs: beyond ``most`` values the counted ones are a fair sample of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from kivi.model import varints
 from kivi.model.values import ordered, top_items
 from kivi.states.hashing import hashed
 from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
-import itertools
 
 __all__ = ["TopKind"]
 

@@ -1,4 +1,4 @@
-"""Creating an aggregate on a table that already has events: exact, while writers go on, without a write lock.
+"""Creating aggregates on a table that already has events: exact, while writers go on, without a write lock.
 
 ::
 
@@ -12,6 +12,9 @@ Every event is summed once: at or below c by a chunk, above c by its own commit.
 table; opening the store drops its stages and builds again, from the beginning, in the background: the logger
 ``kivi.store`` tells how far it is, and ``describe`` (``kivi tables``) says *building* until it is done. Snapshots below
 b do not see the table. If the events cannot be summed, the aggregate is dropped again.
+
+Aggregates that are created together, in one commit c, are built by one pass over the events and become readable in one
+commit b, also after a crash; if one of them cannot be, none is.
 
 Memory follows the rows of the aggregate, not the events: a backfill is one transaction, so what its chunks do to one
 row is one delta (R10, ``kivi.delta.combine``). Measured: 6 M events of 100,000 keys of 50 bytes, 5.4 s, and nothing on
@@ -35,7 +38,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,7 +47,7 @@ import pyarrow as pa
 
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, pieces
-from kivi.delta.derive import derive
+from kivi.delta.derive import derive_all
 from kivi.delta.runs import DeltaRun
 from kivi.delta.sources import Order
 from kivi.errors import KiviError, NotFound, Unavailable
@@ -77,37 +80,43 @@ class Backfill:
     store: Running
     tables: Tables
 
-    def build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
-        """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
+    def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+        """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
 
-        Whatever goes wrong (a null group key, no memory) is raised, and the aggregate dropped again.
+        Returns their definitions. Whatever goes wrong (a null group key, no memory) is raised, and they are dropped
+        again.
         """
         try:
-            return self._build(schema, progress)
+            return self._build(schemas, progress)
         except Exception:
-            if (whole := self.store.catalog.entered.successor(schema)) is not None:
-                return whole  # the source was overwritten meanwhile: there is nothing older left to sum
-            self._drop(schema)
+            whole = [self.store.catalog.entered.successor(schema) for schema in schemas]
+            if any(whole):  # the source was overwritten meanwhile: there is nothing older left to sum
+                return [schema for schema in whole if schema is not None]
+            self._drop(schemas)
             raise
 
-    def _build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
-        """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
-        owner = f"backfill/{schema.id}"
+    def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+        """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
+        owner = f"backfill/{schemas[0].id}"
         try:
             self.store.staging.drop(self.store.staging.owned(owner))
             done = 0
-            combining = Combining(schema, _PIECE_ROWS)
-            with self._events(schema) as (view, recent):
+            combining = [Combining(schema, _PIECE_ROWS) for schema in schemas]
+            with self._events(schemas[0]) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 batches = _numbered(itertools.chain(view.scan(with_cts=True), recent))
                 for chunk in _chunks(batches, self.store.settings.block_rows):
                     order = Order(*(chunk.column(name).to_numpy().view(np.uint64) for name in _ORDER))
-                    combining.add(derive(schema, chunk, order=order))
+                    for sums, run in zip(combining, derive_all(schemas, chunk, order=order), strict=True):
+                        sums.add(run)
                     done += chunk.num_rows
                     if progress is not None:
                         progress(done, total)
-            ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
-            return self.tables.redefine(ready, self._staged(schema, owner, combining.result()))
+            built = []
+            for schema, sums in zip(schemas, combining, strict=True):
+                ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
+                built.append((ready, self._staged(schema, owner, sums.result())))
+            return self.tables.redefine(built)
         finally:
             if self.store.is_open:
                 self.store.staging.drop(self.store.staging.owned(owner))
@@ -144,55 +153,64 @@ class Backfill:
             stages.append(self.store.staging.index.sequence_of(stage_id))
         return stages
 
-    def _drop(self, schema: TableSchema) -> None:
-        """Gives the aggregate up. Where that cannot be logged, opening the store builds it again."""
+    def _drop(self, schemas: Sequence[TableSchema]) -> None:
+        """Gives the aggregates up. Where that cannot be logged, opening the store builds them again."""
         try:
-            self.tables.drop(schema.name, only_id=schema.id)
+            self.tables.drop_those(schemas)
         except Exception as error:  # the error that led here is the one to raise
             if self.store.is_open:
-                _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
+                _log.error("aggregate %s is left building until the store is opened again: %s", _named(schemas), error)
 
     def resume(self) -> threading.Thread | None:
         """Builds what a crash left BUILDING, in the background; None if there is nothing."""
-        unfinished = [schema for schema in self.store.catalog.entered.by_id.values() if schema.state == "building"]
+        unfinished: dict[int, list[TableSchema]] = {}
+        for schema in self.store.catalog.entered.by_id.values():
+            if schema.state == "building":  # those of one commit were created together
+                unfinished.setdefault(schema.created_ts, []).append(schema)
         if not unfinished:
             return None
 
         def work() -> None:
-            for schema in unfinished:
-                self._resume(schema)
+            for schemas in unfinished.values():
+                self._resume(schemas)
 
         thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
         thread.start()
         return thread
 
-    def _resume(self, schema: TableSchema) -> None:
-        """Builds one, and tells the log: nobody waits for it. What may pass by itself (no space) does not drop it."""
+    def _resume(self, schemas: Sequence[TableSchema]) -> None:
+        """Builds those of one commit, and tells the log: nobody waits for them. What may pass by itself (no space) does
+        not drop them."""
         started = told = time.monotonic()
         seen = 0
+        name = _named(schemas)
 
         def progress(done: int, total: int) -> None:
             nonlocal told, seen
             seen = done
             if (now := time.monotonic()) - told >= _TELL_EVERY_S:
                 told = now
-                _log.info("aggregate %r: %d of %d events are summed", schema.name, done, total)
+                _log.info("aggregate %s: %d of %d events are summed", name, done, total)
 
-        _log.info("aggregate %r was left building: summing its events again, from the beginning", schema.name)
+        _log.info("aggregate %s was left building: summing its events again, from the beginning", name)
         try:
-            self._build(schema, progress)
+            self._build(schemas, progress)
         except Exception as error:
-            if not self.store.is_open or schema.id not in self.store.catalog.entered.by_id:
+            if not self.store.is_open or not any(s.id in self.store.catalog.entered.by_id for s in schemas):
                 return  # it goes on when the store is opened again; or somebody has dropped it
             if isinstance(error, Unavailable):
                 then = "it stays building, and is built when the store is opened again"
             else:
-                self._drop(schema)
+                self._drop(schemas)
                 then = "it is dropped; create it again"
             known = isinstance(error, KiviError)
-            _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
+            _log.error("aggregate %s could not be built (%s): %s", name, error, then, exc_info=not known)
             return
-        _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)
+        _log.info("aggregate %s is complete: %d events in %.1f s", name, seen, time.monotonic() - started)
+
+
+def _named(schemas: Sequence[TableSchema]) -> str:
+    return ", ".join(repr(schema.name) for schema in schemas)
 
 
 def _stamped(part: PendingEvents) -> pa.RecordBatch:

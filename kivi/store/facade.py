@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -144,8 +144,12 @@ class Store(Wiring):
 
         Raises AlreadyExists, and NotFound if an aggregate's source has gone.
         """
-        created = self._tables.create(schema)
-        return self.backfill.build(created, progress) if schema.kind == "aggregate" else created
+        return self.create_all([schema], progress=progress)[0]
+
+    def create_all(self, schemas: Sequence[TableSchema], *, progress: Progress | None = None) -> list[TableSchema]:
+        """``create`` of tables that are all there or none: row and event tables, or aggregates of one source."""
+        created = self._tables.create(schemas)
+        return self.backfill.build(created, progress) if created[0].kind == "aggregate" else created
 
     # -- reads and transactions -----------------------------------------------------------------------------
 

@@ -156,7 +156,7 @@ _MEASURE_NAMES: Final = {number: name for name, number in _MEASURES.items()}
 
 
 def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
-    return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us) for g in groups]
+    return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us, width=g.width, tz=g.tz) for g in groups]
 
 
 def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:
@@ -216,6 +216,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         retention_us=schema.retention_us,
         source=schema.source or "",
         source_id=schema.source_id,
+        declared_source=schema.declared_source or "",
         group_by=to_groups(schema.group_by),
         measures=to_measures(schema.measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
@@ -242,7 +243,8 @@ def from_table(table: pb.Table) -> TableSchema:
         retention_us=table.retention_us if table.HasField("retention_us") else None,
         source=table.source or None,
         source_id=table.source_id,
-        group_by=tuple(GroupKey(g.name, g.source, g.slot_us) for g in table.group_by),
+        declared_source=table.declared_source or None,
+        group_by=tuple(GroupKey(g.name, g.source, g.slot_us, g.width, g.tz) for g in table.group_by),
         measures=from_measures(table.measures),
         derived=tuple((d.name, d.expression) for d in table.derived),
         complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,

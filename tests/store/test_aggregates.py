@@ -465,7 +465,7 @@ def test_whatever_goes_wrong_in_a_backfill_leaves_no_aggregate(
 
     with monkeypatch.context() as patched:
         if where == "derive":
-            patched.setattr(backfill, "derive", fail)
+            patched.setattr(backfill, "derive_all", fail)
         elif where == "stage":
             patched.setattr(Staging, "log_stage", fail)
         with pytest.raises(error, match="no"):
@@ -542,7 +542,7 @@ def test_a_backfill_that_cannot_go_on_is_an_error_in_the_log(
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patched, caplog.at_level("INFO", "kivi.store"):
-        patched.setattr(backfill, "derive", fail)
+        patched.setattr(backfill, "derive_all", fail)
         driver.crash()
         assert driver.store._resumed is not None
         driver.store._resumed.join(20)

@@ -318,11 +318,10 @@ class Unfloored(Model):
         self.commits = model.commits
 
 
-STEPS = (
-    ["small", "bulk", "each", "transaction", "move", "consolidate", "light", "erase", "step_of_the_background"]
-    + ["begin", "end", "check_history", "check_changes", "check_changes"]
-    + ["small", "bulk", "move"]
-)
+STEPS = [
+    *("small", "small", "bulk", "bulk", "each", "transaction", "move", "move", "consolidate", "light", "erase"),
+    *("step_of_the_background", "begin", "end", "check_history", "check_changes", "check_changes"),
+]
 
 
 @pytest.mark.parametrize(("seed", "forced"), [(1, False), (2, True), (3, False), (4, True), (5, None)])
