@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_ARGUMENTS",
     "AggregateArguments",
+    "AlterAggregateArguments",
+    "AlterTableArguments",
     "AppenderArguments",
     "ChangesArguments",
     "GetArguments",
@@ -620,3 +622,40 @@ def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, Opera
         if not isinstance(call, OperatorCall):
             raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
     return measures
+
+
+@dataclass(slots=True)
+class AlterTableArguments:
+    """Of ``alter_table``. The table has the last word: ``declarations.with_columns``."""
+
+    name: str
+    add_columns: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        table_name(self.name)
+        columns: object = self.add_columns
+        if not isinstance(columns, Mapping):
+            raise SchemaError(f"add_columns maps the names of new columns to types, and is {columns!r}")
+
+
+@dataclass(slots=True)
+class AlterAggregateArguments:
+    """Of ``alter_aggregate``. The aggregate has the last word: ``declarations.with_measures``."""
+
+    name: str
+    add_measures: Mapping[str, OperatorCall]
+    backfill: bool = True
+    derived: Mapping[str, str] | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.name)
+        measures: object = self.add_measures
+        if not isinstance(measures, Mapping):
+            raise SchemaError(f"add_measures maps names to kivi.sum, count, min or max, and is {measures!r}")
+        for measure, call in measures.items():
+            if not isinstance(call, OperatorCall):
+                raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
+        if not isinstance(self.derived or {}, Mapping):
+            raise SchemaError(f"derived maps names to expressions, and is {self.derived!r}")
+        self.backfill = bool(self.backfill)

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     AppenderArguments,
     ChangesArguments,
     GetArguments,
@@ -120,6 +122,26 @@ class Database(ABC, Generic[Tx, Snap]):
         as of ``kivi.time_slot``, in the time zone ``tz``. They are called like ``calls_customer_5m``, after ``name``,
         the columns and the width. Everything else is as of ``create_aggregate``: events that are there already are read
         once for all of them.
+        """
+
+    @abstractmethod
+    @takes(AlterTableArguments)
+    def alter_table(self, wanted: AlterTableArguments) -> None:
+        """Adds columns to a row table or an event table, while it is read and written; nothing is rewritten.
+
+        In rows and events of before they are null; those with an operator have its identity. Snapshots of before do not
+        see them. Raises NotFound, SchemaError, InvalidArgument.
+        """
+
+    @abstractmethod
+    @takes(AlterAggregateArguments)
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:
+        """Adds measures to an aggregate, while it is read and written; returns when they can be read.
+
+        ``backfill``: they are what they would be if they had been declared at first, as far as events are still there;
+        otherwise they have the events committed from now on. ``describe(name)["measures_since"]`` says since when each
+        is complete. ``derived``: columns computed of them. ``progress(done_rows, total_rows)``. If the store is stopped
+        meanwhile, it goes on when it is opened again. Raises NotFound, SchemaError, InvalidArgument.
         """
 
     @abstractmethod

@@ -249,6 +249,12 @@ def aggregate(db: Any, args: argparse.Namespace) -> None:
     creating.aggregate(db, args)
 
 
+def alter(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli import alter as altering
+
+    altering.alter(db, args)
+
+
 def shell(db: Any, args: argparse.Namespace) -> int:
     from kivi.cli.shell import Shell
 
@@ -386,6 +392,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
     text = "forget rows when their time slot ended so long before the newest event, for example 400d"
     sub.add_argument("--retention", metavar="DURATION", help=text)
+    sub = command("alter", alter, "add columns to a table, or measures to an aggregate, while it is used", "table")
+    text = "a column, nickname=string or visits=sum:int64; of an aggregate a measure, most=max:resp_us; repeat it"
+    sub.add_argument("--add", action="append", default=[], metavar="NAME=WHAT", help=text)
+    text = "computed of an aggregate's columns when it is read: 'avg=total / calls'"
+    sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
+    sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
     command("shell", shell, "transactions by hand")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),

@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -304,10 +305,11 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
     source = store.table(schema.source or "")
     if source.retention_us is not None:
         return "not compared with its events, of which old ones are dropped"
-    expected, bounds = recount(schema, store.scan(lease, source, Scan()))
+    complete = _complete(schema)
+    expected, bounds = recount(complete, store.scan(lease, source, Scan()))
     expected = _kept(store, lease, schema, expected)
     found = {}
-    measures = [column.name for column in schema.columns if column.name in columns]
+    measures = [column.name for column in complete.columns if column.name in columns]
     for batch in store.scan(lease, schema, Scan(columns=columns)):
         for row in _in_micros(batch).to_pylist():
             found[tuple(row[name] for name in schema.key_names)] = {name: row[name] for name in measures}
@@ -318,7 +320,17 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
                 "drop the aggregate and create it again",
                 path=path,
             )
-    return "equal to a recount of the events"
+    left_out = [column.name for column in schema.shown_columns if column not in complete.columns]
+    later = f", but for {', '.join(left_out)}, which were added later and have no earlier ones" if left_out else ""
+    return "equal to a recount of the events" + later
+
+
+def _complete(schema: TableSchema) -> TableSchema:
+    """The aggregate with the measures alone that have every event."""
+    since = schema.measures_since
+    kept = [i for name, i in schema.index_of.items() if since[name] is None]
+    columns, measures = tuple(schema.columns[i] for i in kept), tuple(schema.measures[i] for i in kept)
+    return replace(schema, columns=columns, measures=measures, derived=(), alterations=())
 
 
 def _kept(

@@ -15,6 +15,8 @@ from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     GetArguments,
     LevelsArguments,
     ScanArguments,
@@ -293,6 +295,20 @@ class Database(interface.Database[Transaction, Snapshot]):
         )
         self.store.create_all(schemas, progress=wanted.progress)
         return wanted.names
+
+    @takes(AlterTableArguments)
+    def alter_table(self, wanted: AlterTableArguments) -> None:
+        self.store.alter_table(wanted.name, wanted.add_columns)
+
+    @takes(AlterAggregateArguments)
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:
+        self.store.alter_aggregate(
+            wanted.name,
+            wanted.add_measures,
+            backfill=wanted.backfill,
+            derived=wanted.derived,
+            progress=wanted.progress,
+        )
 
     def tables(self) -> list[str]:
         return [schema.name for schema in self.store.tables()]

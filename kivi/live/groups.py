@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_rows
+from kivi.arrow.columns import padded, stored_rows
 from kivi.arrow.dictionaries import plain, together
 from kivi.encoding.key_slots import KeySlot
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
@@ -62,7 +62,8 @@ class Group:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
-        self.matcher: Matcher[Live] = Matcher(types_of(schema))
+        self._types = types_of(schema)
+        self.matcher: Matcher[Live] = Matcher(self._types)
         self._holders: dict[bytes, set[RowsLive]] = {}
         """For each row that is in a window: the subscriptions that hold it."""
         self.joining: set[Live] = set()
@@ -119,16 +120,19 @@ class Group:
         if schema.origin != self.schema.origin:
             raise made_again(schema)
         if schema is not self.schema and schema != self.schema:
-            again = again or schema.id != self.schema.id
+            again = again or schema.id != self.schema.id or schema.altered_ts != self.schema.altered_ts
             self._redefine(schema)
         return self._advance(lease, commits, again)
 
     def _redefine(self, schema: TableSchema) -> None:
         overwritten = schema.id != self.schema.id
         self.schema, self._cover = schema, None
+        self._types = types_of(schema)
+        self.matcher = Matcher(self._types)
         for live in list(self.lives):
             try:
                 live.define(schema)
+                self.matcher.add(live, _selecting(schema, live.query))
                 if overwritten and isinstance(live, EventsLive):
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
@@ -182,7 +186,6 @@ class RowGroup(Group):
 
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
-        self._types = types_of(schema)
         self._noted: set[bytes] = set()
         """Rows to be read again."""
         self._floor = floor_of(store, schema, store.watermark()) if schema.forgets_rows else None
@@ -354,7 +357,7 @@ class EventGroup(Group):
             for live in of_events:
                 live.let_go()
             return [*touched, *of_events]
-        for stamps, batch in _put_together(found):
+        for stamps, batch in _put_together(self.schema, found):
             touched += self._update(stamps, batch, windows_done)
         for live in touched:
             if isinstance(live, RowsLive) and live.failure is None and live.window.short:
@@ -404,7 +407,7 @@ class EventGroup(Group):
             else:
                 alone = self._alone(live)
                 later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
-                for stamps, batch in _put_together(later):
+                for stamps, batch in _put_together(self.schema, later):
                     self._update(stamps, batch, False, alone)
         live.missed_events.clear()
         if live.failure is None:
@@ -417,7 +420,7 @@ def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Ro
         live.keep(cts, [{**{name: rows[i][name] for name in columns}, COMMIT_TS: cts} for i in together_at])
 
 
-def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
+def _put_together(schema: TableSchema, found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
     """Small commits' batches as one, with the timestamp of each event; a commit is not divided."""
     held: list[PendingEvents] = []
     rows = 0
@@ -427,7 +430,7 @@ def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], p
         is_last_of_commit = i + 1 == len(found) or found[i + 1].last != item.last
         if is_last_of_commit and (rows >= _EVENTS or i + 1 == len(found)):
             stamps: list[int] = np.concatenate([part.cts_of_each() for part in held]).tolist()
-            yield stamps, together([part.batch for part in held])
+            yield stamps, together([padded(part.batch, schema) for part in held])
             held, rows = [], 0
 
 

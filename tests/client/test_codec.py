@@ -80,7 +80,7 @@ def test_definitions():
     aggregate = definitions.aggregate_schema(
         "agg",
         events,
-        ["e", kivi.time_slot("ts", "5m")],
+        ["e", kivi.time_slot("ts", "5m"), kivi.time_slot("ts", "1month", "month", tz="Europe/Madrid")],
         {"s": kivi.sum("p"), "n": kivi.count(), "m": kivi.max("ts"), "c": kivi.count("s")},
         {"avg": "s / n"},
         history="1h",
@@ -97,7 +97,9 @@ def test_definitions():
     assert from_table(to_table(overwritten)).id == 7, "a client knows a table by its first generation"
     for field in dataclasses.fields(aggregate):  # whoever adds one is told here that it does not cross the wire yet
         # What it observes is for deriving, which a client does not do.
-        assert field.name == "observes" or any(getattr(table, field.name) != field.default for table in (*tables, overwritten)), field.name
+        assert field.name == "observes" or any(
+            getattr(table, field.name) != field.default for table in (*tables, overwritten)
+        ), field.name
 
 
 KEYS: list[tuple[Any, ...]] = [
