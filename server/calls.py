@@ -25,7 +25,17 @@ __all__ = ["Calls"]
 
 _log = logging.getLogger("kivi.server")
 _LONG: Final = frozenset(
-    {"Session", "Stage", "CreateAggregate", "CreateAggregates", "Consolidate", "Checkpoint", "Backup", "Subscribe"}
+    {
+        "Session",
+        "Stage",
+        "CreateAggregate",
+        "CreateAggregates",
+        "AlterAggregate",
+        "Consolidate",
+        "Checkpoint",
+        "Backup",
+        "Subscribe",
+    }
 )
 """Calls that last as long as their client or the disk takes."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"

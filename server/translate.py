@@ -28,7 +28,7 @@ from kivi.model.schema import Measure, OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
-from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_values
+from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_rollup, from_values
 from kivi.wire.columns import column_writer
 from kivi.wire.frames import KEPT_MAX, Bodies
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -202,7 +202,10 @@ class Translator:
 
     # -- reads ----------------------------------------------------------------------------------
 
-    def columns(self, schema: TableSchema, names: Sequence[str]) -> tuple[str, ...] | None:
+    def columns(self, schema: TableSchema, names: Sequence[str], known: int) -> tuple[str, ...] | None:
+        """Those that are asked for; None: all. ``known``: so many columns the client knows, 0: which is not said."""
+        if not names and known:
+            return schema.first_outputs(known)
         return schema.output_columns(names) if names else None
 
     def rows(
@@ -244,11 +247,12 @@ class Translator:
             start=self._bound(schema, spec.start) if spec.HasField("start") else None,
             end=self._bound(schema, spec.end) if spec.HasField("end") else None,
             where=self._where(schema, from_expr(spec.where)) if spec.HasField("where") else None,
-            columns=self.columns(schema, spec.columns),
+            columns=self.columns(schema, spec.columns, spec.known_columns),
             limit=spec.limit if spec.HasField("limit") else None,
             reverse=spec.reverse,
             measures=self._measures(schema, spec),
             changes=_changes(spec.changes) if spec.HasField("changes") else None,
+            rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
         )
 
     def _measures(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> tuple[Measure, ...]:
@@ -280,11 +284,28 @@ class Translator:
         if table.kind != types_pb2.Table.KIND_ROW:
             raise InvalidArgument("CreateTable makes row tables and event tables; use CreateAggregate for aggregates")
         self._unique(table.name, [c.name for c in (*table.key, *table.columns)])
+        declared = self.new_columns(table.name, table.columns)
+        return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
+
+    def new_columns(self, table: str, columns: Sequence[types_pb2.Column]) -> dict[str, object]:
+        """As a caller declares them."""
+        self._unique(table, [c.name for c in columns])
         declared: dict[str, object] = {}
-        for c in table.columns:
+        for c in columns:
             operator = OPERATOR_NAMES.get(c.operator)
             declared[c.name] = OperatorCall(operator, c.type) if operator else c.type
-        return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
+        return declared
+
+    def new_measures(
+        self,
+        request: service_pb2.CreateAggregateRequest
+        | service_pb2.CreateAggregatesRequest
+        | service_pb2.AlterAggregateRequest,
+    ) -> tuple[dict[str, OperatorCall], dict[str, str]]:
+        """Measures and derived columns, as a caller declares them."""
+        self._unique(request.name, [m.name for m in request.measures])
+        measures = {m.name: m.call for m in from_measures(request.measures)}
+        return measures, {d.name: d.expression for d in request.derived}
 
     def _unique(self, table: str, names: list[str]) -> None:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
@@ -313,10 +334,8 @@ class Translator:
         self, request: service_pb2.CreateAggregateRequest | service_pb2.CreateAggregatesRequest
     ) -> tuple[dict[str, OperatorCall], dict[str, str], int | None, int | None]:
         """Measures, derived columns, history and retention."""
-        self._unique(request.name, [m.name for m in request.measures])
         return (
-            {m.name: m.call for m in from_measures(request.measures)},
-            {d.name: d.expression for d in request.derived},
+            *self.new_measures(request),
             request.history_us if request.HasField("history_us") else None,
             request.retention_us if request.HasField("retention_us") else None,
         )

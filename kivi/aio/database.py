@@ -18,10 +18,13 @@ from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     AppenderArguments,
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    RollupArguments,
     ScanArguments,
     SubscribeArguments,
     SummaryArguments,
@@ -228,6 +231,7 @@ class Snapshot(_Reads):
         self._core.release()
 
     to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
+    rollup = takes(RollupArguments)(asks(TransactionCore.rollup))
 
     @property
     def ts(self) -> int:
@@ -287,6 +291,8 @@ class Database:
     create_event_table = takes(event_table_schema)(asks(Core.create))
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
     create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
+    alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
+    alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)

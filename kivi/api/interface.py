@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     AppenderArguments,
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.api.appender import Appender
+    from kivi.api.results import Result
     from kivi.api.subscription import Subscription
     from kivi.model.changes import TailPoints
     from kivi.model.outcomes import Outcome
@@ -120,6 +124,26 @@ class Database(ABC, Generic[Tx, Snap]):
         as of ``kivi.time_slot``, in the time zone ``tz``. They are called like ``calls_customer_5m``, after ``name``,
         the columns and the width. Everything else is as of ``create_aggregate``: events that are there already are read
         once for all of them.
+        """
+
+    @abstractmethod
+    @takes(AlterTableArguments)
+    def alter_table(self, wanted: AlterTableArguments) -> None:
+        """Adds columns to a row table or an event table, while it is read and written; nothing is rewritten.
+
+        In rows and events of before they are null; those with an operator have its identity. Snapshots of before do not
+        see them. Raises NotFound, SchemaError, InvalidArgument.
+        """
+
+    @abstractmethod
+    @takes(AlterAggregateArguments)
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:
+        """Adds measures to an aggregate, while it is read and written; returns when they can be read.
+
+        ``backfill``: they are what they would be if they had been declared at first, as far as events are still there;
+        otherwise they have the events committed from now on. ``describe(name)["measures_since"]`` says since when each
+        is complete. ``derived``: columns computed of them. ``progress(done_rows, total_rows)``. If the store is stopped
+        meanwhile, it goes on when it is opened again. Raises NotFound, SchemaError, InvalidArgument.
         """
 
     @abstractmethod
@@ -504,6 +528,25 @@ class Snapshot(Reads):
     @takes(ScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         """A scan as one Arrow table."""
+
+    @takes(RollupArguments)
+    def rollup(self, wanted: RollupArguments) -> Result:
+        """An aggregate's rows, their states combined to a coarser level: p99 of an application from those of endpoints.
+
+        ``by``: key columns that are no time slot, in the order of the result; none: all rows are one. ``step``: the
+        width of its slots ("1h", "1month", in the time zone ``tz`` or that of the table's slots), made of whole slots
+        of the table; without it the result has no slot. ``start`` and ``end`` (exclusive) are moments where slots of
+        the table begin; ``last="15m"``: the slots of that time up to the end of the newest one. ``prefix`` as of a
+        scan; ``where`` selects the table's rows before they are combined. ``measures``: which measures and derived
+        columns to give; derived columns are computed from the combined row.
+
+        It equals what an aggregate declared at that level would hold over the same events, bit for bit; sums of floats
+        up to the order of addition. Rows come in the order of ``by`` and slot. Raises SchemaError, InvalidArgument.
+        """
+        return self._rollup(wanted)
+
+    @abstractmethod
+    def _rollup(self, wanted: RollupArguments) -> Result: ...
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:

@@ -30,12 +30,14 @@ __all__ = [
     "is_sane",
     "literal",
     "not_finite",
+    "padded",
     "reason",
     "rows_batch",
     "rows_from_batch",
     "stored_array",
     "stored_column",
     "stored_rows",
+    "trimmed",
 ]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
@@ -76,6 +78,25 @@ def arrow_schema(schema: TableSchema, columns: Sequence[str] | None = None) -> A
             for name in (schema.output_names if columns is None else columns)
         ]
     )
+
+
+def padded(events: Any, schema: TableSchema) -> Any:
+    """A batch of events with all columns of its table: those that were added since it was made are null."""
+    for column in schema.columns[events.num_columns :]:
+        events = events.append_column(column.name, pa.nulls(events.num_rows, arrow_type(column.type)))
+    return events
+
+
+def trimmed(events: Any, schema: TableSchema) -> Any:
+    """``padded`` undone: a batch without the last columns, as far as they were added to the table and are null.
+
+    So the same events are the same bytes whether they were sent before an alteration or after it.
+    """
+    columns = len(schema.columns)
+    least = schema.alterations[0].columns if schema.alterations else columns
+    while columns > least and events.column(columns - 1).null_count == events.num_rows:
+        columns -= 1
+    return events if columns == events.num_columns else events.select(range(columns))
 
 
 def reason(error: BaseException) -> str:

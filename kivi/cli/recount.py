@@ -34,23 +34,30 @@ def compare(store: Any, schema: TableSchema, path: str) -> str:
     source = store.table(schema.source or "")
     if source.retention_us is not None:
         return "not compared with its events, of which old ones are dropped"
-    added = {column.name: f"size of {column.name}" for column in schema.columns if adds_floats(column)}
+    since = schema.measures_since
+    whole = [schema.columns[i] for name, i in schema.index_of.items() if since[name] is None]
+    if not whole:
+        return "not compared with its events: all of its measures were added later, and have no earlier ones"
+    added = {column.name: f"size of {column.name}" for column in whole if adds_floats(column)}
     events = 0
 
     def progress(done: int, total: int) -> None:
         nonlocal events
         events = total
 
-    twin = store.create(twin_of(schema, source, added), progress=progress)
+    twin = store.create(twin_of(schema, source, whole, added), progress=progress)
     lease = store.begin()
     try:
         found = store.reader.scan(lease, schema, None, None)
         expected = _kept(store, lease, schema, store.reader.scan(lease, twin, None, None))
         for pair in itertools.zip_longest(found, expected):
-            _check(schema, twin, added, events, pair, path)
+            _check(schema, twin, whole, added, events, pair, path)
     finally:
         store.release(lease)
-    return "equal to a recount of the events"
+        store.drop(twin.name)
+    later = [name for name in schema.index_of if since[name] is not None]
+    left_out = f", but for {', '.join(later)}, which were added later and have no earlier ones" if later else ""
+    return "equal to a recount of the events" + left_out
 
 
 def adds_floats(column: Column) -> bool:
@@ -61,20 +68,23 @@ def adds_floats(column: Column) -> bool:
     return state.kind in ("avg", "var", "stddev") and state.value.name == "float64"
 
 
-def twin_of(schema: TableSchema, source: TableSchema, added: dict[str, str]) -> TableSchema:
-    """The aggregate under another name, which no table can have, and with the sums of |v| that ``added`` names."""
-    calls = {added[m.name]: _sizes(m) for m in schema.measures if m.name in added}
+def twin_of(schema: TableSchema, source: TableSchema, whole: list[Column], added: dict[str, str]) -> TableSchema:
+    """An aggregate of the measures that have every event, ``whole``, and of the sums of |v| that ``added`` names; under
+    a name that no table can have."""
+    kept = [schema.measures[schema.index_of[column.name]] for column in whole]
+    calls = {added[measure.name]: _sizes(measure) for measure in kept if measure.name in added}
     columns, measures = measured(source, calls, checked=False)
-    both = (*schema.measures, *measures)
+    both = (*kept, *measures)
     return dataclasses.replace(
         schema,
         name=f"recount of {schema.name}",
         id=0,
         origin_id=0,
-        columns=(*schema.columns, *columns),
+        columns=(*whole, *columns),
         measures=both,
         observes=observed_columns(source, both),
         derived=(),
+        alterations=(),
         history_us=None,
         retention_us=None,
         complete_since_us=None,
@@ -102,7 +112,13 @@ def _kept(
 
 
 def _check(
-    schema: TableSchema, twin: TableSchema, added: dict[str, str], events: int, pair: tuple[Any, Any], path: str
+    schema: TableSchema,
+    twin: TableSchema,
+    whole: list[Column],
+    added: dict[str, str],
+    events: int,
+    pair: tuple[Any, Any],
+    path: str,
 ) -> None:
     """One row and its twin, of which one may be missing: both come in the order of their keys."""
     from kivi.encoding import pretty as fmt
@@ -114,9 +130,9 @@ def _check(
         text = "which none of its events gives" if has else "which its events give, is not there"
         raise _damaged(schema, f"the row {fmt.key_text(schema, key)}, {text}", path)
     cells = expected[1].cells
-    for i, column in enumerate(schema.columns):
+    for i, column in enumerate(whole):
         size = cells[twin.index_of[added[column.name]]] if column.name in added else None
-        have, want = found[1].cells[i], cells[i]
+        have, want = found[1].cells[schema.index_of[column.name]], cells[i]
         if have != want and (size is None or not _near(column, have, want, 2 * events * _ROUNDING, size)):
             text = f"{column.name}={fmt.value(column, have)} in {fmt.key_text(schema, found[0])}"
             raise _damaged(schema, f"{text}, and its events give {fmt.value(column, want)}", path)

@@ -41,7 +41,17 @@ import numpy as np
 
 from kivi.delta.gather import stamps_of
 from kivi.delta.order import numbered_keys
-from kivi.delta.runs import Array, Cells, DeltaRun, RunColumn, dtype_of, joined_columns, neutral_of, ufunc_of
+from kivi.delta.runs import (
+    Array,
+    Cells,
+    DeltaRun,
+    RunColumn,
+    dtype_of,
+    fitted,
+    joined_columns,
+    neutral_of,
+    ufunc_of,
+)
 from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import OutOfRange
@@ -71,7 +81,7 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
 
     Of one CTS if all are of that, and otherwise with the newest of each key. Raises OutOfRange.
     """
-    filled = [run for run in runs if run.rows] or runs[:1]
+    filled = [fitted(run, schema) for run in runs if run.rows] or runs[:1]
     cts = filled[0].cts
     one = isinstance(cts, int) and all(isinstance(run.cts, int) and run.cts == cts for run in filled)
     if not one and not is_combinable(schema):

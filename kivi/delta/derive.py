@@ -29,7 +29,7 @@ from kivi.arrow.columns import stored_rows
 from kivi.arrow.dictionaries import plain
 from kivi.delta.combine import exact_sums, extremes
 from kivi.delta.grouping import Events, Groups, no_slot, null_key
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, dtype_of
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, dtype_of, neutral_column
 from kivi.delta.sources import Order, Sources
 from kivi.delta.states import States
 from kivi.encoding.keys import encode_key
@@ -110,6 +110,8 @@ class _Derivation(Events):
 
     def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
         """One measure of each group; of a rolled-up one from the finer groups, where that is exact."""
+        if measure.source == "":  # it was given up
+            return neutral_column(column, groups.count)
         name = (groups, dataclasses.replace(measure, name=""))
         found = self._cells.get(name)
         if found is None:
@@ -129,6 +131,8 @@ class _Derivation(Events):
 
     def alone(self, aggregate: TableSchema, column: Column, measure: Measure) -> RunColumn:
         """One measure of each event by itself."""
+        if measure.source == "":
+            return neutral_column(column, self.rows)
         seen, rows = self.sources.of(aggregate, column, measure)
         if column.state is not None:
             kind = kind_of(column.state)

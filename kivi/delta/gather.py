@@ -183,7 +183,7 @@ def new_rows(
     new = old[target]
     new[~alive[target]] = np.zeros(1, layout.dtype)[0]
     new["cts"] = stamps[steps.ends]
-    new["flags"] = 1
+    new["flags"] = layout.alive
     for i, column in enumerate(layout.columns):
         nulls, bit = new["nulls"][:, i >> 3], i & 7
         had = alive[target] & (nulls >> bit & 1 == 0)
@@ -217,6 +217,8 @@ def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Ar
     if not layout.in_columns or any(column.operator is None for column in layout.columns):
         raise TypeError("only rows of delta columns alone are folded in columns")
     blank = bytes(layout.width)
+    if layout.number:  # there may be rows of before an alteration
+        base = [row if row is None else layout.current(row) for row in base]
     return layout.rows_of([blank if row is None else row for row in base]), np.array(
         [r is not None for r in base], np.bool_
     )

@@ -50,7 +50,9 @@ __all__ = [
     "DeltaRun",
     "RunColumn",
     "dtype_of",
+    "fitted",
     "joined_columns",
+    "neutral_column",
     "neutral_of",
     "shifted",
     "ufunc_of",
@@ -139,6 +141,14 @@ RunColumn = Cells | States
 """One column of a run: numbers, or the states of a measure."""
 
 
+def neutral_column(column: Column, rows: int) -> RunColumn:
+    """So many deltas that change nothing: a SUM adds 0, a MIN or MAX has none, and a state is empty."""
+    if column.state is not None:
+        return States.none(kind_of(column.state), rows)
+    valid = None if column.operator == "sum" else np.zeros(rows, np.bool_)
+    return Cells(np.zeros(rows, dtype_of(column)), None, valid)
+
+
 def joined_columns(parts: Sequence[RunColumn]) -> RunColumn:
     """The same column of several runs, one after the other."""
     return type(parts[0]).joined(parts)  # type: ignore[arg-type]
@@ -169,7 +179,9 @@ class DeltaRun:
 
     ``cts`` is one for all rows, whose keys are then distinct, or an array of uint64, one per row. ``distinct`` says
     that keys are distinct all the same.
-    ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns.
+    ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns. A run
+    that was derived before the aggregate was altered has fewer: those who compute with several make them alike first
+    (``fitted``).
     """
 
     __slots__ = (
@@ -313,6 +325,8 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
 
     columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
+        if f"c{i}" not in names:  # the aggregate was altered since
+            break
         if column.state is not None:
             columns.append(States.from_arrow(kind_of(column.state), batch.column(f"c{i}")))
             continue
@@ -325,6 +339,15 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
     if keys.type != pa.large_binary() or keys.null_count or len(names) != expected:
         raise ValueError(f"its columns are {sorted(names)}")
     return DeltaRun(keys, stamps, tuple(columns))
+
+
+def fitted(run: DeltaRun, schema: TableSchema) -> DeltaRun:
+    """The run with all columns of its table: those that were added since it was derived change nothing."""
+    missing = schema.columns[len(run.columns) :]
+    if not missing:
+        return run
+    added = tuple(neutral_column(column, run.rows) for column in missing)
+    return DeltaRun(run.keys, run.cts, (*run.columns, *added), distinct=run.distinct)
 
 
 def _views(keys: pa.LargeBinaryArray) -> tuple[memoryview, memoryview, Array | None]:

@@ -15,8 +15,11 @@ from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     GetArguments,
     LevelsArguments,
+    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -35,6 +38,7 @@ from kivi.api.arguments import (
     table_name,
     takes,
 )
+from kivi.api.results import Result
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
@@ -172,6 +176,11 @@ class Snapshot(interface.Snapshot):
         schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
 
+    def _rollup(self, wanted: RollupArguments) -> Result:
+        schema = self._db._schema(wanted.table, self._lease)
+        rolled = self._db.store.rollup(self._lease, schema, wanted.bound(schema))
+        return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
+
     @takes(ScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         import pyarrow as pa
@@ -293,6 +302,20 @@ class Database(interface.Database[Transaction, Snapshot]):
         )
         self.store.create_all(schemas, progress=wanted.progress)
         return wanted.names
+
+    @takes(AlterTableArguments)
+    def alter_table(self, wanted: AlterTableArguments) -> None:
+        self.store.alter_table(wanted.name, wanted.add_columns)
+
+    @takes(AlterAggregateArguments)
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:
+        self.store.alter_aggregate(
+            wanted.name,
+            wanted.add_measures,
+            backfill=wanted.backfill,
+            derived=wanted.derived,
+            progress=wanted.progress,
+        )
 
     def tables(self) -> list[str]:
         return [schema.name for schema in self.store.tables()]

@@ -179,7 +179,9 @@ class RocksEngine(Engine):
         records = self._records_from(start, end)
         return self._begun(start, end, lambda bounds: _pairs(self._db.iter(bounds), start, records, bounds, reverse))
 
-    def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
+    def scan_records(
+        self, start: bytes, end: bytes | None, rows: int, value_bytes: int | Callable[[bytes], int]
+    ) -> Iterator[list[bytes]]:
         if start[:1] not in self._records or not _is_within(start[:1], end):
             return super().scan_records(start, end, rows, value_bytes)
 
@@ -409,7 +411,7 @@ def _records(
     rest: rocksdict.RdictIter,
     start: bytes,
     rows: int,
-    value_bytes: int,
+    value_bytes: int | Callable[[bytes], int],
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
     """``values``, and what ``rest`` finds behind them: nothing, unless they have ended early.
@@ -418,7 +420,8 @@ def _records(
     """
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
-        start = part[-1][value_bytes:] + b"\0"
+        last = part[-1]
+        start = last[value_bytes(last) if callable(value_bytes) else value_bytes :] + b"\0"
         if len(part) < rows:
             break
         yield part

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.keyspaces import event_data_key, event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
@@ -42,7 +43,6 @@ class EventStore:
         block_bytes: int = 8 << 20,
     ) -> None:
         self._engine = engine
-        self.schema = schema
         self._block_rows = block_rows
         self._block_bytes = block_bytes
         self._base = Blocks(engine, schema)
@@ -51,6 +51,14 @@ class EventStore:
         self._settled = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
+
+    @property
+    def schema(self) -> TableSchema:
+        return self._base.schema
+
+    def redefine(self, schema: TableSchema) -> None:
+        """The table was altered: columns were added to it."""
+        self._base = Blocks(self._engine, schema)
 
     @property
     def events_upto(self) -> int:
@@ -137,7 +145,8 @@ class EventStore:
         ``events_upto`` are there already and passed over. All parts of a commit come in one call, and all commits at or
         below ``upto`` that were not sealed before. The work is that of the parts.
         """
-        meta = self._base.meta()
+        base = self._base
+        meta = base.meta()
         if upto <= meta.upto:
             return
         fresh = [kept for part in parts if (kept := _above(*part, meta.upto))[2].num_rows]
@@ -145,7 +154,7 @@ class EventStore:
             cts = np.concatenate([stamps for stamps, _, _ in fresh])
             if int(cts[-1]) > upto or (cts[1:] < cts[:-1]).any():
                 raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {cts[:8].tolist()}")
-            whole = coded(together([events for _, _, events in fresh]))
+            whole = coded(together([padded(events, base.schema) for _, _, events in fresh]))
             ends = np.cumsum(np.concatenate([rows for _, rows, _ in fresh]))
             size = sum(written_bytes(column) for column in whole.columns)
             portion = -(-whole.num_rows // max(1, -(-size // self._block_bytes)))
@@ -156,7 +165,7 @@ class EventStore:
                 first, last = np.searchsorted(ends, at, "right"), np.searchsorted(ends, stop, "left")
                 bounds = np.minimum(ends[first : last + 1], stop)
                 runs = joined(cts[first : last + 1], np.diff(bounds, prepend=at))
-                self._base.add(batch, meta.next, meta.next, piece, runs)
+                base.add(batch, meta.next, meta.next, piece, runs)
                 meta.next += 1
             meta.rows += whole.num_rows
         meta.upto = upto
@@ -175,13 +184,13 @@ class EventStore:
             if (full := settled(blocks, max_rows, self._block_bytes)) is not None:
                 self._settled = max_rows, full.order
             return 0
-        meta = self._base.meta()
-        every = [column.name for column in self.schema.columns]
-        events = coded(together([self._base.read(block, every) for block in inputs]))
+        meta, base = self._base.meta(), self._base
+        every = [column.name for column in base.schema.columns]
+        events = coded(together([base.read(block, every) for block in inputs]))
         runs = [self._base.runs(block) for block in inputs]
         merged = joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
         batch = WriteBatch()
-        self._base.add(batch, inputs[0].order, meta.next, events, merged)
+        base.add(batch, inputs[0].order, meta.next, events, merged)
         meta.next += 1
         for block in inputs[1:]:
             batch.delete(event_header_key(self.schema.id, block.order))

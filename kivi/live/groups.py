@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_rows
+from kivi.arrow.columns import padded, stored_rows
 from kivi.arrow.dictionaries import plain, together
 from kivi.encoding.key_slots import KeySlot
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
@@ -25,6 +25,7 @@ from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Columns, Matcher
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
+from kivi.live.rollups import rolled_again
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between
 from kivi.model.schema import TableSchema
@@ -62,7 +63,8 @@ class Group:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
-        self.matcher: Matcher[Live] = Matcher(types_of(schema))
+        self._types = types_of(schema)
+        self.matcher: Matcher[Live] = Matcher(self._types)
         self._holders: dict[bytes, set[RowsLive]] = {}
         """For each row that is in a window: the subscriptions that hold it."""
         self.joining: set[Live] = set()
@@ -121,16 +123,19 @@ class Group:
         if schema.origin != self.schema.origin:
             raise made_again(schema)
         if schema is not self.schema and schema != self.schema:
-            again = again or schema.id != self.schema.id
+            again = again or schema.id != self.schema.id or schema.altered_ts != self.schema.altered_ts
             self._redefine(schema)
         return self._advance(lease, commits, again)
 
     def _redefine(self, schema: TableSchema) -> None:
         overwritten = schema.id != self.schema.id
         self.schema, self._cover, self._named = schema, None, None
+        self._types = types_of(schema)
+        self.matcher = Matcher(self._types)
         for live in list(self.lives):
             try:
                 live.define(schema)
+                self.matcher.add(live, _selecting(schema, live.query))
                 if overwritten and isinstance(live, EventsLive):
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
@@ -184,10 +189,27 @@ class RowGroup(Group):
 
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
-        self._types = types_of(schema)
         self._noted: set[bytes] = set()
         """Rows to be read again."""
         self._floor = floor_of(store, schema, store.watermark()) if schema.forgets_rows else None
+
+    def _is_rolled(self, live: Live) -> bool:
+        return live.query.scan.rollup is not None
+
+    def add(self, live: Live) -> None:
+        if self._is_rolled(live):  # its rows are not the table's: no matcher selects them, and nobody holds them
+            self._cover = None
+            self.lives.add(live)
+        else:
+            super().add(live)
+
+    def _hold(self, live: RowsLive) -> None:
+        if not self._is_rolled(live):
+            super()._hold(live)
+
+    def _let_go(self, live: RowsLive) -> None:
+        if not self._is_rolled(live):
+            super()._let_go(live)
 
     @property
     def can_note(self) -> bool:
@@ -223,7 +245,22 @@ class RowGroup(Group):
             return []
         for live in self.joining:
             live.missed |= changed
-        return list(self._update(sorted(changed), lease)) if self.lives else []
+        keys = sorted(changed)
+        rolled = [live for live in self.lives if isinstance(live, RowsLive) and self._is_rolled(live)]
+        touched = {live for live in rolled if self._roll_up(keys, lease, live)}
+        return list(touched | self._update(keys, lease)) if len(self.matcher) else [*touched]
+
+    def _roll_up(self, keys: list[bytes], lease: Lease, live: RowsLive) -> bool:
+        """Brings a rollup up to date, given the rows that changed. Whether it is touched."""
+        try:
+            current = rolled_again(self.store, lease, self.schema, live, keys)
+        except KiviError as error:
+            self._failed(live, error)
+            return True
+        if not current or live.window.short:
+            self._read_again(live, lease)
+            return True
+        return live.window.changed
 
     def _forgotten(self, lease: Lease) -> set[bytes]:
         """The rows that somebody holds and that a retention floor has taken away."""
@@ -233,6 +270,9 @@ class RowGroup(Group):
         self._floor = floor
         for live in self.joining:  # what they hold is not known yet
             live.reread = True
+        for live in self.lives:
+            if isinstance(live, RowsLive) and self._is_rolled(live):
+                self._read_again(live, lease)
         slot = KeySlot.of(self.schema)
         return {key for key in self._holders if slot.is_below(key, floor)}
 
@@ -325,6 +365,8 @@ class RowGroup(Group):
         try:
             if live.reread:
                 self._read_again(live, lease)
+            elif missed and self._is_rolled(live):
+                self._roll_up(sorted(missed), lease, live)
             elif missed:
                 self._update(sorted(missed), lease, live)
             if live.failure is None:
@@ -362,7 +404,7 @@ class EventGroup(Group):
             for live in of_events:
                 live.let_go()
             return [*touched, *of_events]
-        for stamps, batch in _put_together(found):
+        for stamps, batch in _put_together(self.schema, found):
             touched += self._update(stamps, batch, windows_done)
         for live in touched:
             if isinstance(live, RowsLive) and live.failure is None and live.window.short:
@@ -412,7 +454,7 @@ class EventGroup(Group):
             else:
                 alone = self._alone(live)
                 later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
-                for stamps, batch in _put_together(later):
+                for stamps, batch in _put_together(self.schema, later):
                     self._update(stamps, batch, False, alone)
         live.missed_events.clear()
         if live.failure is None:
@@ -425,7 +467,7 @@ def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Ro
         live.keep(cts, [{**{name: rows[i][name] for name in columns}, COMMIT_TS: cts} for i in together_at])
 
 
-def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
+def _put_together(schema: TableSchema, found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
     """Small commits' batches as one, with the timestamp of each event; a commit is not divided."""
     held: list[PendingEvents] = []
     rows = 0
@@ -435,7 +477,7 @@ def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], p
         is_last_of_commit = i + 1 == len(found) or found[i + 1].last != item.last
         if is_last_of_commit and (rows >= _EVENTS or i + 1 == len(found)):
             stamps: list[int] = np.concatenate([part.cts_of_each() for part in held]).tolist()
-            yield stamps, together([part.batch for part in held])
+            yield stamps, together([padded(part.batch, schema) for part in held])
             held, rows = [], 0
 
 

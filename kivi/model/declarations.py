@@ -11,19 +11,29 @@ slots, which may be by calendar too (``kivi.model.slots``).
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
 from kivi.model.lifetimes import slot_index
 from kivi.model.measuring import delta_column, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name
-from kivi.model.schema import Column, GroupKey, OperatorCall, TableSchema
+from kivi.model.schema import Alteration, Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType
 
-__all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
+__all__ = [
+    "TimeSlot",
+    "aggregate_schema",
+    "declared_columns",
+    "event_table_schema",
+    "parse_duration_us",
+    "row_table_schema",
+    "time_slot",
+    "with_columns",
+    "with_measures",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +74,7 @@ def row_table_schema(
             raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
-    built = []
-    for column_name, declared in columns.items():
-        check_name(column_name, "column")
-        if isinstance(declared, OperatorCall):
-            argument = "int64" if declared.operator == "count" else declared.argument
-            built.append(delta_column(column_name, declared, ColumnType.parse(argument)))
-        else:
-            built.append(_value_column(column_name, declared, "column"))
+    built = declared_columns(columns)
     check_disjoint(name, [*key, *columns])
     return TableSchema(
         name=check_name(name, "table"),
@@ -80,6 +83,81 @@ def row_table_schema(
         columns=tuple(built),
         history_us=None if history is None else parse_duration_us(history, "history"),
     )
+
+
+def declared_columns(columns: Mapping[str, object]) -> list[Column]:
+    """The columns of a row table, or more of them. Raises SchemaError."""
+    built = []
+    for column_name, declared in columns.items():
+        check_name(column_name, "column")
+        if isinstance(declared, OperatorCall):
+            argument = "int64" if declared.operator == "count" else declared.argument
+            built.append(delta_column(column_name, declared, ColumnType.parse(argument)))
+        else:
+            built.append(_value_column(column_name, declared, "column"))
+    return built
+
+
+def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSchema:
+    """A row table or an event table with more columns. Raises SchemaError, InvalidArgument."""
+    if schema.kind == "aggregate":
+        raise InvalidArgument(f"{schema.name!r} is an aggregate: measures are added to it, by alter_aggregate")
+    if not isinstance(columns, Mapping) or not columns:
+        raise SchemaError(f"add_columns maps the names of new columns of {schema.name!r} to types, and is {columns!r}")
+    if schema.kind == "event":
+        built = [_value_column(n, t, "column") for n, t in columns.items()]
+    else:
+        built = declared_columns(columns)
+    _check_new(schema, columns)
+    alteration = Alteration(len(schema.columns))
+    return replace(schema, columns=(*schema.columns, *built), alterations=(*schema.alterations, alteration))
+
+
+def with_measures(
+    schema: TableSchema,
+    source: TableSchema,
+    measures: Mapping[str, OperatorCall],
+    derived: Mapping[str, str] | None = None,
+    backfill: bool = True,
+) -> TableSchema:
+    """An aggregate of ``source`` with more measures; ``backfill``: which are being built from then on.
+
+    Raises SchemaError, InvalidArgument.
+    """
+    if schema.kind != "aggregate":
+        raise InvalidArgument(f"{schema.name!r} is no aggregate: columns are added to it, by alter_table")
+    if schema.is_building:
+        raise InvalidArgument(
+            f"aggregate {schema.name!r} is still being built, or measures are being added to it: wait until it is done"
+        )
+    if not isinstance(measures, Mapping) or not measures:
+        raise SchemaError(f"add_measures maps the names of new measures of {schema.name!r} to kivi.sum and others")
+    columns, built = measured(source, measures)
+    _check_new(schema, [*measures, *(derived or {})])
+    more = _derived_columns((*schema.key, *schema.shown_columns, *columns), derived)
+    alteration = Alteration(
+        len(schema.columns),
+        len(schema.derived),
+        state="building" if backfill else "ready",
+        backfilled=backfill,
+        more=more if backfill else (),
+    )
+    return replace(
+        schema,
+        columns=(*schema.columns, *columns),
+        measures=(*schema.measures, *built),
+        observes=tuple(sorted((dict(schema.observes) | dict(observed_columns(source, built))).items())),
+        event_time=schema.event_time or (source.event_time if any(c.state is not None for c in columns) else None),
+        derived=schema.derived if backfill else (*schema.derived, *more),
+        alterations=(*schema.alterations, alteration),
+    )
+
+
+def _check_new(schema: TableSchema, names: Iterable[str]) -> None:
+    check_disjoint(schema.name, names)
+    known = set(schema.output_names)
+    if (twice := next((name for name in names if name in known), None)) is not None:
+        raise SchemaError(f"table {schema.name!r} has a column {twice!r} already: choose another name")
 
 
 def event_table_schema(
@@ -139,11 +217,6 @@ def aggregate_schema(
         )
     columns, built = measured(source, measures)
     check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
-    expressions = []
-    for derived_name, text in (derived or {}).items():
-        check_name(derived_name, "derived column")
-        parse_expression(text, {c.name: c.type for c in (*keys, *columns)})
-        expressions.append((derived_name, text))
     return TableSchema(
         name=check_name(name, "table"),
         kind="aggregate",
@@ -157,8 +230,17 @@ def aggregate_schema(
         measures=tuple(built),
         observes=observed_columns(source, built),
         event_time=source.event_time if any(c.state is not None for c in columns) else None,
-        derived=tuple(expressions),
+        derived=_derived_columns((*keys, *columns), derived),
     )
+
+
+def _derived_columns(columns: Sequence[Column], derived: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    expressions = []
+    for derived_name, text in (derived or {}).items():
+        check_name(derived_name, "derived column")
+        parse_expression(text, {c.name: c.type for c in columns})
+        expressions.append((derived_name, text))
+    return tuple(expressions)
 
 
 def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) -> TableSchema:

@@ -30,11 +30,22 @@ from kivi.model.slots import Slot
 from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
-__all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
+__all__ = [
+    "ALTERATIONS_MAX",
+    "COLUMNS_MAX",
+    "Alteration",
+    "Column",
+    "GroupKey",
+    "Measure",
+    "OperatorCall",
+    "TableSchema",
+]
 
 _FEW: Final = 16  # names are looked up faster in a tuple
 COLUMNS_MAX: Final = 32_767
 """Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
+ALTERATIONS_MAX: Final = 127
+"""A base row numbers the layout that it was written in with 7 bits (``kivi.encoding.base_rows``)."""
 
 Operator = str
 """sum, min, max; of a state the name of its kind."""
@@ -176,6 +187,34 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True)
+class Alteration:
+    """Columns that were added to a table, behind the ``columns`` that it had until then.
+
+    Columns are only ever added at the end, so whatever was stored before is read as what it is, without the new ones:
+    a value column is null there, a delta column has its identity. Snapshots below ``cts`` do not see them.
+
+    ``state``: the measures that were added to an aggregate are *building* while older events are summed for them, and
+    *failed* if that was given up; nobody sees the columns of either. *unseen* are those of a later alteration than a
+    snapshot sees (``TableSchema.at``). ``derived``: so many derived columns there were; ``more``: those to come with
+    measures that are still building. ``backfilled``: the measures have all events that were remembered then, which
+    are those at ``floor_us`` or later, None: all; otherwise only events committed after ``cts``.
+    """
+
+    columns: int
+    derived: int = 0
+    cts: int = 0
+    state: Literal["ready", "building", "failed", "unseen"] = "ready"
+    backfilled: bool = True
+    floor_us: int | None = None
+    more: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Alteration:
+        *_, more = data
+        return dataclasses.replace(Alteration(*data[:-1]), more=tuple(map(tuple, more)))
+
+
+@dataclass(frozen=True, slots=True)
 class TableSchema:
     """The definition of one table. ``id`` is its generation: never reused, so what was dropped is never read.
 
@@ -203,8 +242,10 @@ class TableSchema:
     measures: tuple[Measure, ...] = ()
     observes: tuple[tuple[str, str], ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
+    alterations: tuple[Alteration, ...] = ()
+    """In order: each has the columns up to those of the next one."""
     by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Key columns and columns."""
+    """Key columns and columns, but for those that nobody sees (``Alteration``)."""
     index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The place of each column among ``columns``; key columns have none."""
     counted: bool = field(default=False, init=False, compare=False, repr=False)
@@ -220,11 +261,19 @@ class TableSchema:
                 limit="columns_max",
                 maximum=COLUMNS_MAX,
             )
-        for column in (*self.key, *self.columns):
+        if len(self.alterations) > ALTERATIONS_MAX:
+            raise ResourceExhausted(
+                f"table {self.name!r} was altered {ALTERATIONS_MAX} times, which is the limit alterations_max: add "
+                "several columns at once, or copy it to a new table",
+                limit="alterations_max",
+                maximum=ALTERATIONS_MAX,
+            )
+        shown = {i: column for i, column in enumerate(self.columns) if self.is_shown(i)}
+        for column in (*self.key, *shown.values()):
             if column.name in self.by_name:
                 raise SchemaError(f"table {self.name!r} names the column {column.name!r} twice")
             self.by_name[column.name] = column
-        self.index_of.update((column.name, i) for i, column in enumerate(self.columns))
+        self.index_of.update((column.name, i) for i, column in shown.items())
         object.__setattr__(self, "counted", all(column.type.name in _COUNTED for column in self.key))
 
     # -- lookups --------------------------------------------------------------------------------
@@ -252,6 +301,68 @@ class TableSchema:
         """The id of the table's first generation: the same for as long as it is not dropped."""
         return self.origin_id or self.id
 
+    def alteration_of(self, i: int) -> Alteration | None:
+        """The alteration that column ``i`` came with; None if the table had it from the beginning."""
+        return next((one for one in reversed(self.alterations) if one.columns <= i), None)
+
+    def is_shown(self, i: int) -> bool:
+        """Whether readers see column ``i``."""
+        alteration = self.alteration_of(i)
+        return alteration is None or alteration.state == "ready"
+
+    @property
+    def is_building(self) -> bool:
+        """Whether it is an aggregate that is being built, or to which measures are being added."""
+        return self.state == "building" or any(one.state == "building" for one in self.alterations)
+
+    @property
+    def shown_columns(self) -> tuple[Column, ...]:
+        return tuple(self.columns[i] for i in self.index_of.values())
+
+    @property
+    def shown_measures(self) -> tuple[Measure, ...]:
+        return tuple(self.measures[i] for i in self.index_of.values()) if self.measures else ()
+
+    @property
+    def altered_ts(self) -> int:
+        """The CTS of the newest commit that changed what readers see of the definition."""
+        return max([self.created_ts, *(one.cts for one in self.alterations if one.state == "ready")])
+
+    def at(self, ts: int) -> TableSchema:
+        """The definition as a snapshot at ``ts`` sees it: later columns are stored, and not seen."""
+        later = [i for i, one in enumerate(self.alterations) if one.cts > ts and one.state == "ready"]
+        if not later:
+            return self
+        first = later[0]
+
+        def work_out() -> TableSchema:
+            unseen = tuple(
+                dataclasses.replace(one, state="unseen") if i >= first and one.state == "ready" else one
+                for i, one in enumerate(self.alterations)
+            )
+            derived = self.derived[: self.alterations[first].derived]
+            return dataclasses.replace(self, alterations=unseen, derived=derived)
+
+        return self.remembered(("at", first), work_out)
+
+    @property
+    def measures_since(self) -> dict[str, dict[str, int] | None]:
+        """Of each measure since when it is complete; None: as the aggregate is, from its beginning.
+
+        ``{"commit_ts": c}``: it has the events committed after c. ``{"event_time_us": t}``: it has the events from t
+        on (microseconds since 1970 UTC); those before had been forgotten when it was added.
+        """
+        out: dict[str, dict[str, int] | None] = {}
+        for i in self.index_of.values():
+            added = self.alteration_of(i)
+            since: dict[str, int] | None = None
+            if added is not None and not added.backfilled:
+                since = {"commit_ts": added.cts}
+            elif added is not None and added.floor_us is not None and added.floor_us != self.complete_since_us:
+                since = {"event_time_us": added.floor_us}
+            out[self.columns[i].name] = since
+        return out
+
     @property
     def forgets_rows(self) -> bool:
         """Whether it is an aggregate with ``retention``: some snapshots do not see its rows of old slots any more."""
@@ -266,6 +377,20 @@ class TableSchema:
         """Every name a read returns, in order: key columns, columns, derived expressions."""
         known: tuple[str, ...] | None = self.memo.get("output names")
         return known or self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
+
+    def first_outputs(self, count: int) -> tuple[str, ...] | None:
+        """Which ``count`` names a read returned when there were no more; None: as many as now, or there never were."""
+        if count == len(self.output_names):
+            return None
+
+        def work_out() -> tuple[str, ...] | None:
+            for one in self.alterations:
+                before = self.at(one.cts - 1)
+                if one.state == "ready" and len(before.output_names) == count:
+                    return before.output_names
+            return None
+
+        return self.remembered(("first outputs", count), work_out)
 
     def remembered(self, what: Any, work_out: Callable[[], T]) -> T:
         """``work_out()``, once: it must depend on nothing but this definition and ``what``."""
@@ -427,7 +552,7 @@ class TableSchema:
             "kind": self.kind,
             "state": self.state,
             "key": {column.name: str(column.type) for column in self.key},
-            "columns": {column.name: column.describe() for column in self.columns},
+            "columns": {column.name: column.describe() for column in self.shown_columns},
             "history_us": self.history_us,
             "created_ts": self.created_ts,
             "id": self.origin,
@@ -441,7 +566,8 @@ class TableSchema:
             if self.declared_source is not None:
                 out["declared_source"] = self.declared_source
             out["group_by"] = [group.description() for group in self.group_by]
-            out["measures"] = {m.name: str(m.call) for m in self.measures}
+            out["measures"] = {m.name: str(m.call) for m in self.shown_measures}
+            out["measures_since"] = self.measures_since
             out["derived"] = dict(self.derived)
         return out
 
@@ -460,6 +586,7 @@ class TableSchema:
         out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
         out["key"] = [(c.name, str(c.type)) for c in self.key]
         out["columns"] = [c.to_plain() for c in self.columns]
+        out |= {n: list(map(dataclasses.astuple, out[n])) for n in ("alterations",) if n in out}
         out |= {name: [each.to_plain() for each in out[name]] for name in ("group_by", "measures") if name in out}
         return json.dumps(out, separators=(",", ":")).encode()
 
@@ -471,6 +598,7 @@ class TableSchema:
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
         known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
+        known["alterations"] = tuple(map(Alteration.from_plain, known.get("alterations", ())))
         return TableSchema(**known)
 
 

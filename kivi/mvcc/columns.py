@@ -25,7 +25,7 @@ import pyarrow as pa
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import DeltaRun, fitted
 from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.keys import key_width, large_binary
 from kivi.encoding.keyspaces import Space, table_prefix
@@ -44,7 +44,7 @@ _PORTION_BYTES: Final = 4 << 20
 def chunks_of(engine: Engine, start: bytes, end: bytes | None, rows: int, layout: RowLayout) -> Iterator[list[Any]]:
     """Base rows of a range, about ``rows`` at a time: records where all are of one width, else pairs of key and row."""
     if layout.fixed:
-        return engine.scan_records(start, end, rows, layout.width)
+        return engine.scan_records(start, end, rows, layout.width_of)
     pairs = engine.scan(start, end)
     return iter(lambda: list(itertools.islice(pairs, rows)), [])
 
@@ -56,6 +56,7 @@ def pairs_of(records: list[Any], schema: TableSchema, layout: RowLayout) -> Iter
         return
     prefix, width = table_prefix(Space.ROW, schema.id), layout.width
     for record in records:
+        record = layout.current(record)
         if not record.startswith(prefix, width):
             raise layout.damaged()
         yield record[width:], record[:width]
@@ -73,8 +74,12 @@ def base_rows(
     portion: _Joined | _Each | _Pairs
     if layout.fixed:
         portion = _Joined(layout, prefix, width) if width else _Each(layout, prefix)
+        if layout.number:  # rows that were written before the table was altered
+            chunks = ([layout.current(record) for record in chunk] for chunk in chunks)
     else:
         portion = _Pairs(layout, prefix)
+        if layout.number:
+            chunks = ([(key, layout.current(row)) for key, row in chunk] for chunk in chunks)
     for size in sizes:
         parts: list[Any] = []
         rows = nbytes = 0
@@ -155,7 +160,8 @@ def at_snapshot(portions: Iterator[FixedRows], layout: RowLayout, upto: int, old
     for keys, rows in portions:
         late = np.flatnonzero(rows["cts"] > upto)
         if len(late):
-            versions = [blank if row is None else row for row in older(keys.take(pa.array(late)).to_pylist())]
+            found = older(keys.take(pa.array(late)).to_pylist())
+            versions = [blank if row is None else layout.current(row) for row in found]
             rows = rows.copy()
             rows[late] = layout.rows_of(versions)
         yield FixedRows(keys, rows)
@@ -172,6 +178,7 @@ def overlaid(
 ) -> Iterator[FixedRows]:
     """Live rows at ``upto``: ``portions`` are in base, ``indexed`` and ``windows`` are pending."""
     if schema.kind == "aggregate":
+        windows = [(fitted(run, schema), rows) for run, rows in windows]
         if indexed:
             listed = [(key, cts, dict(op.deltas)) for key, ops in indexed for cts, op in ops if cts <= upto]
             run = run_from_rows(schema, listed)

@@ -68,6 +68,7 @@ class Reader:
     history_floor: Callable[[TableSchema], int | None]
     _: KW_ONLY
     row_floor: Callable[[TableSchema, int], int | None]
+    schema_of: Callable[[int], TableSchema | None]
     exists: Callable[[int], bool]
     missing: Callable[[TableSchema], KiviError]
 
@@ -107,6 +108,7 @@ class Reader:
             raws = [self.engine.get(row_key(table, wanted[0][1]))]
         else:
             raws = self.engine.get_many([row_key(table, key) for _, key in wanted])
+        schema = self._latest(schema)
         out: list[Version | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
             version = self._base(schema, key, raw, lease.ts)
@@ -140,6 +142,7 @@ class Reader:
         # Pending first and base second: what is folded meanwhile is in both, and both say the same.
         indexed, runs = self.pending.capture(schema.id, start, end, lease.ts)
         base = self.engine.scan(*_range(schema, start, end), reverse=reverse)
+        schema = self._latest(schema)
         self.check(lease, schema)
         changed = _joined(indexed, runs, start, end, lease.ts, reverse)
         rows = self._kept(schema, self._rows(schema, base, changed, lease.ts, reverse), lease.ts)
@@ -191,6 +194,9 @@ class Reader:
         layout = RowLayout.of(schema)
         chunks = chunks_of(self.engine, *_range(schema, start, end), size, layout)
         self.check(lease, schema)
+        if len(self._latest(schema).columns) != len(schema.columns):  # it was altered a moment ago
+            found = self.scan(lease, schema, start, end)
+            return iter(lambda: list(itertools.islice(found, first_rows)), [])
 
         def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
             first = next(chunks, [])
@@ -235,18 +241,25 @@ class Reader:
                     break
             else:
                 reached = None
-        return [
-            found.get(key) if reached is None or key < reached else self._version(schema, key, upto) for key in keys
-        ]
+        layout = RowLayout.of(schema)
+        rows = (found.get(k) if reached is None or k < reached else self._version(schema, k, upto) for k in keys)
+        return [self._known(schema, row) if row and layout.is_later(row) else row for row in rows]
+
+    def _known(self, schema: TableSchema, raw: bytes) -> bytes:
+        """A row that was written after ``schema`` was altered, without the columns that it does not know."""
+        return RowLayout.of(schema).cut(raw, RowLayout.of(self._latest(schema)))
+
+    def _latest(self, schema: TableSchema) -> TableSchema:
+        """The definition as it is now, which every row that has been written knows. Columns keep their places."""
+        return self.schema_of(schema.id) or schema
 
     def _base(self, schema: TableSchema, key: bytes, raw: bytes | None, upto: int) -> Version | None:
         if raw is None:
             return None
+        if RowLayout.stamp_of(raw) > upto and (raw := self._version(schema, key, upto)) is None:
+            return None
         layout = RowLayout.of(schema)
-        if RowLayout.stamp_of(raw) <= upto:
-            return layout.decode(raw)
-        older = self._version(schema, key, upto)
-        return None if older is None else layout.decode(older)
+        return layout.decode(self._known(schema, raw) if layout.is_later(raw) else raw)
 
     def _version(self, schema: TableSchema, key: bytes, upto: int) -> bytes | None:
         """The newest older version at or below ``upto``, as bytes."""

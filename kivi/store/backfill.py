@@ -23,6 +23,12 @@ top of what the store held already, where staging each chunk took 223 MB.
 Events at or below c are read at a snapshot from after c, with the retention floor of that snapshot: what had been
 forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
 
+**Measures that are added** to an aggregate (``alter_aggregate``) are summed in the same way, beside those that it has,
+which go on being read and written. c is the commit that adds their columns, which nobody sees yet; a run for them alone
+is staged, in which the other columns change nothing; b makes them readable. If they cannot be summed they are given
+up: their columns stay unseen, and have no deltas from then on. Float sums of theirs have the deltas of commits between
+c and b first.
+
 Float sums are added in commit order within each chunk, the chunks in commit order, and the result folds at b, before
 the deltas after it in CTS order; the log holds the result, so this too is the same for every replay. Chunks end after
 so many events, wherever those lie: when consolidation ran changes no bit. (An aggregate that was there from the start
@@ -48,12 +54,12 @@ import pyarrow as pa
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive_all
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import DeltaRun, neutral_column
 from kivi.delta.sources import Order
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
 from kivi.model.changes import COMMIT_TS
-from kivi.model.schema import TableSchema
+from kivi.model.schema import Alteration, TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.record import StageKind
 from kivi.store.host import Running
@@ -83,8 +89,8 @@ class Backfill:
     def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
 
-        Returns their definitions. Whatever goes wrong (a null group key, no memory) is raised, and they are dropped
-        again.
+        Likewise measures that are being added to one of them. Returns their definitions. Whatever goes wrong (a null
+        group key, no memory) is raised, and they are dropped again, or the measures given up.
         """
         try:
             return self._build(schemas, progress)
@@ -92,42 +98,53 @@ class Backfill:
             whole = [self.store.catalog.entered.successor(schema) for schema in schemas]
             if any(whole):  # the source was overwritten meanwhile: there is nothing older left to sum
                 return [schema for schema in whole if schema is not None]
-            self._drop(schemas)
+            self._give_up(schemas)
             raise
 
     def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
         owner = f"backfill/{schemas[0].id}"
+        first, upto = _unbuilt(schemas[0])
+        parts = [
+            dataclasses.replace(
+                schema, columns=schema.columns[first:], measures=schema.measures[first:], derived=(), alterations=()
+            )
+            for schema in schemas
+        ]
         try:
             self.store.staging.drop(self.store.staging.owned(owner))
             done = 0
-            combining = [Combining(schema, _PIECE_ROWS) for schema in schemas]
-            with self._events(schemas[0]) as (view, recent):
+            combining = [Combining(part, _PIECE_ROWS) for part in parts]
+            with self._events(schemas[0], upto) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 batches = _numbered(itertools.chain(view.scan(with_cts=True), recent))
                 for chunk in _chunks(batches, self.store.settings.block_rows):
                     order = Order(*(chunk.column(name).to_numpy().view(np.uint64) for name in _ORDER))
-                    for sums, run in zip(combining, derive_all(schemas, chunk, order=order), strict=True):
+                    for sums, run in zip(combining, derive_all(parts, chunk, order=order), strict=True):
                         sums.add(run)
                     done += chunk.num_rows
                     if progress is not None:
                         progress(done, total)
-            built = []
-            for schema, sums in zip(schemas, combining, strict=True):
-                ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
-                built.append((ready, self._staged(schema, owner, sums.result())))
-            return self.tables.redefine(built)
+            stages = [
+                self._staged(schema, owner, sums.result(), first)
+                for schema, sums in zip(schemas, combining, strict=True)
+            ]
+            if schemas[0].state == "ready":
+                altered = functools.partial(_built, schemas[0], view.floor_us)
+                return [self.tables.alter(schemas[0].name, altered, stages[0])]
+            ready = [dataclasses.replace(s, state="ready", complete_since_us=view.floor_us) for s in schemas]
+            return self.tables.redefine(list(zip(ready, stages, strict=True)))
         finally:
             if self.store.is_open:
                 self.store.staging.drop(self.store.staging.owned(owner))
 
     @contextlib.contextmanager
-    def _events(self, schema: TableSchema) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
-        """The source's events at or below the aggregate's catalog commit: those in blocks, then those in memory.
+    def _events(self, schema: TableSchema, upto: int) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
+        """The source's events at or below ``upto``, a catalog commit: those in blocks, then those in memory.
 
         Events before ``floor_us`` of the view had been forgotten, and are not given.
         """
-        store, source, upto = self.store, schema.source_id, schema.created_ts
+        store, source = self.store, schema.source_id
         with store.snapshots.opened(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s) as lease:
             events = store.event_tables.of(source)
             if events is None:
@@ -138,10 +155,12 @@ class Backfill:
                 kept = (remembered(_stamped(part), events.schema, view.floor_us) for part in waiting)
                 yield view, [batch for batch in kept if batch.num_rows]
 
-    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
-        """Stages that hold the run, in key order."""
+    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None, first: int) -> list[int]:
+        """Stages that hold the run, in key order. It has the columns from ``first`` on."""
         if run is None or not run.rows:
             return []
+        before = tuple(neutral_column(column, run.rows) for column in schema.columns[:first])
+        run = DeltaRun(run.keys, run.cts, (*before, *run.columns), distinct=run.distinct)
         rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
         stages = []
         for piece in pieces(run, rows):
@@ -153,10 +172,13 @@ class Backfill:
             stages.append(self.store.staging.index.sequence_of(stage_id))
         return stages
 
-    def _drop(self, schemas: Sequence[TableSchema]) -> None:
-        """Gives the aggregates up. Where that cannot be logged, opening the store builds them again."""
+    def _give_up(self, schemas: Sequence[TableSchema]) -> None:
+        """Drops the aggregates, or gives up the measures. Where that cannot be logged, opening builds again."""
         try:
-            self.tables.drop_those(schemas)
+            if schemas[0].state == "ready":
+                self.tables.alter(schemas[0].name, functools.partial(_failed, schemas[0]))
+            else:
+                self.tables.drop_those(schemas)
         except Exception as error:  # the error that led here is the one to raise
             if self.store.is_open:
                 _log.error("aggregate %s is left building until the store is opened again: %s", _named(schemas), error)
@@ -165,8 +187,9 @@ class Backfill:
         """Builds what a crash left BUILDING, in the background; None if there is nothing."""
         unfinished: dict[int, list[TableSchema]] = {}
         for schema in self.store.catalog.entered.by_id.values():
-            if schema.state == "building":  # those of one commit were created together
-                unfinished.setdefault(schema.created_ts, []).append(schema)
+            if schema.is_building:  # those of one commit were created together; measures are added to one at a time
+                together = schema.created_ts if schema.state == "building" else -schema.id
+                unfinished.setdefault(together, []).append(schema)
         if not unfinished:
             return None
 
@@ -201,8 +224,9 @@ class Backfill:
             if isinstance(error, Unavailable):
                 then = "it stays building, and is built when the store is opened again"
             else:
-                self._drop(schemas)
-                then = "it is dropped; create it again"
+                self._give_up(schemas)
+                added = schemas[0].state == "ready"
+                then = "its new measures are given up; add them again" if added else "it is dropped; create it again"
             known = isinstance(error, KiviError)
             _log.error("aggregate %s could not be built (%s): %s", name, error, then, exc_info=not known)
             return
@@ -211,6 +235,38 @@ class Backfill:
 
 def _named(schemas: Sequence[TableSchema]) -> str:
     return ", ".join(repr(schema.name) for schema in schemas)
+
+
+def _unbuilt(schema: TableSchema) -> tuple[int, int]:
+    """The first of the columns that are being built, and the catalog commit after which every commit derives them."""
+    if schema.state == "building":
+        return 0, schema.created_ts
+    return schema.alterations[-1].columns, schema.alterations[-1].cts
+
+
+def _built(schema: TableSchema, floor_us: int | None, now: TableSchema) -> TableSchema:
+    """``now`` with the measures that were being added to ``schema``, readable."""
+    last = _being_added(schema, now)
+    ready = dataclasses.replace(last, cts=0, state="ready", floor_us=floor_us, more=())
+    return dataclasses.replace(now, derived=(*now.derived, *last.more), alterations=(*now.alterations[:-1], ready))
+
+
+def _failed(schema: TableSchema, now: TableSchema) -> TableSchema:
+    """``now`` without the measures that were being added to ``schema``: their columns stay, and measure nothing."""
+    last = _being_added(schema, now)
+    nothing = [
+        dataclasses.replace(measure, source="", expression=None, where=None) for measure in now.measures[last.columns :]
+    ]
+    failed = dataclasses.replace(last, state="failed", more=())
+    return dataclasses.replace(
+        now, measures=(*now.measures[: last.columns], *nothing), alterations=(*now.alterations[:-1], failed)
+    )
+
+
+def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
+    if now.id != schema.id or now.alterations[-1:] != schema.alterations[-1:]:
+        raise NotFound(f"aggregate {schema.name!r} was dropped or overwritten meanwhile", table=schema.name)
+    return schema.alterations[-1]
 
 
 def _stamped(part: PendingEvents) -> pa.RecordBatch:

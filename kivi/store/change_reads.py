@@ -223,7 +223,7 @@ class ChangeReads:
     ) -> Iterator[pa.RecordBatch]:
         """Rows of an aggregate, in key order, each once, as they are at the snapshot."""
         batches: Iterator[tuple[pa.RecordBatch, bool]] | None = None
-        if changes.since >= schema.created_ts:
+        if changes.since >= schema.altered_ts:
             columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
             try:
                 tail = self._tail(events, lease, events.schema, Scan(columns=columns), Changes(changes.since))

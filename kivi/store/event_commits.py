@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from kivi.arrow.columns import padded, trimmed
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc
 from kivi.errors import NotFound
@@ -51,8 +52,8 @@ def prepare_events(
         raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
     schema = now
     members = batch.num_rows
-    whole = coded(batch)
-    sent = encode_ipc(whole)
+    whole = coded(padded(batch, schema))
+    sent = encode_ipc(trimmed(whole, schema))
     digest = payload_digest(Commit(0, appends=[Bulk(schema.origin, 0, [sent])]), each=True)
     floor_us = floor(schema) if drop_late else None
     kept, places, derived = whole, None, []
@@ -66,7 +67,7 @@ def prepare_events(
     row_floors = retention.newest_of(aggregates)
     runs, late = each_in_time(aggregates, row_floors, kept, places)
     derived += [late_row(table, dropped) for table, dropped in late.items()]
-    encoded = sent if kept is whole else encode_ipc(kept)
+    encoded = sent if kept is whole else encode_ipc(trimmed(kept, schema))
     of_runs = [(table, run.to_buffers()) for table, run in runs]
     record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
     part = Events(view.version, record, kept, runs, members, answer, [schema_guard(schema.id)])

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,8 +25,9 @@ import pyarrow as pa
 from kivi.engine import Engine
 from kivi.errors import Unavailable
 from kivi.log import CommitLog
+from kivi.model.declarations import with_columns, with_measures
 from kivi.model.scans import Scan
-from kivi.model.schema import TableSchema
+from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
 from kivi.runtime.forks import register_fork_handler
@@ -39,11 +40,25 @@ from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
+from kivi.store.rollups import Rolled, rolled_batches
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.wiring import Wiring
 
-__all__ = ["Commit", "GetPlan", "Lease", "Outcome", "Scan", "Store", "Txn", "WritePlan", "WriteSet", "Writes"]
+__all__ = [
+    "Commit",
+    "GetPlan",
+    "Lease",
+    "Outcome",
+    "Rolled",
+    "Scan",
+    "Store",
+    "Txn",
+    "WritePlan",
+    "WriteSet",
+    "Writes",
+    "rolled_batches",
+]
 
 _log = logging.getLogger("kivi.store")
 
@@ -151,6 +166,31 @@ class Store(Wiring):
         created = self._tables.create(schemas)
         return self.backfill.build(created, progress) if created[0].kind == "aggregate" else created
 
+    def alter_table(self, name: str, columns: Mapping[str, object]) -> TableSchema:
+        """Adds columns to a row table or an event table. Raises NotFound, SchemaError, InvalidArgument."""
+        return self._tables.alter(name, lambda schema: with_columns(schema, columns))
+
+    def alter_aggregate(
+        self,
+        name: str,
+        measures: Mapping[str, OperatorCall],
+        *,
+        backfill: bool = True,
+        derived: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> TableSchema:
+        """Adds measures to an aggregate; returns when they can be read.
+
+        Raises NotFound, SchemaError, InvalidArgument, and what keeps its events from being summed.
+        """
+
+        def altered(schema: TableSchema) -> TableSchema:
+            source = self.catalog.entered.by_id.get(schema.source_id, schema)
+            return with_measures(schema, source, measures, derived, backfill)
+
+        schema = self._tables.alter(name, altered)
+        return self.backfill.build([schema], progress)[0] if backfill else schema
+
     # -- reads and transactions -----------------------------------------------------------------------------
 
     def watermark(self) -> int:
@@ -162,6 +202,10 @@ class Store(Wiring):
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)
+
+    def rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Rolled:
+        """The rows of an aggregate combined, as record batches that say how they were made."""
+        return self.reads.rollup(lease, schema, wanted)
 
     def transaction(self, lease: Lease | None = None) -> Txn:
         self.check_open()

@@ -39,6 +39,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.columns import padded
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.events.views import EventView, later_of
@@ -137,7 +138,10 @@ class Retention:
         view = take()
         view.floor_us = later_of(unsaved, view.floor_us)
         least = max(since, view.events_upto)
-        return view, [part for item in waiting if (part := item.after(least)) is not None]
+        parts = [part for item in waiting if (part := item.after(least)) is not None]
+        if (events := self._event_tables.of(table)) is not None:
+            parts = [part._replace(batch=padded(part.batch, events.schema)) for part in parts]
+        return view, parts
 
     def newest(self, table: int) -> int | None:
         """The floor that the next commit meets."""

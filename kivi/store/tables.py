@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, RowExists
 from kivi.model.schema import TableSchema
-from kivi.store.catalog import COUNTERS, FIRST_ID, NAMES, TABLES, Catalog
+from kivi.store.catalog import COUNTERS, FIRST_ID, NAMES, TABLES, Catalog, dated
 from kivi.store.commits import Commits
 from kivi.store.transaction import Txn
 
@@ -100,6 +100,29 @@ class Tables:
             return [dataclasses.replace(schema, created_ts=created_ts) for schema, _ in built]
         finally:
             self.commits.rollback(txn)
+
+    def alter(
+        self, name: str, altered: Callable[[TableSchema], TableSchema], commit_runs: Sequence[int] = ()
+    ) -> TableSchema:
+        """Replaces the definition of a table by what ``altered`` makes of it, while it is read and written.
+
+        ``altered`` may be called again, if somebody else changed the definition meanwhile. ``commit_runs``: stages of
+        runs that apply with it. Returns the definition as it is then. Raises NotFound, and what ``altered`` raises.
+        """
+        with self.lock:
+            while True:
+                self.check_open()
+                txn = self.transaction()
+                try:
+                    schema = altered(self.catalog.entered.table(name))  # after the snapshot: one in between conflicts
+                    txn.put(TABLES, (schema.id,), {"altered": schema.to_json().decode()})
+                    txn.guard(NAMES, (name,), "id")
+                    txn.run_stages[schema.id] = list(commit_runs)
+                    return dated(schema, self.commits.commit_wait(txn))
+                except Conflict:
+                    self.commits.wait_for_entered(1.0)
+                finally:
+                    self.commits.rollback(txn)
 
     def drop(self, name: str) -> None:
         """Drops a table and its rows. InvalidArgument while aggregates depend on it."""

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_rows
+from kivi.arrow.columns import padded, stored_rows, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
 from kivi.delta.derive import derive, derive_few
@@ -355,20 +355,22 @@ def prepare(
     txn.late = txn.count_late()
     for old in sorted(txn.event_tables):
         table = new.id(old)
-        direct = txn.kept(old)
+        schema = new.of.get(old) or view.by_id.get(old) or txn.schemas[old]  # the last: the commit will be refused
+        direct = [padded(batch, schema) for batch in txn.kept(old)]
         if direct:
             joined = coded(together(direct))
-            bulk = Bulk(table, 0, [encode_ipc(joined)])
+            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))])
             if joined.num_rows:
                 commit.appends.append(bulk)
                 events.append((table, joined))
             if old in txn.late and request is not None:
-                bulk = Bulk(table, 0, [encode_ipc(coded(together(txn.sent(old))))])
+                whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
+                bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
             sent.append(bulk)
         for staged in txn.staged_kept(old):
             commit.appends.append(Bulk(table, staged.sequence, []))
             sent.append(commit.appends[-1])
-            events.append((table, staged.batch))
+            events.append((table, padded(staged.batch, schema)))
         batches = [batch for of, batch in events if of == table]
         small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)

@@ -119,6 +119,7 @@ class Wiring:
             self.leases,
             self.consolidator.sweeper.history_floor_of,
             row_floor=self.retention.row_floor,
+            schema_of=self.catalog.schema_of,
             exists=self.catalog.is_visible,
             missing=self.catalog.missing,
         )

@@ -14,7 +14,9 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.nodes import check_shape
-from kivi.model.schema import Column, GroupKey, Measure, TableSchema
+from kivi.model.rollups import Rollup, rollup_of
+from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
+from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.wire.frames import NONE, Bodies
 from kivi.wire.v1 import types_pb2 as pb
@@ -25,6 +27,7 @@ __all__ = [
     "from_expr",
     "from_table",
     "from_values",
+    "to_columns",
     "to_expr",
     "to_table",
 ]
@@ -159,6 +162,32 @@ def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
     return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us, width=g.width, tz=g.tz) for g in groups]
 
 
+def to_rollup(rollup: Rollup) -> pb.Rollup:
+    step = rollup.step
+    return pb.Rollup(
+        by=rollup.by,
+        step="" if step is None else step.width,
+        tz="" if step is None else step.zone,
+        start_us=rollup.start_us,
+        end_us=rollup.end_us,
+        last_us=rollup.last_us,
+        measures=rollup.measures,
+    )
+
+
+def from_rollup(schema: TableSchema, rollup: pb.Rollup) -> Rollup:
+    """Checked against the table. Raises SchemaError, InvalidArgument."""
+    return rollup_of(
+        schema,
+        rollup.by,
+        Slot.parse(rollup.step, rollup.tz or None) if rollup.step else None,
+        start=rollup.start_us if rollup.HasField("start_us") else None,
+        end=rollup.end_us if rollup.HasField("end_us") else None,
+        last=rollup.last_us if rollup.HasField("last_us") else None,
+        measures=rollup.measures or None,
+    )
+
+
 def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:
     return [
         pb.Measure(
@@ -199,6 +228,33 @@ def _state(column: Column) -> str:
     return column.operator if column.operator and column.operator not in _OPERATORS else ""
 
 
+def to_columns(columns: Iterable[Column]) -> list[pb.Column]:
+    return [
+        pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS.get(c.operator or ""), state=_state(c))
+        for c in columns
+    ]
+
+
+def _to_alterations(schema: TableSchema) -> list[pb.Alteration]:
+    """Those that readers see, of columns that they see."""
+    return [
+        pb.Alteration(
+            columns=sum(schema.is_shown(i) for i in range(one.columns)),
+            derived=one.derived,
+            commit_ts=one.cts,
+            only_later=not one.backfilled,
+            event_time_us=one.floor_us,
+        )
+        for one in schema.alterations
+        if one.state == "ready"
+    ]
+
+
+def _from_alteration(one: pb.Alteration) -> Alteration:
+    floor_us = one.event_time_us if one.HasField("event_time_us") else None
+    return Alteration(one.columns, one.derived, one.commit_ts, backfilled=not one.only_later, floor_us=floor_us)
+
+
 def to_table(schema: TableSchema) -> pb.Table:
     return pb.Table(
         name=schema.name,
@@ -207,10 +263,7 @@ def to_table(schema: TableSchema) -> pb.Table:
         state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
         created_ts=schema.created_ts,
         key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
-        columns=[
-            pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS.get(c.operator or ""), state=_state(c))
-            for c in schema.columns
-        ],
+        columns=to_columns(schema.shown_columns),
         history_us=schema.history_us,
         event_time=schema.event_time or "",
         retention_us=schema.retention_us,
@@ -218,9 +271,10 @@ def to_table(schema: TableSchema) -> pb.Table:
         source_id=schema.source_id,
         declared_source=schema.declared_source or "",
         group_by=to_groups(schema.group_by),
-        measures=to_measures(schema.measures),
+        measures=to_measures(schema.shown_measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
         complete_since_us=schema.complete_since_us,
+        alterations=_to_alterations(schema),
     )
 
 
@@ -248,4 +302,5 @@ def from_table(table: pb.Table) -> TableSchema:
         measures=from_measures(table.measures),
         derived=tuple((d.name, d.expression) for d in table.derived),
         complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,
+        alterations=tuple(map(_from_alteration, table.alterations)),
     )

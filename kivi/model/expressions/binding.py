@@ -162,7 +162,7 @@ class _Binder:
 
     def _compared(self, op: str, left: Expr, right: Expr) -> Expr:
         a, b = _type(left), _type(right)
-        if a.name != b.name and not {a.name, b.name} <= _NUMBERS:
+        if not {a.name, b.name} <= _NUMBERS and (a.name != b.name or a.is_state):
             raise SchemaError(f"({left} {op} {right}) compares {a} with {b}: both must be numbers, or of one type")
         if a == b and "col" in (left.op, right.op) and "lit" in (left.op, right.op):
             column, literal = (left, right) if left.op == "col" else (right, left)

@@ -140,6 +140,42 @@ class CreateAggregatesResponse(_message.Message):
     tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.Table]
     def __init__(self, done_rows: _Optional[int] = ..., total_rows: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.Table, _Mapping]]] = ...) -> None: ...
 
+class AlterTableRequest(_message.Message):
+    __slots__ = ("name", "columns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.Column]
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.Column, _Mapping]]] = ...) -> None: ...
+
+class AlterTableResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: _types_pb2.Table
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
+class AlterAggregateRequest(_message.Message):
+    __slots__ = ("name", "measures", "derived", "only_later")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    ONLY_LATER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    measures: _containers.RepeatedCompositeFieldContainer[_types_pb2.Measure]
+    derived: _containers.RepeatedCompositeFieldContainer[_types_pb2.Derived]
+    only_later: bool
+    def __init__(self, name: _Optional[str] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., only_later: _Optional[bool] = ...) -> None: ...
+
+class AlterAggregateResponse(_message.Message):
+    __slots__ = ("done_rows", "total_rows", "table")
+    DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    done_rows: int
+    total_rows: int
+    table: _types_pb2.Table
+    def __init__(self, done_rows: _Optional[int] = ..., total_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
 class DropTableRequest(_message.Message):
     __slots__ = ("name",)
     NAME_FIELD_NUMBER: _ClassVar[int]

@@ -129,16 +129,18 @@ class Begin(_message.Message):
     def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ...) -> None: ...
 
 class Get(_message.Message):
-    __slots__ = ("table", "table_id", "keys", "columns")
+    __slots__ = ("table", "table_id", "keys", "columns", "known_columns")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
     columns: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
+    known_columns: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., known_columns: _Optional[int] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
     __slots__ = ("spec", "page_rows", "rows")
@@ -265,14 +267,18 @@ class GetReply(_message.Message):
     def __init__(self, ids: _Optional[_Iterable[int]] = ..., start_ts: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., keys: _Optional[int] = ..., missing: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ...) -> None: ...
 
 class ScanPage(_message.Message):
-    __slots__ = ("scan", "rows_in_columns", "columns")
+    __slots__ = ("scan", "rows_in_columns", "columns", "explanation", "complete_since_us")
     SCAN_FIELD_NUMBER: _ClassVar[int]
     ROWS_IN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    EXPLANATION_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_SINCE_US_FIELD_NUMBER: _ClassVar[int]
     scan: int
     rows_in_columns: int
     columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.ColumnValues]
-    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ...) -> None: ...
+    explanation: str
+    complete_since_us: int
+    def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., explanation: _Optional[str] = ..., complete_since_us: _Optional[int] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("commit_ts",)

@@ -106,7 +106,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +118,8 @@ class ScanSpec(_message.Message):
     REVERSE_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROLLUP_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -129,7 +131,27 @@ class ScanSpec(_message.Message):
     reverse: bool
     measures: _containers.RepeatedCompositeFieldContainer[Measure]
     changes: Changes
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ...) -> None: ...
+    known_columns: int
+    rollup: Rollup
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ...) -> None: ...
+
+class Rollup(_message.Message):
+    __slots__ = ("by", "step", "tz", "start_us", "end_us", "last_us", "measures")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    LAST_US_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    by: _containers.RepeatedScalarFieldContainer[str]
+    step: str
+    tz: str
+    start_us: int
+    end_us: int
+    last_us: int
+    measures: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, by: _Optional[_Iterable[str]] = ..., step: _Optional[str] = ..., tz: _Optional[str] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ..., last_us: _Optional[int] = ..., measures: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Changes(_message.Message):
     __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "removed")
@@ -236,6 +258,20 @@ class Measure(_message.Message):
     options: str
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ..., operator: _Optional[str] = ..., expression: _Optional[str] = ..., where: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
 
+class Alteration(_message.Message):
+    __slots__ = ("columns", "derived", "commit_ts", "only_later", "event_time_us")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_LATER_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    columns: int
+    derived: int
+    commit_ts: int
+    only_later: bool
+    event_time_us: int
+    def __init__(self, columns: _Optional[int] = ..., derived: _Optional[int] = ..., commit_ts: _Optional[int] = ..., only_later: _Optional[bool] = ..., event_time_us: _Optional[int] = ...) -> None: ...
+
 class Derived(_message.Message):
     __slots__ = ("name", "expression")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -245,7 +281,7 @@ class Derived(_message.Message):
     def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source")
+    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source", "alterations")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Table.Kind]
@@ -281,6 +317,7 @@ class Table(_message.Message):
     DERIVED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_SINCE_US_FIELD_NUMBER: _ClassVar[int]
     DECLARED_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ALTERATIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Table.Kind
     id: int
@@ -298,7 +335,8 @@ class Table(_message.Message):
     derived: _containers.RepeatedCompositeFieldContainer[Derived]
     complete_since_us: int
     declared_source: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ...) -> None: ...
+    alterations: _containers.RepeatedCompositeFieldContainer[Alteration]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max", "header_bytes_max")
