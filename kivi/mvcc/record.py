@@ -3,16 +3,17 @@
 ::
 
     COMMIT body
-      u8   version (2)
+      u8   version (2; 4 with retractions)
       u8   token kind: 0 none, 1 request token, 2 batch token
       u64  start_ts (2**64 - 1: it has read nothing, and began just before its own CTS)
-      u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
+      u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs   (version 4) u32 retractions
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
       guard...     u32 table, key, i16 column (-1: the row's existence)
       row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
       derived...   the same, for rows of aggregates: small deltas derived from this commit's own appends
       append...    u32 table, u64 stage (0: the bytes follow), u64 length, Arrow IPC stream, padded to 8
       run...       u32 table, u64 stage, u64 length, delta run (kivi.delta.runs), padded to 8
+      retraction...   u32 table, u64 0, u64 length, names of events (kivi.encoding.event_names), padded to 8
 
     EVENTS body  (a COMMIT record, too; of one number for each member) events that are each a transaction of its own
       u8   version (3), 3 zeros
@@ -72,6 +73,7 @@ BLIND: Final = 2**64 - 1
 Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
+_RETRACTING_VERSION: Final = 4
 _HEAD: Final = struct.Struct("<BBQIIIII")
 _EVENTS_HEAD: Final = struct.Struct("<B3xIII")
 _U16: Final = struct.Struct("<H")
@@ -109,6 +111,7 @@ class Commit:
     derived: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
     appends: list[Bulk] = field(default_factory=list)
     runs: list[Bulk] = field(default_factory=list)
+    retractions: list[Bulk] = field(default_factory=list)
     request: tuple[str, bytes] | None = None
     batch: tuple[str, int] | None = None
 
@@ -117,10 +120,12 @@ class Commit:
         kind = 1 if self.request else 2 if self.batch else 0
         out = bytearray(
             _HEAD.pack(
-                _VERSION, kind, self.start_ts, len(self.guards), len(self.rows), len(self.derived),
+                _RETRACTING_VERSION if self.retractions else _VERSION, kind, self.start_ts, len(self.guards), len(self.rows), len(self.derived),
                 len(self.appends), len(self.runs),
             )
         )  # fmt: skip
+        if self.retractions:
+            out += _U32.pack(len(self.retractions))
         if self.request:
             _put_bytes(out, self.request[0].encode())
             out += self.request[1]
@@ -134,7 +139,7 @@ class Commit:
         _put_rows(out, self.rows)
         _put_rows(out, self.derived)
         buffers: list[Any] = [out]
-        for bulk in (*self.appends, *self.runs):
+        for bulk in (*self.appends, *self.runs, *self.retractions):
             size = bulk.nbytes
             buffers.append(_BULK.pack(bulk.table, bulk.stage, size))
             buffers += bulk.parts
@@ -194,8 +199,9 @@ def decode_commit(body: Buffer) -> Commit:
     """The inverse of ``Commit.encode``. Raises DataLoss."""
     reader = _Reader(body)
     version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
-    if version != _VERSION:
+    if version not in (_VERSION, _RETRACTING_VERSION):
         raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
+    retractions = reader.unpack(_U32)[0] if version == _RETRACTING_VERSION else 0
     commit = Commit(start_ts)
     if kind == 1:
         commit.request = (reader.sized().decode(), bytes(reader.take(16)))
@@ -208,6 +214,7 @@ def decode_commit(body: Buffer) -> Commit:
     commit.derived = [_get_row(reader) for _ in range(derived)]
     commit.appends = [_get_bulk(reader) for _ in range(appends)]
     commit.runs = [_get_bulk(reader) for _ in range(runs)]
+    commit.retractions = [_get_bulk(reader) for _ in range(retractions)]
     return commit
 
 

@@ -119,7 +119,7 @@ class Backfill:
             take = functools.partial(events.view, upto, floor_at=lease.ts)
             view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
             with view:
-                yield view, [remembered(part.batch, events.schema, view.floor_us) for part in waiting]
+                yield view, [remembered(part.kept(), events.schema, view.floor_us) for part in waiting]
 
     def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
         """Stages that hold the run, in key order."""

@@ -185,9 +185,9 @@ class ChangeReads:
                 high = item.batch.num_rows if take is None else min(item.batch.num_rows, skip + take - begins)
                 begins += item.batch.num_rows
                 if low < high:
-                    part = item.batch.slice(low, high - low)
-                    stamps = item.cts_of_each()[low:high].astype(np.int64)
-                    yield part.append_column(COMMIT_TS, pa.array(stamps)) if changes.commit_ts else part
+                    part, stamps = item.slice(low, high)
+                    stamped = pa.array(stamps.astype(np.int64))
+                    yield part.append_column(COMMIT_TS, stamped) if changes.commit_ts else part
 
         # Gathered first: to trim a batch costs as much as to trim 10,000 rows.
         memory = pieces(trim(batch, True) for batch in gathered(chosen(), _SMALL_ROWS))
