@@ -198,6 +198,11 @@ def summary_arguments(
     return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
 
 
+def retract_arguments(table: str, where: Expr | None = None, start: Any = None, end: Any = None) -> ScanArguments:
+    """Of ``retract``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
+    return ScanArguments(table, start=start, end=end, where=where)
+
+
 @dataclass(slots=True)
 class ChangesArguments(ScanArguments):
     """Of ``changes`` and ``change_batches``: those of a scan, and ``kivi.model.changes.Changes``."""
