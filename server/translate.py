@@ -20,7 +20,7 @@ from kivi.api.arguments import type_of
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
-from kivi.model.changes import Changes
+from kivi.model.changes import Changes, check_retractions
 from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
 from kivi.model.expressions import Expr
 from kivi.model.schema import Measure, OperatorCall, TableSchema
@@ -68,6 +68,7 @@ def _changes(sent: types_pb2.Changes) -> Changes:
         sent.take if sent.HasField("take") else None,
         sent.remembered_at if sent.HasField("remembered_at") else None,
         sent.partial,
+        check_retractions(sent.retractions or "fail"),
     )
 
 

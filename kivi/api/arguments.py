@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.changes import COMMIT_TS, RETRACTED, Changes, check_retractions
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
 from kivi.model.expressions import Expr, Scan, bind
 from kivi.model.schema import OperatorCall, TableSchema
@@ -214,9 +214,11 @@ class ChangesArguments(ScanArguments):
     take: int | None = None
     remembered_at: int | None = None
     partial: bool = False
+    retractions: str = "fail"
 
     def __post_init__(self) -> None:
         ScanArguments.__post_init__(self)
+        check_retractions(self.retractions)
         _number(self.since, "since is a commit timestamp")
         _number(self.skip, "skip is a number of events")
         _number_or_none(self.take, "take is a number of events")
@@ -224,15 +226,17 @@ class ChangesArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         changes = Changes(
-            self.since, bool(self.commit_ts), self.skip, self.take, self.remembered_at, bool(self.partial)
-        )
+            self.since, bool(self.commit_ts), self.skip, self.take, self.remembered_at, bool(self.partial),
+            self.retractions,
+        )  # fmt: skip
         return replace(ScanArguments.bound(self, schema), changes=changes)
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         import pyarrow as pa
 
         found = ScanArguments.arrow_schema(self, schema)
-        return found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+        found = found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+        return found.append(pa.field(RETRACTED, pa.bool_())) if self.retractions == "deliver" else found
 
 
 @dataclass(slots=True)
@@ -254,6 +258,7 @@ class SubscribeArguments(Selection):
     user: str = ""
     expires_in: str | int | dt.timedelta = "30d"
     unseen: bool = False
+    retractions: str = "fail"
     ttl_us: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -279,6 +284,7 @@ class SubscribeArguments(Selection):
         self.interval_ms = round(self.interval_ms)
         # Its store hears of a durable one when it is heard of itself, which is before it expires.
         self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
+        check_retractions(self.retractions)
         if self.unseen not in (True, False):
             raise InvalidArgument(f"unseen is True or False, not {self.unseen!r}")
         if self.rows is not None:
@@ -302,6 +308,7 @@ class SubscribeArguments(Selection):
             self.skip,
             self.until_us,
             None if self.name is None else Durable(self.user, self.name, self.ttl_us, bool(self.unseen)),
+            self.retractions,
         )
 
     def of_events(self, schema: TableSchema) -> bool:

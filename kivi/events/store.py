@@ -282,9 +282,16 @@ class EventStore:
         self._engine.write(batch)
         return []
 
-    def retractions(self) -> list[tuple[int, int, int, int, bool]]:
-        """What blocks know of: see ``Meta``."""
-        return self._base.meta().retractions
+    def retracted_at(self) -> list[int]:
+        """The CTS of the retractions that blocks know of."""
+        return [cts for cts, *_ in self._base.meta().retractions]
+
+    def retracted_from(self, cts: int) -> int:
+        """How many events were retracted, as far as blocks know, of which some may have been committed from ``cts`` on.
+
+        What was committed before is no longer in a log that begins there.
+        """
+        return sum(count for _, _, last, count, _ in self._base.meta().retractions if last >= cts)
 
     def erased_left(self) -> int:
         """How many retracted events still lie in blocks."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from kivi.arrow.predicates import filter_batch
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
-from kivi.errors import InvalidArgument
+from kivi.errors import EventsRetracted, InvalidArgument
 from kivi.events.blocks import Block, Blocks, Counts, Meta, first_positions
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
@@ -78,7 +78,7 @@ class EventView:
     ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order.
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
     ``erased_at``: what retractions at or below this CTS removed is left out. Blocks know of those up to ``erased_upto``;
-    ``names`` are of other events to leave out, which a caller adds before it scans.
+    ``names`` are of other events to leave out, which a caller adds before it scans; ``pending``: those of retractions.
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class EventView:
         self.erased_at = erased_at
         self.erased_upto = meta.erased_upto
         self.names = EventNames.none()
+        self.pending: dict[int, EventNames] = {}
+        self._retractions = [(cts, first) for cts, first, *_ in meta.retractions]
         self._firsts: dict[int, int] | None = None
         self._every = blocks
 
@@ -176,6 +178,35 @@ class EventView:
             known = more if known is None else np.union1d(known, more)
         return known
 
+    def retractions_met(self, since: int) -> list[int]:
+        """The CTS of the retractions in (since, ``erased_at``] that removed events committed up to ``since``."""
+        pending = [(cts, int(names.stamps[0])) for cts, names in self.pending.items()]
+        return [cts for cts, first in (*self._retractions, *pending) if since < cts <= self.erased_at and first <= since]
+
+    def names_at(self, cts: int) -> EventNames:
+        """The events of a retraction that is pending; of another one none."""
+        return self.pending.get(cts, EventNames.none())
+
+    def removed(self, cts: int, upto: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of the events up to ``upto`` that the retraction at ``cts`` removed, in commit order.
+
+        Raises EventsRetracted if their values are gone.
+        """
+        for block in self.blocks:
+            _, stop = self._cut_at(block, upto)
+            known = [one for one in block.erased if one.cts == cts or (one.blank and one.cts > upto)]
+            if stop and any(one.blank for one in known):
+                raise EventsRetracted(
+                    f"the events of {self._base.schema.name!r} that the commit at {cts} removed are not there any more: "
+                    'read on with retractions="ignore"',
+                    table=self._base.schema.name,
+                    retracted_at=cts,
+                )
+            parts = [self._base.rows_erased(block, one) for one in known] + [self.named(block, self.names_at(cts))]
+            rows = np.concatenate(parts)
+            if len(rows := rows[rows < stop]):
+                yield self._base.read(block, list(columns)).take(pa.array(rows))
+
     def picked(self, names: EventNames, columns: Sequence[str]) -> Iterator[Any]:
         """Record batches of the events with these names, in commit order, with their names (``STAMP``, ``POSITION``)."""
         for block in self.blocks:
@@ -189,12 +220,15 @@ class EventView:
 
     def _cut(self, block: Block, after: int) -> tuple[int, int]:
         """The rows [start, stop) of the block with after < cts <= upto."""
-        if block.last_cts <= after or block.first_cts > self.upto:
+        return self._cut_at(block, self.upto, after)
+
+    def _cut_at(self, block: Block, upto: int, after: int = 0) -> tuple[int, int]:
+        if block.last_cts <= after or block.first_cts > upto:
             return 0, 0
-        if block.first_cts > after and block.last_cts <= self.upto:
+        if block.first_cts > after and block.last_cts <= upto:
             return 0, block.rows
         cts, rows = self._base.runs(block)
-        bounds = [np.searchsorted(cts, np.uint64(max(0, min(at, 2**64 - 1))), "right") for at in (after, self.upto)]
+        bounds = [np.searchsorted(cts, np.uint64(max(0, min(at, 2**64 - 1))), "right") for at in (after, upto)]
         start, stop = (int(rows[:bound].sum()) for bound in bounds)
         return start, max(start, stop)
 

@@ -102,8 +102,8 @@ class Retention:
         view = take()
         view.floor_us = later_of(unsaved, view.floor_us)
         least = max(since, view.events_upto)
-        names = [one.names for one in retracted if view.erased_upto < one.cts <= view.erased_at]
-        view.names = EventNames.union([*names, *([] if own is None else [own])])
+        view.pending = {one.cts: one.names for one in retracted if view.erased_upto < one.cts <= view.erased_at}
+        view.names = EventNames.union([*view.pending.values(), *([] if own is None else [own])])
         parts = [part for item in waiting if (part := item.after(least)) is not None]
         if view.names.count:
             parts = [
