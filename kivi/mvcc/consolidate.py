@@ -441,5 +441,6 @@ class Consolidator:
             if merged:
                 self.compactions += 1
                 self.compacted_rows += merged
+                self._compactable.add(schema.id)
             else:
                 self._compactable.discard(schema.id)

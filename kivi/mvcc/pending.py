@@ -122,7 +122,8 @@ class Pending:
         for tap in taps:
             tap.add(last, applied)
         if self.feed.on:
-            self.feed.add(Committed(last, *applied, nbytes))
+            rows, events, runs, retracted = applied
+            self.feed.add(Committed(last, rows, runs, events, retracted, nbytes))
 
     @contextmanager
     def tapped(self) -> Iterator[Tap]:

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kivi
+from kivi.api.arguments import ScanArguments
+from kivi.arrow.records import event_batch
 from kivi.embedded.database import Database
+from kivi.encoding.keys import prefix_end
+from kivi.encoding.keyspaces import Space, table_prefix
+from kivi.model.declarations import aggregate_schema
 from kivi.mvcc.groups import Outcome
+from kivi.runtime.settings import Settings
+from kivi.store.facade import Store
+from tests.waiting import wait_until
 
 SLOT_US = 300_000_000
 BEGIN_US = 1_700_000_100_000_000
@@ -106,7 +114,7 @@ class History:
         ]
 
     def append(self, count: int | None = None) -> None:
-        events = self.some(count or self.random.choice([1, 3, 40, 90]))
+        events = self.some(count or self.random.choice([1, 3, 40, 90, 400]))
         self.model.add(self.db.append("calls", events), events)
 
     def append_each(self) -> None:
@@ -196,13 +204,212 @@ def events_of(reads: Any) -> list[dict[str, Any]]:
     return [{**row, "ts": micros(row["ts"])} for row in reads.scan("calls")]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_history(tmp_path: Path, seed: int) -> None:
     history = History(tmp_path / "data", seed)
     history.append(90)
-    for i in range(60):
+    for i in range(36):
         history.step()
-        if i % 3 == 0:
+        if i % 4 == 0:
             history.check()
     history.check()
     history.db.close()
+
+
+# -- what a history does not bring about -----------------------------------------------------------------
+
+
+def retract(db: Database, **wanted: Any) -> int:
+    with db.transaction() as tx:
+        tx.retract("calls", **wanted)
+    assert tx.commit_ts is not None
+    return tx.commit_ts
+
+
+def remove(model: Model, cts: int, start_ts: int, chosen: Any) -> None:
+    for name, event in model.events.items():
+        if name[0] <= start_ts and chosen(event):
+            model.removed.setdefault(name, cts)
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_what_is_in_flight_where_it_enters_is_in_it(tmp_path: Path, each: bool) -> None:
+    """Two appends are durable and not applied when the retraction enters: one is finished before it, one after."""
+    history = History(tmp_path / "data", 1)
+    history.append(90)
+    db, store = history.db, history.db.store
+    txn = store.transaction()
+    schema = store.table("calls")
+    txn.retract(schema, ScanArguments("calls", where=kivi.col("k") < 4).bound(schema))
+    held: list[tuple[int, list[dict[str, Any]]]] = []
+    retractions = store.commits.retractions
+
+    def with_appends(*args: Any) -> None:
+        retractions.prepare(*args)
+        store.committer.hold = lambda commit: True
+        for _ in range(2):
+            events = history.some(3 if not each else 40)
+            other = store.blind_transaction()
+            other.append(schema, event_batch(schema, events))
+            store.commit(other, done=lambda outcome: None)
+            wait_until(lambda: len(store.committer.held) == len(held) + 1)
+            held.append((store.committer.held[-1], events))
+        store.committer.hold = lambda commit: False
+
+    store.commits.retractions = SimpleNamespace(prepare=with_appends)  # type: ignore[assignment]
+    done: list[Outcome] = []
+    store.commit(txn, done=done.append)
+    store.commits.retractions = retractions
+    for cts, events in held:
+        history.model.add(cts, events)
+        store.committer.finish_held(cts)
+    wait_until(lambda: bool(done))
+    assert done[0].commit_ts is not None and done[0].commit_ts > held[-1][0]
+    remove(history.model, done[0].commit_ts, txn.start_ts, lambda event: event["k"] < 4)
+    for step in (lambda: None, db.consolidate, history.reopen):
+        step()
+        history.check()
+    history.db.close()
+
+
+def test_appends_beside_it(tmp_path: Path) -> None:
+    """Writers go on while one event in five is retracted, again and again: nobody waits, and nothing is lost."""
+    history = History(tmp_path / "data", 2)
+    db = history.db
+    db.close()
+    history.db = db = kivi.open(tmp_path / "data", consolidate_every_s=0.002, fold_every_s=0.05, block_rows=512)
+    stop, lock = threading.Event(), threading.Lock()
+    pick = random.Random(5)
+
+    def append() -> None:
+        while not stop.is_set():
+            with lock:
+                events = history.some(pick.choice([1, 40]))
+            cts = db.append("calls", events)
+            with lock:
+                history.model.add(cts, events)
+
+    threads = [threading.Thread(target=append) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    retractions = []
+    for name in [f"user {i}" for i in range(5)]:
+        with db.transaction() as tx:
+            tx.retract("calls", where=kivi.col("name") == name)
+        retractions.append((tx.commit_ts, tx.start_ts, name))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for cts, start_ts, name in retractions:
+        remove(history.model, cts, start_ts, lambda event, name=name: event["name"] == name)
+    history.check()
+    db.consolidate()
+    history.check()
+    db.close()
+
+
+def test_what_it_needs_below_a_floor_refuses_it(tmp_path: Path) -> None:
+    clock = [BEGIN_US / 1e6]
+    store = Store.open(str(tmp_path / "data"), settings=Settings(background=False), clock=lambda: clock[0])
+    db = Database(store)
+    columns = {"k": "int64", "ts": "timestamp", "us": "int64"}
+    db.create_event_table("calls", event_time="ts", columns=columns, retention="1h")
+    five_minutes = ["k", kivi.time_slot("ts", "5m", name="slot")]
+    db.create_aggregate("sums", source="calls", group_by=["k"], measures={"us": kivi.sum("us")})
+    db.create_aggregate("slots", source="calls", group_by=five_minutes, measures={"most": kivi.max("us")})
+
+    def add(*events: tuple[int, int, int]) -> None:
+        db.append("calls", [{"k": k, "ts": BEGIN_US + s * 1_000_000, "us": us} for k, s, us in events])
+
+    add((1, 0, 5), (1, 10, 7), (2, 10, 3))
+    add((1, 7_000, 11), (1, 7_001, 13), (2, 7_000, 17), (3, 7_000, 19))
+    db.consolidate()
+    clock[0] += 7_001
+    store.housekeeping.move_floors()
+    db.create_aggregate("most", source="calls", group_by=["k"], measures={"most": kivi.max("us")})  # of what is left
+    retract(db, where=(kivi.col("us") == 11) | (kivi.col("us") == 17))
+    with db.snapshot() as now:
+        assert {row["k"]: row["us"] for row in now.scan("sums")} == {1: 25, 2: 3, 3: 19}  # 2 may have forgotten events
+        assert {row["k"]: row["most"] for row in now.scan("most")} == {1: 13, 3: 19}
+    db.drop("most")
+    add((1, 3_500, 23), (1, 3_700, 29))
+    retract(db, where=kivi.col("us") == 29)
+    with pytest.raises(kivi.InvalidArgument, match="slots") as refused:
+        retract(db, where=kivi.col("us") == 23)
+    assert refused.value.details["aggregates"] == "slots"
+    with db.snapshot() as now:
+        assert {row["k"]: row["us"] for row in now.scan("sums")} == {1: 48, 2: 3, 3: 19}
+        assert len(list(now.scan("calls"))) == 3
+    store.close()
+
+
+def test_sums_beyond_64_bits(tmp_path: Path) -> None:
+    with kivi.open(tmp_path / "data", background=False) as db:
+        db.create_event_table("calls", event_time="ts", columns={"k": "int64", "ts": "timestamp", "us": "int64"})
+        db.create_aggregate("sums", source="calls", group_by=["k"], measures={"us": kivi.sum("us")})
+        least, most = -(2**63), 2**63 - 1
+        db.append("calls", [{"k": k, "ts": BEGIN_US, "us": us} for k in range(50) for us in (least, least, most, 5)])
+        retract(db, where=kivi.col("us") == least)
+        with pytest.raises(kivi.OutOfRange):
+            db.get("sums", (1,))
+        db.consolidate()
+        retract(db, where=kivi.col("us") == most)
+        assert db.get("sums", (1,)) == {"k": 1, "us": 5}
+        retract(db)
+        db.consolidate()
+        with db.snapshot() as now:
+            assert list(now.scan("sums")) == list(now.scan("calls")) == []
+
+
+def test_no_value_stays_in_blocks(tmp_path: Path) -> None:
+    history = History(tmp_path / "data", 3)
+    history.append(600)
+    db, store = history.db, history.db.store
+    db.consolidate()
+    old = db.snapshot()
+    cts = retract(db, where=kivi.col("name") == "user 4")
+    remove(history.model, cts, old.ts, lambda event: event["name"] == "user 4")
+    gone = sum(event["name"] == "user 4" for event in history.model.events.values())
+    for _ in range(20):
+        db.consolidate()
+        store.consolidator.compact()
+    assert statistics(db)["retracted_in_blocks"] == gone  # the snapshot still sees them
+    history.check_at(old)
+    old.close()
+    db.consolidate()
+    for _ in range(300):  # of which few look for what a snapshot had held back
+        store.consolidator.compact()
+    assert statistics(db)["retracted_in_blocks"] == 0
+    prefix = table_prefix(Space.EVENT_DATA, store.table("calls").id)
+    assert not any(b"user 4" in value for _, value in store.engine.scan(prefix, prefix_end(prefix)))
+    history.check()
+    with db.snapshot(as_of=cts - 1) as before, pytest.raises(kivi.SnapshotTooOld, match="retracted"):
+        list(before.scan("calls"))
+    assert statistics(db)["retracted_in_log"] == gone
+    store.consolidator.flush()
+    history.append(1)
+    assert statistics(db)["retracted_in_log"] in (0, gone)  # a segment goes as a whole
+    history.reopen()
+    history.check()
+    history.db.close()
+
+
+def statistics(db: Database) -> dict[str, int]:
+    found: dict[str, int] = db.describe("calls")["statistics"]
+    return found
+
+
+def test_it_waits_for_a_backfill(tmp_path: Path) -> None:
+    history = History(tmp_path / "data", 4)
+    history.append(90)
+    db, store = history.db, history.db.store
+    schema = aggregate_schema(
+        "late", store.table("calls"), ["k"], {"most": kivi.max("us")}, None, None
+    )
+    building = store._tables.create(schema)
+    with pytest.raises(kivi.Unavailable, match="built"):
+        retract(db, where=kivi.col("k") == 1)
+    store.backfill.build(building, None)
+    retract(db, where=kivi.col("k") == 1)
+    assert db.get("late", (1,)) is None
+    db.close()
