@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.event_names import EventNames
@@ -236,11 +235,13 @@ class EventStore:
         """The events without any value in these rows, but for an event time that says nothing of them."""
         gone = np.zeros(events.num_rows, np.bool_)
         gone[rows] = True
-        mask, columns = pa.array(gone), []
+        # Arrow's ``if_else`` would leave the values where they are, under nulls; ``take`` makes others.
+        kept, columns = pa.array(np.arange(events.num_rows), mask=gone), []
         for column in self.schema.columns:
-            array = events.column(column.name)
-            value = pa.scalar(time_us, pa.int64()).cast(array.type) if column.name == self.schema.event_time else None
-            columns.append(pc.if_else(mask, pa.scalar(None, array.type) if value is None else value, array))
+            array = events.column(column.name).take(kept)
+            if column.name == self.schema.event_time:
+                array = array.fill_null(pa.scalar(time_us, pa.int64()).cast(array.type))
+            columns.append(array)
         return pa.RecordBatch.from_arrays(columns, events.schema.names)
 
     # -- retractions ------------------------------------------------------------------------------

@@ -208,15 +208,17 @@ class EventView:
                 yield self._base.read(block, list(columns)).take(pa.array(rows))
 
     def picked(self, names: EventNames, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the events with these names, in commit order, with their names (``STAMP``, ``POSITION``)."""
+        """Record batches of the events with these names, in commit order, with ``STAMP``."""
         for block in self.blocks:
             if len(rows := self.named(block, names)):
-                yield self._with_names(block, self._base.read(block, list(columns))).take(pa.array(rows))
+                yield self._with_names(block, self._base.read(block, list(columns)), False).take(pa.array(rows))
 
-    def _with_names(self, block: Block, batch: Any) -> Any:
-        names = EventNames.of_rows(*self._base.runs(block), self._first(block))
-        batch = batch.append_column(STAMP, pa.array(names.stamps))
-        return batch.append_column(POSITION, pa.array(names.positions))
+    def _with_names(self, block: Block, batch: Any, whole: bool) -> Any:
+        stamps, rows = self._base.runs(block)
+        if not whole:
+            return batch.append_column(STAMP, pa.array(np.repeat(stamps, rows)))
+        names = EventNames.of_rows(stamps, rows, self._first(block))
+        return batch.append_column(STAMP, pa.array(names.stamps)).append_column(POSITION, pa.array(names.positions))
 
     def _cut(self, block: Block, after: int) -> tuple[int, int]:
         """The rows [start, stop) of the block with after < cts <= upto."""
@@ -242,12 +244,12 @@ class EventView:
         columns: Sequence[str] | None = None,
         reverse: bool = False,
         with_cts: bool = False,
-        with_names: bool = False,
+        naming: Sequence[str] = (),
         skip: int = 0,
         take: int | None = None,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
-        ``with_names`` adds ``STAMP`` and ``POSITION``.
+        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at; retracted
         ones are counted, so that it is the same events whenever they are asked for.
@@ -256,7 +258,7 @@ class EventView:
         No batch is empty or has more than 65,536 rows.
         """
         outputs = [*self._base.schema.output_columns(columns), *([COMMIT_TS] if with_cts else [])]
-        outputs += [STAMP, POSITION] if with_names else []
+        outputs += naming
         low = later_of(time_from, self.floor_us)
         for block in reversed(self.blocks) if reverse else self.blocks:
             start, stop = self._cut(block, after)
@@ -298,7 +300,7 @@ class EventView:
             stamps, rows = self._base.runs(block)
             batch = batch.append_column(COMMIT_TS, pa.array(np.repeat(stamps.astype(np.int64), rows)))
         if STAMP in outputs:
-            batch = self._with_names(block, batch)
+            batch = self._with_names(block, batch, POSITION in outputs)
         if (erased := self._erased(block)) is None:
             batch = batch.slice(start, stop - start)
         else:

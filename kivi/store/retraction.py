@@ -43,7 +43,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, is_combinable
-from kivi.delta.derive import derive, run_from_rows
+from kivi.delta.derive import derive, derive_all, run_from_rows
 from kivi.delta.grouping import Events
 from kivi.delta.ops import Barrier
 from kivi.delta.runs import Array, Cells, DeltaRun, with_cts
@@ -72,6 +72,7 @@ _INT: Final = ColumnType("int64")
 _FEW_ROWS: Final = 10_000
 """So many rows of deltas may be left for the entry lock: a millisecond or two."""
 _ROUNDS: Final = 8
+_MANY: Final = 4
 _ENTERED_TIMEOUT_S: Final = 30.0
 
 
@@ -96,7 +97,7 @@ class Retractions:
         with self._events(schema, txn.lease.ts, txn.lease.ts, txn.retracted.get(schema.id)) as (view, waiting):
             trim = trimmer(schema, where, times, view.floor_us, outputs)
             stored = view.scan(
-                time_from=times[0], time_to=times[1], where=where, columns=outputs[:1], with_names=True
+                time_from=times[0], time_to=times[1], where=where, columns=outputs[:1], naming=outputs[1:]
             )
             memory = (
                 trim(_left((part, _with_names(part, first, part.batch.schema.names))), True)
@@ -161,20 +162,18 @@ class Retractions:
         self, txn: Txn, schema: TableSchema, aggregates: Sequence[TableSchema], names: EventNames, upto: int
     ) -> list[_Rows]:
         """The touched rows of each aggregate, as of ``upto``: from the events that a snapshot there remembers at S."""
-        start_ts, columns = txn.start_ts, [column.name for column in schema.columns]
+        start_ts, columns = txn.start_ts, _needed(schema, aggregates)
         with self._events(schema, start_ts, start_ts, None) as (view, waiting):
             every = [_Rows(one, schema, view.floor_us) for one in aggregates]
             memory = (
                 batch.take(pa.array(rows))
                 for part, first in zip(waiting, first_positions(waiting), strict=True)
                 if len(rows := names.rows_in(*part.commits(), first))
-                for batch in [_with_names(part, first, columns)]
+                for batch in [_with_stamps(part, columns)]
             )
             for chunk in _whole_commits(itertools.chain(view.picked(names, columns), memory), self.settings.block_rows):
                 with self.computing:
-                    events = Events(chunk)
-                    for rows in every:
-                        rows.touch(events, chunk)
+                    _touch(every, chunk)
         blocked = [rows.aggregate.name for rows in every if rows.is_blocked]
         if blocked:
             raise InvalidArgument(
@@ -189,18 +188,15 @@ class Retractions:
             rows.begin()
         low, high = _bounds([rows.bounds for rows in every if rows.is_open])
         with self._events(schema, upto, start_ts, names) as (view, waiting):
-            stored = view.scan(time_from=low, time_to=high, columns=columns, with_names=True)
+            stored = view.scan(time_from=low, time_to=high, columns=columns, naming=[STAMP])
             memory = (
-                remembered(_left((part, _with_names(part, first, columns))), schema, view.floor_us)
-                for part, first in zip(waiting, first_positions(waiting), strict=True)
+                remembered(_left((part, _with_stamps(part, columns))), schema, view.floor_us) for part in waiting
             )
             for chunk in _whole_commits(itertools.chain(stored, memory), self.settings.block_rows):
                 if not any(rows.is_open for rows in every):
                     break
                 with self.computing:
-                    events = Events(chunk)
-                    for rows in every:
-                        rows.keep(events, chunk)
+                    _keep(every, chunk)
         self.reads.reader.check_events(txn.lease, schema)
         for rows in every:
             rows.close()
@@ -224,7 +220,8 @@ class _Rows:
     def __init__(self, aggregate: TableSchema, source: TableSchema, floor_us: int | None) -> None:
         self.aggregate = aggregate
         self.is_blocked = False
-        self._exact = all(is_wide(column) for column in aggregate.columns)
+        self.by_commit = not is_combinable(aggregate)
+        self.is_exact = all(is_wide(column) for column in aggregate.columns)
         self._time = source.event_time or ""
         self._slot_us = max([g.slot_us for g in aggregate.group_by if g.source == source.event_time], default=0)
         since = aggregate.complete_since_us
@@ -240,12 +237,12 @@ class _Rows:
 
     # The events that are removed.
 
-    def touch(self, events: Events, chunk: pa.RecordBatch) -> None:
-        """These are removed."""
+    def touch(self, chunk: pa.RecordBatch, events: Events, run: DeltaRun | None) -> None:
+        """These are removed; ``run`` is what they derive, if it ``is_exact``."""
         times = chunk.column(self._time).cast(pa.int64()).to_numpy()
         self._times.append((int(times.min()), int(times.max())))
-        if self._exact:
-            self._removed.add(derive(self.aggregate, chunk))
+        if run is not None:
+            self._removed.add(run)
         else:
             self._touched.append(events.groups(self.aggregate).keys)
         if self._forgotten is None:
@@ -253,9 +250,9 @@ class _Rows:
         # Of a row that reaches below the floor there may have been other events.
         slot_us = self._slot_us
         reaches = times // slot_us * slot_us < self._forgotten if slot_us else np.ones(len(times), np.bool_)
-        if reaches.any() and self._exact:
+        if reaches.any() and self.is_exact:
             self._spared.append(Events(chunk.filter(pa.array(reaches))).groups(self.aggregate).keys)
-        self.is_blocked |= bool(reaches.any()) and not self._exact
+        self.is_blocked |= bool(reaches.any()) and not self.is_exact
 
     @property
     def bounds(self) -> tuple[int, int] | None:
@@ -269,7 +266,7 @@ class _Rows:
 
     def begin(self) -> None:
         """All that are removed are known."""
-        if self._exact:
+        if self.is_exact:
             self._minus = self._removed.result()
             self._keys = self._keys if self._minus is None else self._minus.keys
         else:
@@ -281,25 +278,24 @@ class _Rows:
     @property
     def is_open(self) -> bool:
         """Whether it has to look at more events."""
-        return not (self._exact and bool(self._seen.all()))
+        return not (self.is_exact and bool(self._seen.all()))
 
-    def keep(self, events: Events, chunk: pa.RecordBatch) -> None:
-        """These remain: whole commits, in order."""
-        if not self.is_open:
-            return
+    def see(self, events: Events) -> None:
+        """These remain, of an aggregate that ``is_exact``."""
+        self._seen |= _is_in(self._keys, events.groups(self.aggregate).keys)
+
+    def mine(self, events: Events) -> Array:
+        """Which of these events belong to the rows."""
         groups = events.groups(self.aggregate)
-        if self._exact:
-            self._seen |= _is_in(self._keys, groups.keys)
-            return
-        mine = _is_in(groups.keys, self._keys)[groups.group_of]
-        if mine.any():
-            chunk = chunk if mine.all() else chunk.filter(pa.array(mine))
-            by_commit = not is_combinable(self.aggregate)
-            self._state.add(_by_commit(self.aggregate, chunk) if by_commit else derive(self.aggregate, chunk))
+        return _is_in(groups.keys, self._keys)[groups.group_of]
+
+    def keep(self, run: DeltaRun) -> None:
+        """What the next events derive, of these rows and perhaps of others."""
+        self._state.add(_selected(run, self._keys))
 
     def close(self) -> None:
         """There are no more: ``_keys`` are from here on those of the rows that begin anew."""
-        if self._exact:
+        if self.is_exact:
             keys, seen, minus = self._keys, self._seen, self._minus
             self._keys = keys.filter(pa.array(~seen))
             self._minus = None if minus is None or not seen.any() else _negated(minus, np.flatnonzero(seen))
@@ -313,11 +309,7 @@ class _Rows:
             runs = [run for of, run in one.runs if of == table]
             if rows := [(key, cts, dict(op.deltas)) for cts, of, key, op in one.rows if of == table]:
                 runs.append(run_from_rows(self.aggregate, rows))
-            for run in runs:
-                if len(at := np.flatnonzero(_is_in(run.keys, self._keys))):
-                    stamps = run.cts if isinstance(run.cts, int) else run.cts[at]
-                    cells = tuple(column.take(at) for column in run.columns)
-                    found.append(DeltaRun(run.keys.take(pa.array(at)), stamps, cells))
+            found += [mine for run in runs if (mine := _selected(run, self._keys)).rows]
         return found
 
     def add(self, applied: dict[int, Applied]) -> int:
@@ -351,6 +343,57 @@ class _Rows:
             cells = tuple(column.take(np.zeros(len(ended), np.intp)) for column in nothing.columns)
             found.append(DeltaRun(ended, 0, cells, barrier=Barrier.DELETE))
         return found
+
+
+def _touch(every: Sequence[_Rows], chunk: pa.RecordBatch) -> None:
+    """These events are removed."""
+    events, exact = Events(chunk), [rows for rows in every if rows.is_exact]
+    runs = dict(zip(exact, derive_all([rows.aggregate for rows in exact], chunk), strict=True))
+    for rows in every:
+        rows.touch(chunk, events, runs.get(rows))
+
+
+def _keep(every: Sequence[_Rows], chunk: pa.RecordBatch) -> None:
+    """These events remain: whole commits, in order.
+
+    Where many of them belong to touched rows, it is less work to derive all than to look for those; and all aggregates
+    share it.
+    """
+    events, together_from = Events(chunk), list[_Rows]()
+    stamps = chunk.column(STAMP)
+    several = stamps[0] != stamps[-1]
+    for rows in every:
+        if rows.is_exact:
+            if rows.is_open:
+                rows.see(events)
+            continue
+        mine = rows.mine(events)
+        count = np.count_nonzero(mine)
+        by_commit = rows.by_commit and several
+        if by_commit or _MANY * count < len(mine):
+            if count:
+                part = chunk if count == len(mine) else chunk.filter(pa.array(mine))
+                rows.keep(_by_commit(rows.aggregate, part) if by_commit else derive(rows.aggregate, part))
+        else:
+            together_from.append(rows)
+    runs = derive_all([rows.aggregate for rows in together_from], chunk) if together_from else ()
+    for rows, run in zip(together_from, runs, strict=True):
+        rows.keep(run)
+
+
+def _selected(run: DeltaRun, keys: Any) -> DeltaRun:
+    """The rows of a run with one of these keys."""
+    inside = _is_in(run.keys, keys)
+    if inside.all():
+        return run
+    at = np.flatnonzero(inside)
+    mine = DeltaRun(
+        run.keys.take(pa.array(at)),
+        run.cts if isinstance(run.cts, int) else run.cts[at],
+        tuple(column.take(at) for column in run.columns),
+    )
+    mine.distinct = run.distinct
+    return mine
 
 
 def _is_in(keys: Any, among: Any) -> Array:
@@ -397,6 +440,18 @@ def _bounds(bounds: Sequence[tuple[int, int] | None]) -> tuple[int | None, int |
 
 
 # -- batches with names -------------------------------------------------------------------------------
+
+
+def _needed(schema: TableSchema, aggregates: Sequence[TableSchema]) -> list[str]:
+    """The columns of events that these aggregates are derived from, in the table's order, and the event time."""
+    used = {schema.event_time}
+    for aggregate in aggregates:
+        used |= {group.source for group in aggregate.group_by} | {measure.source for measure in aggregate.measures}
+    return [column.name for column in schema.columns if column.name in used]
+
+
+def _with_stamps(part: PendingEvents, columns: Sequence[str]) -> pa.RecordBatch:
+    return part.batch.select(list(columns)).append_column(STAMP, pa.array(part.cts_of_each()))
 
 
 def _with_names(part: PendingEvents, first: int, columns: Sequence[str]) -> pa.RecordBatch:
