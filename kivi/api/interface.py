@@ -28,6 +28,7 @@ from kivi.api.arguments import (
     TransactionArguments,
     check_work,
     patience_s,
+    retract_arguments,
     summary_arguments,
     takes,
 )
@@ -449,6 +450,7 @@ class Transaction(Reads):
         """Events, or rows, that were staged before. ``late``: as of ``append``."""
 
     @abstractmethod
+    @takes(retract_arguments)
     def retract(self, wanted: ScanArguments) -> int:
         """Removes the events that match: of this snapshot, whose event time is in [``start``, ``end``), and for which
         ``where`` is true; without any of these all. Returns how many that are, without those retracted before here.

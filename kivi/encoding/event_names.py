@@ -58,7 +58,7 @@ class EventNames(NamedTuple):
         return EventNames(np.repeat(stamps, rows), positions)
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return len(self.stamps)
 
     @property
@@ -90,7 +90,8 @@ class EventNames(NamedTuple):
         run = np.minimum(np.searchsorted(stamps, named), len(stamps) - 1)
         positions = np.where(run == 0, positions - first, positions)
         inside = (stamps[run] == named) & (positions >= 0) & (positions < rows[run])
-        return ((np.cumsum(rows) - rows)[run] + positions)[inside]
+        found: Array = ((np.cumsum(rows) - rows)[run] + positions)[inside]
+        return found
 
     def encode(self) -> bytes:
         """See the top of this page."""

@@ -58,14 +58,14 @@ Runs = tuple[Stamps, Counts]
 
 
 class Erased(NamedTuple):
-    """The retraction at ``cts`` removed ``count`` events of a block: which rows those are is stored at ``data``.
+    """The retraction at ``cts`` removed so many ``rows`` of a block: which those are is stored at ``data``.
 
     ``blank``: their values are gone from the block, too.
     """
 
     cts: int
     data: int
-    count: int
+    rows: int
     checksum: int
     blank: bool = False
 
@@ -76,7 +76,7 @@ class Block:
 
     ``runs``: (CTS, rows), all of them if ``packed`` is 0; else the first and the last of ``packed`` ones.
     ``nbytes`` is the size of the data as stored, ``raw_bytes`` that of the columns in memory. ``first``: the position
-    of its first event in that one's commit. ``erased``: by CTS; ``columns`` are without what is blank, ``rows`` with it.
+    of its first event in that one's commit. ``erased``: by CTS; what is blank is in ``rows``, and not in ``columns``.
     """
 
     order: int
@@ -344,23 +344,23 @@ class Blocks:
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise self._lost(block, f"damaged ({error})") from None
 
-    def erased(self, block: Block, upto: int) -> Stamps | None:
+    def erased(self, block: Block, upto: int) -> Counts | None:
         """Which rows of the block the retractions at or below ``upto`` removed, in order; None: none."""
         parts = [self.rows_erased(block, one) for one in block.erased if one.cts <= upto]
         return None if not parts else parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
 
-    def rows_erased(self, block: Block, erased: Erased) -> Stamps:
+    def rows_erased(self, block: Block, erased: Erased) -> Counts:
         """The rows of one retraction."""
         raw = self._engine.get(event_data_key(self.schema.id, erased.data))
         if raw is None or crc32(raw) != erased.checksum:
             raise self._lost(block, "damaged (it does not know which of its events were retracted)")
         try:
-            plain = pa.decompress(raw, 4 * erased.count, "lz4", asbytes=True)
+            plain = pa.decompress(raw, 4 * erased.rows, "lz4", asbytes=True)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise self._lost(block, f"damaged ({error})") from None
-        return np.frombuffer(plain, "<u4", erased.count).astype(np.int64)
+        return np.frombuffer(plain, "<u4", erased.rows).astype(np.int64)
 
-    def add_erased(self, batch: WriteBatch, cts: int, data: int, rows: Stamps, *, blank: bool = False) -> Erased:
+    def add_erased(self, batch: WriteBatch, cts: int, data: int, rows: Counts, *, blank: bool = False) -> Erased:
         """Adds the rows of one retraction to the batch. Its header is yet to name them."""
         raw = pa.compress(rows.astype("<u4").tobytes(), "lz4", asbytes=True)
         batch.put(event_data_key(self.schema.id, data), raw)

@@ -256,13 +256,13 @@ class EventStore:
             return
         for block, first in zip(blocks, first_positions(blocks), strict=True):
             low, high = np.searchsorted(names.stamps, np.array([block.first_cts, block.last_cts + 1], np.uint64))
-            rows = names.rows_in(*self._base.runs(block), first) if low < high else ()
+            rows = names.rows_in(*self._base.runs(block), first) if low < high else np.zeros(0, np.int64)
             if len(rows):
                 erased = self._base.add_erased(batch, cts, meta.next, rows)
                 self._base.put_header(batch, replace(block, erased=(*block.erased, erased)))
                 meta.next += 1
         meta.erased_upto = cts
-        meta.retractions.append((cts, int(names.stamps[0]), int(names.stamps[-1]), names.count, False))
+        meta.retractions.append((cts, int(names.stamps[0]), int(names.stamps[-1]), names.size, False))
         meta.retractions = _at_most(meta.retractions)
         batch.put(event_meta_key(self.schema.id), meta.encode())
 
@@ -299,7 +299,7 @@ class EventStore:
         meta, blocks = self._base.headers()
         if all(one[-1] for one in meta.retractions):
             return 0
-        return sum(one.count for block in blocks for one in block.erased if not one.blank)
+        return sum(one.rows for block in blocks for one in block.erased if not one.blank)
 
     def _retire(self, meta: Meta, data: list[int], batch: WriteBatch) -> None:
         """Writes a batch that takes these data out of use; they go when every view that is open now has closed."""

@@ -77,7 +77,7 @@ class EventView:
 
     ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order.
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
-    ``erased_at``: what retractions at or below this CTS removed is left out. Blocks know of those up to ``erased_upto``;
+    ``erased_at``: what retractions at or below this CTS removed is left out. Blocks know those up to ``erased_upto``;
     ``names`` are of other events to leave out, which a caller adds before it scans; ``pending``: those of retractions.
     """
 
@@ -174,14 +174,16 @@ class EventView:
     def _erased(self, block: Block) -> Counts | None:
         """The rows of the block that this view leaves out as retracted; None: none."""
         known = self._base.erased(block, self.erased_at)
-        if self.names.count and len(more := self.named(block, self.names)):
+        if self.names.size and len(more := self.named(block, self.names)):
             known = more if known is None else np.union1d(known, more)
         return known
 
     def retractions_met(self, since: int) -> list[int]:
         """The CTS of the retractions in (since, ``erased_at``] that removed events committed up to ``since``."""
         pending = [(cts, int(names.stamps[0])) for cts, names in self.pending.items()]
-        return [cts for cts, first in (*self._retractions, *pending) if since < cts <= self.erased_at and first <= since]
+        return [
+            cts for cts, first in (*self._retractions, *pending) if since < cts <= self.erased_at and first <= since
+        ]
 
     def names_at(self, cts: int) -> EventNames:
         """The events of a retraction that is pending; of another one none."""
@@ -197,7 +199,7 @@ class EventView:
             known = [one for one in block.erased if one.cts == cts or (one.blank and one.cts > upto)]
             if stop and any(one.blank for one in known):
                 raise EventsRetracted(
-                    f"the events of {self._base.schema.name!r} that the commit at {cts} removed are not there any more: "
+                    f"the events of {self._base.schema.name!r} that the commit at {cts} removed are there no more: "
                     'read on with retractions="ignore"',
                     table=self._base.schema.name,
                     retracted_at=cts,
@@ -251,8 +253,8 @@ class EventView:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
         ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``.
 
-        Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at; retracted
-        ones are counted, so that it is the same events whenever they are asked for.
+        Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
+        Retracted ones are counted, so that it is the same events whenever they are asked for.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
         No batch is empty or has more than 65,536 rows.
@@ -330,13 +332,12 @@ class EventView:
             read += 1
         return known, read
 
-
     def _blank(self, block: Block) -> int | None:
         """How many events of the block are blank; None: it has retracted ones, for this view, that are not."""
-        if self.names.count and len(self.named(block, self.names)):
+        if self.names.size and len(self.named(block, self.names)):
             return None
         if all(one.blank for one in block.erased if one.cts <= self.erased_at):
-            return sum(one.count for one in block.erased if one.blank)
+            return sum(one.rows for one in block.erased if one.blank)
         return None
 
 

@@ -7,11 +7,11 @@ a floor has made events invisible to later snapshots is no reason to leave them 
 
 *A retraction* (R22) at ``r`` takes events out of every tail that is read at or past ``r``. Whoever has read such an
 event before, in a tail up to some ``a`` >= its commit, meets the retraction in the tail after ``a``: that is an error,
-``EventsRetracted``, unless the reader says what to do. With "ignore" the tail goes on; with "deliver" the removed events
-come, too, where the retraction was committed.
+``EventsRetracted``, unless the reader says what to do. With "ignore" the tail goes on; with "deliver" the removed
+events come, too, where the retraction was committed.
 
 An aggregate's changes after ``a``, at a snapshot ``b``: each row that events committed in (a, b] belong to, once, as it
-is at ``b``. A row is among them even if its values came out as they were. After a retraction in (a, b] they are all rows.
+is at ``b``. A row is among them even if its values came out as they were. After a retraction in (a, b] all rows are.
 """
 
 from __future__ import annotations

@@ -70,10 +70,7 @@ def combine(pending: Pending, schema: TableSchema, above: int, upto: int, keep: 
     runs = tuple(
         run
         for run in runs
-        if above < run.first_cts
-        and run.last_cts <= upto
-        and run.last_cts not in barriers
-        and not _is_cut(run, keep)
+        if above < run.first_cts and run.last_cts <= upto and run.last_cts not in barriers and not _is_cut(run, keep)
     )
     for same in _gaps(runs, keep, attrgetter("last_cts")):
         count = worth_combining([run.rows for run in same])

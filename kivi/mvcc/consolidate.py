@@ -410,8 +410,9 @@ class Consolidator:
 
     def _erase(self, schema: TableSchema, upto: int) -> None:
         """Tells the blocks which events retractions removed: all of those are sealed, being older."""
-        sealer = self.sealer_of(schema.id)
-        for cts, names in self.pending.retracted(schema.id, upto) if sealer is not None else ():
+        if (sealer := self.sealer_of(schema.id)) is None:
+            return
+        for cts, names in self.pending.retracted(schema.id, upto):
             writes = WriteBatch()
             sealer.erase(writes, cts, names)
             self._write(writes)

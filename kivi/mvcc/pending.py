@@ -122,8 +122,8 @@ class Pending:
         for tap in taps:
             tap.add(last, applied)
         if self.feed.on:
-            rows, events, runs, retracted = applied
-            self.feed.add(Committed(last, rows, runs, events, retracted, nbytes))
+            parts = applied.rows, applied.runs, applied.events, applied.retracted
+            self.feed.add(Committed(last, *parts, nbytes))
 
     @contextmanager
     def tapped(self) -> Iterator[Tap]:

@@ -120,8 +120,8 @@ class Commit:
         kind = 1 if self.request else 2 if self.batch else 0
         out = bytearray(
             _HEAD.pack(
-                _RETRACTING_VERSION if self.retractions else _VERSION, kind, self.start_ts, len(self.guards), len(self.rows), len(self.derived),
-                len(self.appends), len(self.runs),
+                _RETRACTING_VERSION if self.retractions else _VERSION, kind, self.start_ts, len(self.guards),
+                len(self.rows), len(self.derived), len(self.appends), len(self.runs),
             )
         )  # fmt: skip
         if self.retractions:

@@ -35,7 +35,18 @@ from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.verdict import Guard
 
-__all__ = ["COUNTERS", "LATE", "NAMES", "RETRACTIONS", "SUBSCRIPTIONS", "SYSTEM", "TABLES", "Catalog", "View", "definition_row"]
+__all__ = [
+    "COUNTERS",
+    "LATE",
+    "NAMES",
+    "RETRACTIONS",
+    "SUBSCRIPTIONS",
+    "SYSTEM",
+    "TABLES",
+    "Catalog",
+    "View",
+    "definition_row",
+]
 
 _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")

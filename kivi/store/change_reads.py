@@ -237,7 +237,9 @@ class ChangeReads:
         if changes.since >= schema.created_ts and not self._retracted_after(events, changes.since, lease.ts):
             columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
             try:
-                tail = self._tail(events, lease, events.schema, Scan(columns=columns), Changes(changes.since, retractions="ignore"))
+                tail = self._tail(
+                    events, lease, events.schema, Scan(columns=columns), Changes(changes.since, retractions="ignore")
+                )
                 batches = self._rows_by_key(lease, schema, wanted, tail)
             except SnapshotTooOld as error:
                 if not (changes.partial and "kept_since" in error.details):
@@ -285,7 +287,7 @@ def _removed(
 
 
 def _interleaved(
-    tail: Iterator[pa.RecordBatch], removed: list[tuple[int, Iterator[pa.RecordBatch]]]
+    tail: Iterator[pa.RecordBatch], removed: Iterable[tuple[int, Iterator[pa.RecordBatch]]]
 ) -> Iterator[pa.RecordBatch]:
     """A tail with ``COMMIT_TS``, and removed events where they were retracted; ``RETRACTED`` tells which is which."""
 

@@ -193,9 +193,7 @@ class Reads:
         upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts
         take = functools.partial(events.view, upto, floor_at=lease.ts)
         retracted = txn.retracted.get(schema.id) if txn is not None else None
-        view, waiting = self.retention.captured(
-            self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted
-        )
+        view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted)
         self.leases.check(lease)
         own = txn.events_of(schema.id) if txn is not None else []
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)

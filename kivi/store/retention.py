@@ -105,7 +105,7 @@ class Retention:
         view.pending = {one.cts: one.names for one in retracted if view.erased_upto < one.cts <= view.erased_at}
         view.names = EventNames.union([*view.pending.values(), *([] if own is None else [own])])
         parts = [part for item in waiting if (part := item.after(least)) is not None]
-        if view.names.count:
+        if view.names.size:
             parts = [
                 part._replace(erased=rows) if len(rows := view.names.rows_in(*part.commits(), first)) else part
                 for part, first in zip(parts, first_positions(parts), strict=True)

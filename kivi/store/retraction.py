@@ -135,8 +135,8 @@ class Retractions:
             for aggregate in view.aggregates.get(table, ()):
                 if aggregate.state != "ready":
                     raise Unavailable(
-                        f"aggregate {aggregate.name!r} is still being built from the events: nothing was retracted; try "
-                        "again when it is complete"
+                        f"aggregate {aggregate.name!r} is still being built from the events: nothing was retracted; "
+                        "try again when it is complete"
                     )
         tap = opened.enter_context(self.reads.pending.tapped())
         if not self.wait_for_entered(_ENTERED_TIMEOUT_S):
@@ -166,9 +166,9 @@ class Retractions:
         with self._events(schema, start_ts, start_ts, None) as (view, waiting):
             every = [_Rows(one, schema, view.floor_us) for one in aggregates]
             memory = (
-                batch.take(pa.array(rows))
+                batch.take(pa.array(at))
                 for part, first in zip(waiting, first_positions(waiting), strict=True)
-                if len(rows := names.rows_in(*part.commits(), first))
+                if len(at := names.rows_in(*part.commits(), first))
                 for batch in [_with_stamps(part, columns)]
             )
             for chunk in _whole_commits(itertools.chain(view.picked(names, columns), memory), self.settings.block_rows):
@@ -178,28 +178,26 @@ class Retractions:
         if blocked:
             raise InvalidArgument(
                 f"rows of {', '.join(blocked)} would have to be computed again from events that {schema.name!r} has "
-                f"forgotten: nothing was retracted; leave out events whose rows reach below {view.floor_us} us, or drop "
-                "these aggregates",
+                f"forgotten: nothing was retracted; leave out events whose rows reach below {view.floor_us} us, or "
+                "drop these aggregates",
                 table=schema.name,
                 aggregates=", ".join(blocked),
                 floor_us=view.floor_us,
             )
-        for rows in every:
-            rows.begin()
+        for one in every:
+            one.begin()
         low, high = _bounds([rows.bounds for rows in every if rows.is_open])
         with self._events(schema, upto, start_ts, names) as (view, waiting):
             stored = view.scan(time_from=low, time_to=high, columns=columns, naming=[STAMP])
-            memory = (
-                remembered(_left((part, _with_stamps(part, columns))), schema, view.floor_us) for part in waiting
-            )
+            memory = (remembered(_left((part, _with_stamps(part, columns))), schema, view.floor_us) for part in waiting)
             for chunk in _whole_commits(itertools.chain(stored, memory), self.settings.block_rows):
                 if not any(rows.is_open for rows in every):
                     break
                 with self.computing:
                     _keep(every, chunk)
         self.reads.reader.check_events(txn.lease, schema)
-        for rows in every:
-            rows.close()
+        for one in every:
+            one.close()
         return every
 
 
@@ -214,8 +212,8 @@ def _complete(part: Single, every: list[_Rows], tap: Tap, entered: Iterable[Part
 
 
 class _Rows:
-    """The rows of one aggregate that a retraction touches: ``touch``, ``begin``, ``keep``, ``close``, ``add``, ``runs``,
-    ``completion``, in that order."""
+    """The rows of one aggregate that a retraction touches. Call ``touch``, ``begin``, ``keep`` or ``see``, ``close``,
+    ``add``, ``runs`` and ``completion``, in this order."""
 
     def __init__(self, aggregate: TableSchema, source: TableSchema, floor_us: int | None) -> None:
         self.aggregate = aggregate

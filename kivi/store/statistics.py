@@ -48,8 +48,8 @@ def retracted_left(store: Host, schema: TableSchema) -> dict[str, int]:
     begins = store.log.first
     pending = store.pending.retracted(schema.id, store.moved.value)  # first, as they move into blocks
     events = store.event_tables.of(schema.id)
-    in_log = sum(one.names.count for one in pending if one.names.stamps[-1] >= begins)
-    in_blocks = sum(one.names.count for one in pending)
+    in_log = sum(one.names.size for one in pending if one.names.stamps[-1] >= begins)
+    in_blocks = sum(one.names.size for one in pending)
     if events is not None:
         in_log += events.retracted_from(begins)
         in_blocks += events.erased_left()

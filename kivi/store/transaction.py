@@ -109,7 +109,15 @@ class Txn:
 
     @property
     def wrote(self) -> bool:
-        return bool(self.rows or self.guards or self.appends or self.staged or self.staged_rows or self.overwritten or self.retracted)
+        return bool(
+            self.rows
+            or self.guards
+            or self.appends
+            or self.staged
+            or self.staged_rows
+            or self.overwritten
+            or self.retracted
+        )
 
     @property
     def blind(self) -> bool:
@@ -172,15 +180,16 @@ class Txn:
             raise InvalidArgument("a retraction removes what its snapshot sees: begin the transaction with one")
         if schema.id in self.event_tables or schema.id in self.overwritten:
             raise InvalidArgument(
-                f"the transaction has written to {schema.name!r}: retract in a transaction of its own", table=schema.name
+                f"the transaction has written to {schema.name!r}: retract in a transaction of its own",
+                table=schema.name,
             )
         names = self.host.find_events(self, schema, wanted)
         self._count(1, names.nbytes)
         self._use(schema)
         self.retractions.append((schema.id, repr((str(wanted.where), wanted.times))))
-        if names.count:
+        if names.size:
             self.retracted[schema.id] = EventNames.union([self.retracted.get(schema.id, EventNames.none()), names])
-        return names.count
+        return names.size
 
     def _not_retracted(self, schema: TableSchema) -> None:
         if schema.id in self.retracted:
@@ -391,7 +400,7 @@ def prepare(
     """
     commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
-    retracted = [retraction_row(table, names.count) for table, names in txn.retracted.items()]
+    retracted = [retraction_row(table, names.size) for table, names in txn.retracted.items()]
     commit.rows = sorted((*own_rows, *new.rows, *retracted), key=lambda row: row[:2])
     commit.guards = sorted(txn.guards)
     events: list[tuple[int, pa.RecordBatch]] = []

@@ -116,7 +116,9 @@ def test_tails(db: Any) -> None:
 
         def tail(since: int, retractions: str = "fail") -> list[tuple[Any, ...]]:
             rows = now.changes("calls", since=since, retractions=retractions)
-            return [(row["us"], row["_commit_ts"], *([row["_retracted"]] if "_retracted" in row else [])) for row in rows]
+            return [
+                (row["us"], row["_commit_ts"], *([row["_retracted"]] if "_retracted" in row else [])) for row in rows
+            ]
 
         assert tail(0) == [(1, first), (3, first), (9, third)]  # it has read none of them before
         for since in (first, second):
@@ -128,7 +130,9 @@ def test_tails(db: Any) -> None:
         assert tail(first, "deliver") == [(2, at, True), (9, third, False)]
         assert tail(second, "deliver") == [(2, at, True), (40, at, True), (9, third, False)]
         assert tail(at, "deliver") == [(9, third, False)]
-        ana = now.changes("calls", since=second, where=kivi.col("user") == "ana", retractions="deliver", commit_ts=False)
+        ana = now.changes(
+            "calls", since=second, where=kivi.col("user") == "ana", retractions="deliver", commit_ts=False
+        )
         assert [(row["us"], row["_retracted"]) for row in ana] == [(9, False)]
         with pytest.raises(kivi.InvalidArgument, match="skip and take"):
             list(now.changes("calls", since=first, retractions="deliver", skip=1))
@@ -141,7 +145,7 @@ def test_tails(db: Any) -> None:
 @pytest.mark.parametrize("db", ["memory", "sync"], indirect=True)
 @pytest.mark.parametrize("retractions", ["fail", "ignore", "deliver"])
 def test_subscriptions_to_events(db: Any, retractions: str) -> None:
-    _, second = fill(db)
+    fill(db)
     with db.subscribe("calls", since=0, retractions=retractions, interval_ms=0) as live:
         updates = iter(live)
         told: list[tuple[str, int]] = []

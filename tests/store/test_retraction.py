@@ -30,7 +30,7 @@ from tests.waiting import wait_until
 
 SLOT_US = 300_000_000
 BEGIN_US = 1_700_000_100_000_000
-AGGREGATES = {
+AGGREGATES: dict[str, tuple[bool, dict[str, Any], str | None]] = {
     "exact": (True, {"calls": kivi.count(), "us": kivi.sum("us")}, None),
     "uncounted": (True, {"us": kivi.sum("us")}, None),
     "mixed": (True, {"calls": kivi.count(), "load": kivi.sum("load"), "least": kivi.min("us")}, None),
@@ -43,7 +43,7 @@ def declare(db: Database) -> None:
     columns = {"k": "int64", "ts": "timestamp", "us": "int64", "load": "float64", "name": "string"}
     db.create_event_table("calls", event_time="ts", columns=columns)
     for name, (slotted, measures, history) in AGGREGATES.items():
-        group_by = ["k", *([kivi.time_slot("ts", "5m", name="slot")] if slotted else [])]
+        group_by: list[Any] = ["k", *([kivi.time_slot("ts", "5m", name="slot")] if slotted else [])]
         db.create_aggregate(name, source="calls", group_by=group_by, measures=measures, history=history)
 
 
@@ -147,6 +147,7 @@ class History:
             for _ in range(pick(3)):
                 self.append()
         gone = {id(event) for event in matching}
+        assert tx.commit_ts is not None
         for name, event in self.model.events.items():
             if id(event) in gone:
                 self.model.removed[name] = tx.commit_ts
@@ -297,6 +298,7 @@ def test_appends_beside_it(tmp_path: Path) -> None:
     for name in [f"user {i}" for i in range(5)]:
         with db.transaction() as tx:
             tx.retract("calls", where=kivi.col("name") == name)
+        assert tx.commit_ts is not None
         retractions.append((tx.commit_ts, tx.start_ts, name))
     stop.set()
     for thread in threads:
@@ -315,7 +317,7 @@ def test_what_it_needs_below_a_floor_refuses_it(tmp_path: Path) -> None:
     db = Database(store)
     columns = {"k": "int64", "ts": "timestamp", "us": "int64"}
     db.create_event_table("calls", event_time="ts", columns=columns, retention="1h")
-    five_minutes = ["k", kivi.time_slot("ts", "5m", name="slot")]
+    five_minutes: list[Any] = ["k", kivi.time_slot("ts", "5m", name="slot")]
     db.create_aggregate("sums", source="calls", group_by=["k"], measures={"us": kivi.sum("us")})
     db.create_aggregate("slots", source="calls", group_by=five_minutes, measures={"most": kivi.max("us")})
 
@@ -412,9 +414,7 @@ def test_it_waits_for_a_backfill(tmp_path: Path) -> None:
     history = History(tmp_path / "data", 4)
     history.append(90)
     db, store = history.db, history.db.store
-    schema = aggregate_schema(
-        "late", store.table("calls"), ["k"], {"most": kivi.max("us")}, None, None
-    )
+    schema = aggregate_schema("late", store.table("calls"), ["k"], {"most": kivi.max("us")}, None, None)
     building = store._tables.create(schema)
     with pytest.raises(kivi.Unavailable, match="built"):
         retract(db, where=kivi.col("k") == 1)
