@@ -6,8 +6,9 @@
       u8   version (2; 4 with retractions)
       u8   token kind: 0 none, 1 request token, 2 batch token
       u64  start_ts (2**64 - 1: it has read nothing, and began just before its own CTS)
-      u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs   (version 4) u32 retractions
+      u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
+      u32  retractions   (version 4 only)
       guard...     u32 table, key, i16 column (-1: the row's existence)
       row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
       derived...   the same, for rows of aggregates: small deltas derived from this commit's own appends
@@ -120,18 +121,19 @@ class Commit:
         kind = 1 if self.request else 2 if self.batch else 0
         out = bytearray(
             _HEAD.pack(
-                _RETRACTING_VERSION if self.retractions else _VERSION, kind, self.start_ts, len(self.guards),
-                len(self.rows), len(self.derived), len(self.appends), len(self.runs),
+                _VERSION, kind, self.start_ts, len(self.guards), len(self.rows), len(self.derived),
+                len(self.appends), len(self.runs),
             )
         )  # fmt: skip
-        if self.retractions:
-            out += _U32.pack(len(self.retractions))
         if self.request:
             _put_bytes(out, self.request[0].encode())
             out += self.request[1]
         elif self.batch:
             _put_bytes(out, self.batch[0].encode())
             out += _U64.pack(self.batch[1])
+        if self.retractions:
+            out[0] = _RETRACTING_VERSION
+            out += _U32.pack(len(self.retractions))
         for guard in self.guards:
             out += _U32.pack(guard.table)
             _put_bytes(out, guard.key)
@@ -201,12 +203,12 @@ def decode_commit(body: Buffer) -> Commit:
     version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
     if version not in (_VERSION, _RETRACTING_VERSION):
         raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
-    retractions = reader.unpack(_U32)[0] if version == _RETRACTING_VERSION else 0
     commit = Commit(start_ts)
     if kind == 1:
         commit.request = (reader.sized().decode(), bytes(reader.take(16)))
     elif kind == 2:
         commit.batch = (reader.sized().decode(), reader.unpack(_U64)[0])
+    retractions = reader.unpack(_U32)[0] if version == _RETRACTING_VERSION else 0
     for _ in range(guards):
         table = reader.unpack(_U32)[0]
         commit.guards.append(Guard(table, reader.sized(), struct.unpack("<h", reader.take(2))[0]))

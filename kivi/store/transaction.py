@@ -124,7 +124,7 @@ class Txn:
         """Whether it owes nothing to its snapshot: it has none, or does nothing but overwrite tables."""
         if not self.lease.id:
             return True
-        written = {table for table, _ in self.rows} | self.event_tables | {*self.staged_rows} | {*self.retracted}
+        written = {table for table, _ in self.rows} | self.event_tables | {*self.staged_rows}
         return bool(self.overwritten) and written <= self.overwritten and not self.guards and not self.lease.used
 
     @property
