@@ -73,7 +73,11 @@ def _measured(
     rows: int,
 ) -> tuple[int, float]:
     """Comparisons, and in how many seconds. Raises WrongTotals: every part's hits are looked at once."""
-    found = {(q, i * rows + row) for i in range(parts) for q, at in matcher.selected(columns(i)) for row in at}
+    found = set[tuple[int, int]]()
+    for i in range(parts):
+        for query, at in matcher.selected(columns(i)):
+            assert isinstance(at, list)  # and no error: these predicates calculate nothing
+            found.update((query, i * rows + row) for row in at)
     if found != set(zip(*(side.tolist() for side in ranges.selected(values, _QUERIES)), strict=True)):
         raise WrongTotals("the matcher selects other rows than its queries")
     done, began = 0, time.perf_counter()

@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
-    from kivi.model.expressions import col
+    from kivi.model.expressions import case, coalesce, col
     from kivi.model.outcomes import ABORTED, UNKNOWN
-    from kivi.model.surface import count, max, min, sum, transactional
+    from kivi.model.surface import combine, count, max, min, sum, transactional
 
 __version__ = "0.2.0"
 
@@ -77,32 +77,66 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "aio",
+    "argmax",
+    "argmin",
+    "avg",
+    "case",
     "client",
+    "coalesce",
     "col",
+    "combine",
     "connect",
     "count",
+    "distinct",
     "errors",
+    "first",
+    "largest",
+    "last",
     "max",
+    "measure",
     "min",
     "open",
+    "quantiles",
+    "register_measure",
+    "smallest",
     "spark",
+    "stddev",
     "sum",
     "time_slot",
+    "top",
     "transactional",
+    "var",
 ]
 
 _LAZY = {
     "ABORTED": "kivi.model.outcomes",
     "UNKNOWN": "kivi.model.outcomes",
+    "argmax": "kivi.model.surface",
+    "argmin": "kivi.model.surface",
+    "avg": "kivi.model.surface",
+    "case": "kivi.model.expressions",
+    "coalesce": "kivi.model.expressions",
     "col": "kivi.model.expressions",
+    "combine": "kivi.model.surface",
     "connect": "kivi.client.database",
     "count": "kivi.model.surface",
+    "distinct": "kivi.model.surface",
+    "first": "kivi.model.surface",
+    "largest": "kivi.model.surface",
+    "last": "kivi.model.surface",
     "max": "kivi.model.surface",
+    "measure": "kivi.model.surface",
     "min": "kivi.model.surface",
     "open": "kivi.embedded.database",
+    "quantiles": "kivi.model.surface",
+    "register_measure": "kivi.states.own",
+    "smallest": "kivi.model.surface",
+    "stddev": "kivi.model.surface",
     "sum": "kivi.model.surface",
     "time_slot": "kivi.model.declarations",
+    "top": "kivi.model.surface",
     "transactional": "kivi.model.surface",
+    "var": "kivi.model.surface",
 }
 _MODULES = ("aio", "client", "spark")
 _RENAMED = {"open": "open_database"}

@@ -24,7 +24,19 @@ from kivi.wire.status import status_code
 __all__ = ["Calls"]
 
 _log = logging.getLogger("kivi.server")
-_LONG: Final = frozenset({"Session", "Stage", "CreateAggregate", "Consolidate", "Checkpoint", "Backup", "Subscribe"})
+_LONG: Final = frozenset(
+    {
+        "Session",
+        "Stage",
+        "CreateAggregate",
+        "CreateAggregates",
+        "AlterAggregate",
+        "Consolidate",
+        "Checkpoint",
+        "Backup",
+        "Subscribe",
+    }
+)
 """Calls that last as long as their client or the disk takes."""
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler = Callable[[Any, Context], Awaitable[Any]]

@@ -82,6 +82,10 @@ class ReadGroups:
         plan = self._plan(get)
         if plan is None:
             return None
+        if plan.schema.alterations:  # a snapshot of before reads another definition
+            seen_ts = transaction.lease.ts if transaction.lease else self._store.watermark()
+            if seen_ts < plan.schema.altered_ts:
+                return None
         keys = []
         for key in get.keys:
             encoded = plan.key(from_values(key.values))
@@ -99,14 +103,14 @@ class ReadGroups:
             self._plans = tables, plans
         if len(get.columns) > _COLUMNS_MAX:  # ``_do_get`` says whether these are so many
             return None
-        name = (get.table, get.table_id, *get.columns)
+        name = (get.table, get.table_id, get.known_columns, *get.columns)
         try:
             return plans[name]
         except KeyError:
             pass
         try:
             schema = self._translator.schema(get.table, get.table_id)
-            plan = self._store.get_plan(schema, self._translator.columns(schema, get.columns))
+            plan = self._store.get_plan(schema, self._translator.columns(schema, get.columns, get.known_columns))
         except KiviError:
             return None
         if len(plans) >= _PLANS_MAX:

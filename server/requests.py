@@ -178,7 +178,7 @@ class Requests(ABC):
         self.access.require(Access.READ, "reading", get.table)
         schema = self.translator.schema(get.table, get.table_id, transaction.lease)
         keys = [self.translator.key(schema, key.values) for key in get.keys]
-        columns = self.translator.columns(schema, get.columns)
+        columns = self.translator.columns(schema, get.columns, get.known_columns)
         if transaction.txn is not None:
             rows = transaction.txn.get(schema, keys, columns)
         else:

@@ -26,10 +26,12 @@ from kivi_server.subscriptions import Subscriptions
 from kivi.api.arguments import TailArguments
 from kivi.arrow.dictionaries import compact, together
 from kivi.errors import InvalidArgument, Unavailable
+from kivi.model.levels import level_names
 from kivi.model.schema import TableSchema
 from kivi.wire import methods
 from kivi.wire.codec import fill_values, to_table
 from kivi.wire.v1 import service_pb2 as pb
+from kivi.wire.v1 import types_pb2
 
 __all__ = ["handlers"]
 
@@ -51,11 +53,15 @@ _NEEDS: Final = {
     "DiscardStages": Access.WRITE,
     "CreateTable": Access.ADMIN,
     "CreateAggregate": Access.ADMIN,
+    "CreateAggregates": Access.ADMIN,
+    "AlterTable": Access.ADMIN,
+    "AlterAggregate": Access.ADMIN,
     "DropTable": Access.ADMIN,
     "Consolidate": Access.ADMIN,
     "Checkpoint": Access.ADMIN,
     "Backup": Access.ADMIN,
 }
+Progress = Callable[[int, int], None]
 _MANY: Final = frozenset({"Exchange", "Subscribe"})  # streams of requests, which are counted one by one
 _WHOLE: Final = frozenset({"Consolidate", "Checkpoint", "Backup"})  # not for tokens of some tables
 _PROGRESS_S: Final = 0.1
@@ -107,20 +113,53 @@ class Service:
 
     async def CreateAggregate(self, request: pb.CreateAggregateRequest, context: Context) -> None:
         self.access("CreateAggregate", context, request.name, request.source)
-        done = total = 0
+        rows, (table,) = await self._with_progress(
+            lambda progress: self.store.create_all([self.translator.new_aggregate(request)], progress=progress),
+            context,
+            pb.CreateAggregateResponse,
+        )
+        await context.write(pb.CreateAggregateResponse(**rows, table=table))
 
-        def progress(*rows: int) -> None:
-            nonlocal done, total
-            done, total = rows
+    async def AlterAggregate(self, request: pb.AlterAggregateRequest, context: Context) -> None:
+        self.access("AlterAggregate", context, request.name)
 
-        def create() -> TableSchema:
-            return self.store.create(self.translator.new_aggregate(request), progress=progress)
+        def alter(progress: Progress) -> list[TableSchema]:
+            measures, derived = self.translator.new_measures(request)
+            later = request.only_later
+            return [
+                self.store.alter_aggregate(
+                    request.name, measures, backfill=not later, derived=derived, progress=progress
+                )
+            ]
 
-        creating = asyncio.get_running_loop().run_in_executor(self.sessions.long, create)
-        while not (await asyncio.wait({creating}, timeout=_PROGRESS_S))[0]:
-            await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total))
-        table = to_table(creating.result())
-        await context.write(pb.CreateAggregateResponse(done_rows=done, total_rows=total, table=table))
+        rows, (table,) = await self._with_progress(alter, context, pb.AlterAggregateResponse)
+        await context.write(pb.AlterAggregateResponse(**rows, table=table))
+
+    async def CreateAggregates(self, request: pb.CreateAggregatesRequest, context: Context) -> None:
+        names = level_names(request.name, [level.columns for level in request.levels], request.slots)
+        self.access("CreateAggregates", context, *names, request.source)
+        rows, tables = await self._with_progress(
+            lambda progress: self.store.create_all(self.translator.new_aggregates(request), progress=progress),
+            context,
+            pb.CreateAggregatesResponse,
+        )
+        await context.write(pb.CreateAggregatesResponse(**rows, tables=tables))
+
+    async def _with_progress(
+        self, work: Callable[[Progress], list[TableSchema]], context: Context, answer: Callable[..., Any]
+    ) -> tuple[dict[str, int], list[types_pb2.Table]]:
+        """Tells the client how far ``work`` is: ``answer`` makes the messages. The numbers to end with, and the
+        definitions that it gave."""
+        rows = {"done_rows": 0, "total_rows": 0}
+
+        def progress(done: int, total: int) -> None:
+            nonlocal rows
+            rows = {"done_rows": done, "total_rows": total}
+
+        working = asyncio.get_running_loop().run_in_executor(self.sessions.long, work, progress)
+        while not (await asyncio.wait({working}, timeout=_PROGRESS_S))[0]:
+            await context.write(answer(**rows))
+        return rows, [to_table(schema) for schema in working.result()]
 
     async def Stage(self, requests: AsyncIterator[pb.StageRequest], context: Context) -> pb.StageResponse:
         grant, client = self.access("Stage", context)
@@ -203,6 +242,10 @@ class Service:
     def CreateTable(self, request: pb.CreateTableRequest, _: Grant) -> pb.CreateTableResponse:
         return pb.CreateTableResponse(table=to_table(self.store.create(self.translator.new_table(request.table))))
 
+    def AlterTable(self, request: pb.AlterTableRequest, _: Grant) -> pb.AlterTableResponse:
+        columns = self.translator.new_columns(request.name, request.columns)
+        return pb.AlterTableResponse(table=to_table(self.store.alter_table(request.name, columns)))
+
     def DropTable(self, request: pb.DropTableRequest, _: Grant) -> pb.DropTableResponse:
         self.store.drop(request.name)
         return pb.DropTableResponse()
@@ -280,7 +323,7 @@ def _tables(request: Any) -> list[str]:
     match request:
         case pb.CreateTableRequest():
             return [request.table.name]
-        case pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
+        case pb.AlterTableRequest() | pb.DropTableRequest() | pb.DescribeRequest() | pb.SplitTableRequest():
             return [request.name]
         case pb.TailPointsRequest() | pb.AcknowledgeSubscriptionRequest():
             return [request.table]

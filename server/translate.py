@@ -21,9 +21,11 @@ from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.model.changes import Changes, check_retractions
-from kivi.model.declarations import TimeSlot, aggregate_schema, event_table_schema, row_table_schema, summary_schema
-from kivi.model.expressions import Expr
+from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema, summary_schema
+from kivi.model.expressions import Expr, bind
+from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.schema import Measure, OperatorCall, TableSchema
+from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
 from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_values
@@ -68,6 +70,7 @@ def _changes(sent: types_pb2.Changes) -> Changes:
         sent.take if sent.HasField("take") else None,
         sent.remembered_at if sent.HasField("remembered_at") else None,
         sent.partial,
+        sent.removed,
         check_retractions(sent.retractions or "fail"),
     )
 
@@ -200,7 +203,10 @@ class Translator:
 
     # -- reads ----------------------------------------------------------------------------------
 
-    def columns(self, schema: TableSchema, names: Sequence[str]) -> tuple[str, ...] | None:
+    def columns(self, schema: TableSchema, names: Sequence[str], known: int) -> tuple[str, ...] | None:
+        """Those that are asked for; None: all. ``known``: so many columns the client knows, 0: which is not said."""
+        if not names and known:
+            return schema.first_outputs(known)
         return schema.output_columns(names) if names else None
 
     def rows(
@@ -224,17 +230,8 @@ class Translator:
         return page
 
     def _where(self, schema: TableSchema, expr: Expr) -> Expr:
-        """The same predicate with its literals checked; they are in stored form already."""
-        if expr.args:
-            return Expr(expr.op, args=tuple(self._where(schema, arg) for arg in expr.args))
-        type_ = type_of(schema, expr.column)
-        if expr.op == "is_null":
-            return expr
-        values = expr.value if expr.op == "isin" else (expr.value,)
-        checked = tuple(self._value(type_, value, f"the value compared with {expr.column!r}") for value in values)
-        if any(value is None for value in checked):
-            raise SchemaError(f"compare {expr.column!r} with null by is_null()")
-        return Expr(expr.op, expr.column, checked if expr.op == "isin" else checked[0])
+        """The predicate as ``bind`` gives it, its literals checked: they are in stored form already."""
+        return bind(expr, lambda name: type_of(schema, name), self._value)
 
     def _bound(self, schema: TableSchema, key: types_pb2.Key) -> tuple[Any, ...]:
         """A key's first columns; for event tables, which are bounded by event time, one timestamp."""
@@ -251,7 +248,7 @@ class Translator:
             start=self._bound(schema, spec.start) if spec.HasField("start") else None,
             end=self._bound(schema, spec.end) if spec.HasField("end") else None,
             where=self._where(schema, from_expr(spec.where)) if spec.HasField("where") else None,
-            columns=self.columns(schema, spec.columns),
+            columns=self.columns(schema, spec.columns, spec.known_columns),
             limit=spec.limit if spec.HasField("limit") else None,
             reverse=spec.reverse,
             measures=self._measures(schema, spec),
@@ -262,7 +259,7 @@ class Translator:
         if not spec.measures:
             return ()
         self._unique(schema.name, [measure.name for measure in spec.measures])
-        calls = {m.name: OperatorCall(m.operator, m.source) for m in from_measures(spec.measures)}
+        calls = {m.name: m.call for m in from_measures(spec.measures)}
         return summary_schema(schema, calls).measures
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
@@ -287,11 +284,28 @@ class Translator:
         if table.kind != types_pb2.Table.KIND_ROW:
             raise InvalidArgument("CreateTable makes row tables and event tables; use CreateAggregate for aggregates")
         self._unique(table.name, [c.name for c in (*table.key, *table.columns)])
+        declared = self.new_columns(table.name, table.columns)
+        return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
+
+    def new_columns(self, table: str, columns: Sequence[types_pb2.Column]) -> dict[str, object]:
+        """As a caller declares them."""
+        self._unique(table, [c.name for c in columns])
         declared: dict[str, object] = {}
-        for c in table.columns:
+        for c in columns:
             operator = OPERATOR_NAMES.get(c.operator)
             declared[c.name] = OperatorCall(operator, c.type) if operator else c.type
-        return row_table_schema(table.name, {c.name: c.type for c in table.key}, declared, history)
+        return declared
+
+    def new_measures(
+        self,
+        request: service_pb2.CreateAggregateRequest
+        | service_pb2.CreateAggregatesRequest
+        | service_pb2.AlterAggregateRequest,
+    ) -> tuple[dict[str, OperatorCall], dict[str, str]]:
+        """Measures and derived columns, as a caller declares them."""
+        self._unique(request.name, [m.name for m in request.measures])
+        measures = {m.name: m.call for m in from_measures(request.measures)}
+        return measures, {d.name: d.expression for d in request.derived}
 
     def _unique(self, table: str, names: list[str]) -> None:
         twice = next((name for name, count in Counter(names).items() if count > 1), None)
@@ -299,18 +313,29 @@ class Translator:
             raise SchemaError(f"table {table!r} names the column {twice!r} twice")
 
     def new_aggregate(self, request: service_pb2.CreateAggregateRequest) -> TableSchema:
-        source = self.store.table(request.source)
         groups: list[str | TimeSlot] = []
         for group in request.group_by:
-            if group.slot_us < 0 or (not group.slot_us and group.name not in ("", group.source)):
+            slotted = bool(group.slot_us or group.width)
+            if group.slot_us < 0 or (not slotted and group.name not in ("", group.source)):
                 raise SchemaError(f"group key {group.name!r}: only time slots have a name of their own")
-            groups.append(TimeSlot(group.source, group.slot_us, group.name) if group.slot_us else group.source)
-        self._unique(request.name, [m.name for m in request.measures])
-        return aggregate_schema(
-            request.name,
-            source,
-            groups,
-            {m.name: OperatorCall(m.operator, m.source) for m in from_measures(request.measures)},
-            {d.name: d.expression for d in request.derived},
+            slot = Slot.parse(group.width or group.slot_us, group.tz or None) if slotted else None
+            groups.append(TimeSlot(group.source, slot, group.name) if slot is not None else group.source)
+        return declared_schema(self.store.table, request.name, request.source, groups, *self._contents(request))
+
+    def new_aggregates(self, request: service_pb2.CreateAggregatesRequest) -> list[TableSchema]:
+        if not request.levels or not request.slots:
+            raise SchemaError("CreateAggregates needs at least one level and one slot")
+        levels = [list(level.columns) for level in request.levels]
+        contents = self._contents(request)
+        table = self.store.table
+        return level_schemas(table, request.name, request.source, levels, request.slots, *contents, request.tz or None)
+
+    def _contents(
+        self, request: service_pb2.CreateAggregateRequest | service_pb2.CreateAggregatesRequest
+    ) -> tuple[dict[str, OperatorCall], dict[str, str], int | None, int | None]:
+        """Measures, derived columns, history and retention."""
+        return (
+            *self.new_measures(request),
             request.history_us if request.HasField("history_us") else None,
+            request.retention_us if request.HasField("retention_us") else None,
         )

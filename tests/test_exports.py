@@ -17,7 +17,9 @@ import kivi
 import kivi.api.interface
 import kivi.errors
 
-FUNCTIONS = {"col", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional"}
+FUNCTIONS = {
+    "case", "coalesce", "col", "combine", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional",
+}  # fmt: skip
 MODULES = {"aio", "client", "errors", "spark"}
 ERRORS = {
     "CommitUnknown",
@@ -42,8 +44,9 @@ ERRORS = {
 }
 # The same in process, over gRPC and under asyncio.
 DATABASE = {
-    "append", "appender", "checkpoint", "close", "consolidate", "create_aggregate", "create_event_table",
-    "create_table", "describe", "drop", "outcome", "run", "snapshot", "stats", "tables", "transaction", "watermark",
+    "append", "appender", "checkpoint", "close", "consolidate", "create_aggregate", "create_aggregates",
+    "create_event_table", "create_table", "describe", "drop", "outcome", "run", "snapshot", "stats", "tables",
+    "transaction", "watermark",
 }  # fmt: skip
 
 

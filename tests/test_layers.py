@@ -74,36 +74,42 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY}",
     ),
+    "states": Room(
+        "the algebra of measures: arrays in, arrays and bytes out; it knows no tables, keys or commits",
+        below="errors model arrow",
+        packages="numpy pyarrow",
+        not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
+    ),
     "encoding": Room(
         "the only code that builds or parses key and row bytes: data in, data out, no I/O",
-        below="errors model arrow",
+        below="errors model arrow states",
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY}",
     ),
     "delta": Room(
         "the algebra is pure: no I/O, no threads, no clock, and it never sees mvcc, so that its laws can be tested",
-        below="errors model arrow encoding",
+        below="errors model arrow states encoding",
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
     ),
     "mvcc": Room(
         "transactions stand on the log, the engine and the algebra, and know no catalog, events or store",
-        below="errors runtime engine log model arrow encoding delta",
+        below="errors runtime engine log model arrow states encoding delta",
         packages="numpy pyarrow sortedcontainers",
     ),
     "events": Room(
         "event blocks know no transactions: what is sealed, read and compacted is told to them",
-        below="errors runtime engine model arrow encoding",
+        below="errors runtime engine model arrow states encoding",
         packages="numpy pyarrow",
     ),
     "store": Room(
         "wires the rooms below into transactions, reads and one store; knows neither server nor wire nor clients",
-        below="errors runtime engine log model arrow encoding delta mvcc events",
+        below="errors runtime engine log model arrow states encoding delta mvcc events",
         packages="numpy pyarrow",
     ),
     "live": Room(
         "follows the store's commits for subscribers; nobody who commits waits for it",
-        below="errors model arrow encoding delta mvcc store",
+        below="errors model arrow states encoding delta mvcc store",
         packages="numpy pyarrow",
     ),
     "api": Room(
@@ -113,7 +119,7 @@ ROOMS: dict[str, Room] = {
     ),
     "embedded": Room(
         "the public interface over a store in this process: it converts and holds no rules",
-        below="errors runtime model arrow api store live",
+        below="errors runtime model arrow states api store live",
         packages="numpy pyarrow",
     ),
     # What talks to it. None of these may load RocksDB: they run in Spark executors and in other people's programs.

@@ -18,9 +18,12 @@ from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SubscribeArguments,
     SummaryArguments,
@@ -287,6 +290,9 @@ class Database:
     create_table = takes(row_table_schema)(asks(Core.create))
     create_event_table = takes(event_table_schema)(asks(Core.create))
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
+    alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
+    alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)

@@ -15,13 +15,16 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TS, RETRACTED, Changes, check_retractions
+from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_retractions
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
-from kivi.model.expressions import Expr, Scan, bind
+from kivi.model.expressions import Expr, bind
+from kivi.model.levels import level_names
+from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.slots import Slot
 from kivi.model.subscriptions import Durable, Query, Terms
 from kivi.model.types import ColumnType
 
@@ -31,9 +34,12 @@ if TYPE_CHECKING:
 __all__ = [
     "NO_ARGUMENTS",
     "AggregateArguments",
+    "AlterAggregateArguments",
+    "AlterTableArguments",
     "AppenderArguments",
     "ChangesArguments",
     "GetArguments",
+    "LevelsArguments",
     "ScanArguments",
     "SnapshotArguments",
     "SubscribeArguments",
@@ -214,6 +220,7 @@ class ChangesArguments(ScanArguments):
     take: int | None = None
     remembered_at: int | None = None
     partial: bool = False
+    removed: bool = False
     retractions: str = "fail"
 
     def __post_init__(self) -> None:
@@ -226,9 +233,15 @@ class ChangesArguments(ScanArguments):
 
     def bound(self, schema: TableSchema) -> Scan:
         changes = Changes(
-            self.since, bool(self.commit_ts), self.skip, self.take, self.remembered_at, bool(self.partial),
+            self.since,
+            bool(self.commit_ts),
+            self.skip,
+            self.take,
+            self.remembered_at,
+            bool(self.partial),
+            bool(self.removed),
             self.retractions,
-        )  # fmt: skip
+        )
         return replace(ScanArguments.bound(self, schema), changes=changes)
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
@@ -236,6 +249,7 @@ class ChangesArguments(ScanArguments):
 
         found = ScanArguments.arrow_schema(self, schema)
         found = found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
+        found = found.append(pa.field(REMOVED, pa.bool_())) if self.removed else found
         return found.append(pa.field(RETRACTED, pa.bool_())) if self.retractions == "deliver" else found
 
 
@@ -540,28 +554,120 @@ class SnapshotArguments:
 
 @dataclass(slots=True)
 class AggregateArguments:
-    """Of ``create_aggregate``. The table ``source`` has the last word: ``definitions.aggregate_schema``."""
+    """Of ``create_aggregate``. The table ``source`` has the last word: ``kivi.model.levels.declared_schema``."""
 
     name: str
     source: str
     group_by: Sequence[str | TimeSlot]
-    measures: Mapping[str, OperatorCall]
+    measures: Mapping[str, OperatorCall] | None = None
     derived: Mapping[str, str] | None = None
     history: str | int | dt.timedelta | None = None
     progress: Callable[[int, int], None] | None = None
+    _: KW_ONLY
+    retention: str | int | dt.timedelta | None = None
 
     def __post_init__(self) -> None:
         groups: Any = self.group_by
         table_name(self.source)
         if not isinstance(groups, Iterable | TimeSlot):
             raise SchemaError(f"group_by takes column names and kivi.time_slot, not {groups!r}")
-        measures: object = self.measures
-        if not isinstance(measures, Mapping):
-            raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+        self.measures = _measures(self.measures)
         self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
         for group in self.group_by:
             if not isinstance(group, (str, TimeSlot)):
                 raise SchemaError(f"group_by takes column names and kivi.time_slot, not {group!r}")
-        for measure, call in self.measures.items():
+
+
+@dataclass(slots=True)
+class LevelsArguments:
+    """Of ``create_aggregates``. ``levels``: the columns of each. ``slots``: their widths, as text."""
+
+    name: str
+    source: str
+    levels: Sequence[Sequence[str]]
+    slots: Sequence[str]
+    measures: Mapping[str, OperatorCall] | None = None
+    derived: Mapping[str, str] | None = None
+    history: str | int | dt.timedelta | None = None
+    tz: str | None = None
+    progress: Callable[[int, int], None] | None = None
+    retention: str | int | dt.timedelta | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.source)
+        table_name(self.name)
+        for what, given in (("levels", self.levels), ("slots", self.slots)):
+            if isinstance(given, str) or not isinstance(given, Iterable):
+                raise SchemaError(f"{what} is a list, like levels=['customer', ['customer', 'server']], slots=['5m']")
+        self.levels = tuple(_level(level) for level in self.levels)
+        self.slots = tuple(_width(slot, self.tz) for slot in self.slots)
+        if not self.levels or not self.slots:
+            raise SchemaError("create_aggregates needs at least one of levels and one of slots")
+        self.measures = _measures(self.measures)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the aggregates. Raises SchemaError where two are the same."""
+        return level_names(self.name, self.levels, self.slots)
+
+
+def _level(level: object) -> tuple[str, ...]:
+    columns = (level,) if isinstance(level, str) else tuple(level) if isinstance(level, Iterable) else ()
+    if not columns or not all(isinstance(column, str) for column in columns):
+        raise SchemaError(f"a level is a column or a list of columns, not {level!r}")
+    return columns
+
+
+def _width(slot: object, tz: str | None) -> str:
+    """A width in words, which the aggregate's name ends with. Raises InvalidArgument, SchemaError."""
+    parsed = Slot.parse(cast("Any", slot), tz)
+    return slot.replace(" ", "") if isinstance(slot, str) else parsed.width
+
+
+def _measures(measures: Mapping[str, OperatorCall] | None) -> Mapping[str, OperatorCall] | None:
+    """None is for all measures of a source that is an aggregate."""
+    if measures is None:
+        return None
+    if not isinstance(measures, Mapping):
+        raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
+    for measure, call in measures.items():
+        if not isinstance(call, OperatorCall):
+            raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
+    return measures
+
+
+@dataclass(slots=True)
+class AlterTableArguments:
+    """Of ``alter_table``. The table has the last word: ``declarations.with_columns``."""
+
+    name: str
+    add_columns: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        table_name(self.name)
+        columns: object = self.add_columns
+        if not isinstance(columns, Mapping):
+            raise SchemaError(f"add_columns maps the names of new columns to types, and is {columns!r}")
+
+
+@dataclass(slots=True)
+class AlterAggregateArguments:
+    """Of ``alter_aggregate``. The aggregate has the last word: ``declarations.with_measures``."""
+
+    name: str
+    add_measures: Mapping[str, OperatorCall]
+    backfill: bool = True
+    derived: Mapping[str, str] | None = None
+    progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.name)
+        measures: object = self.add_measures
+        if not isinstance(measures, Mapping):
+            raise SchemaError(f"add_measures maps names to kivi.sum, count, min or max, and is {measures!r}")
+        for measure, call in measures.items():
             if not isinstance(call, OperatorCall):
                 raise SchemaError(f"measure {measure!r} must be kivi.sum, count, min or max, not {call!r}")
+        if not isinstance(self.derived or {}, Mapping):
+            raise SchemaError(f"derived maps names to expressions, and is {self.derived!r}")
+        self.backfill = bool(self.backfill)

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Self, TypeVar
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     AppenderArguments,
     ChangesArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -95,10 +98,51 @@ class Database(ABC, Generic[Tx, Snap]):
     @abstractmethod
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
-        """An aggregate of an event table; returns when it can be read. ``progress(done_rows, total_rows)``.
+        """An aggregate of an event table, or of another aggregate; returns when it can be read.
+
+        Of an aggregate: ``group_by`` names its key columns, and slots made of its slots; measures are ``kivi.combine``
+        of its measures (or ``kivi.sum`` of sums and counts, ``min`` of minima, ``max`` of maxima), without ``measures``
+        all of them. It is derived from the events that are kept, in their own commit, and holds what one declared over
+        the events would; ``source`` cannot be dropped before it. ``progress(done_rows, total_rows)``.
 
         Until then ``describe`` says that its ``state`` is ``building``. If the store is stopped meanwhile, it begins
         again in the background when it is opened, and tells the logger ``kivi.store`` how far it is.
+
+        ``retention`` ("400d", a timedelta, microseconds): its rows are forgotten when their time slot, the last in the
+        key, ended so long before the newest event of the source. Later snapshots do not see them, and events that come
+        for them are left out of this aggregate and counted: ``describe`` has ``late_dropped``, and ``floor_us``, from
+        which on it is complete. Other aggregates of the source are not touched. SchemaError without a time slot.
+        """
+
+    @abstractmethod
+    @takes(LevelsArguments)
+    def create_aggregates(self, wanted: LevelsArguments) -> list[str]:
+        """An aggregate for each of ``levels`` and ``slots``, all in one commit or none; their names.
+
+        A level is a column, or a list of columns, to group by besides the slot of the event time; ``slots`` are widths
+        as of ``kivi.time_slot``, in the time zone ``tz``. They are called like ``calls_customer_5m``, after ``name``,
+        the columns and the width. Everything else is as of ``create_aggregate``: events that are there already are read
+        once for all of them.
+        """
+
+    @abstractmethod
+    @takes(AlterTableArguments)
+    def alter_table(self, wanted: AlterTableArguments) -> None:
+        """Adds columns to a row table or an event table, while it is read and written; nothing is rewritten.
+
+        In rows and events of before they are null; those with an operator have its identity. Snapshots of before do not
+        see them. Raises NotFound, SchemaError, InvalidArgument.
+        """
+
+    @abstractmethod
+    @takes(AlterAggregateArguments)
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:
+        """Adds measures to an aggregate, while it is read and written; returns when they can be read.
+
+        ``backfill``: they are what they would be if they had been declared at first, as far as events are still there;
+        otherwise they have the events committed from now on. ``describe(name)["measures_since"]`` says since when each
+        is complete. ``derived``: columns computed of them. ``progress(done_rows, total_rows)``. If the store is stopped
+        meanwhile, it goes on when it is opened again. Raises NotFound, SchemaError, InvalidArgument.
         """
 
     @abstractmethod
@@ -510,9 +554,11 @@ class Snapshot(Reads):
         """Rows that were committed after ``since``, up to this snapshot, with the commit's timestamp in ``_commit_ts``.
 
         Of an event table its events, in commit order, retention notwithstanding. Of an aggregate the rows that such
-        events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet.
-        ``kivi.model.changes`` explains the rest. Raises SnapshotTooOld if retention has dropped some of these events,
-        unless ``partial``; InvalidArgument for a row table.
+        events belong to, each once, as they are in this snapshot; all rows if it was not complete at ``since`` yet. A
+        row that retention has taken away since has its key, and null in every other column; ``removed`` adds the column
+        ``_removed``, which is true of these.
+        ``kivi.model.changes`` explains the rest. Raises SnapshotTooOld if retention has dropped some of these events or
+        rows, unless ``partial``; InvalidArgument for a row table.
         """
         return self._rows(wanted)
 

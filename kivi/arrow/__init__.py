@@ -5,7 +5,8 @@
     packed_events  single events, packed as they come -> one batch
     row_dicts      columns -> rows as dicts
     dictionaries   text that repeats, as numbers of its distinct values
-    predicates     the rows of a batch that a predicate selects
+    predicates     the rows of a batch that a predicate selects, and the values of an expression
+    arithmetic     of columns, exact
     ipc            streams, also those that a stranger sent
 
 One Arrow type per column type (``columns.arrow_type``), so that any two batches of one table can be put together and

@@ -21,6 +21,7 @@ from kivi.model.types import ColumnType
 __all__ = [
     "FAILURES",
     "TIMESTAMP",
+    "arrow_field",
     "arrow_from_stored",
     "arrow_schema",
     "arrow_type",
@@ -29,12 +30,14 @@ __all__ = [
     "is_sane",
     "literal",
     "not_finite",
+    "padded",
     "reason",
     "rows_batch",
     "rows_from_batch",
     "stored_array",
     "stored_column",
     "stored_rows",
+    "trimmed",
 ]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
@@ -45,20 +48,50 @@ _TYPES: Final = {
     "string": pa.string(),
     "bytes": pa.binary(),
     "timestamp": TIMESTAMP,
+    "quantiles": pa.binary(),
+    "list": pa.binary(),
+    "top": pa.binary(),
 }
+_STATE: Final = b"kivi.type"
+"""Metadata of a field that holds states: their type, so that a reader of rows can make values of them."""
 FAILURES: Final = (pa.ArrowException, ValueError, TypeError, KeyError, OSError, OverflowError, MemoryError)
 """The errors that pyarrow raises for data it cannot take; its own classes derive from several built-in ones."""
 
 
 def arrow_type(type_: ColumnType) -> Any:
-    """The Arrow type of a column type: int64, float64, bool, string, binary, decimal128, timestamp[us, UTC]."""
+    """The Arrow type of a column type: int64, float64, bool, string, binary, decimal128, timestamp[us, UTC]; of states
+    binary."""
     return pa.decimal128(type_.precision, type_.scale) if type_.name == "decimal" else _TYPES[type_.name]
+
+
+def arrow_field(name: str, type_: ColumnType) -> Any:
+    """The Arrow field of a column; of states it says which they are."""
+    return pa.field(name, arrow_type(type_), metadata={_STATE: str(type_)} if type_.is_state else None)
 
 
 def arrow_schema(schema: TableSchema) -> Any:
     """The Arrow schema of what a read of the table returns, in ``output_names`` order; derived columns are float64."""
-    fields = [pa.field(name, arrow_type(column.type)) for name, column in schema.by_name.items()]
+    fields = [arrow_field(name, column.type) for name, column in schema.by_name.items()]
     return pa.schema(fields + [pa.field(name, pa.float64()) for name, _ in schema.derived])
+
+
+def padded(events: Any, schema: TableSchema) -> Any:
+    """A batch of events with all columns of its table: those that were added since it was made are null."""
+    for column in schema.columns[events.num_columns :]:
+        events = events.append_column(column.name, pa.nulls(events.num_rows, arrow_type(column.type)))
+    return events
+
+
+def trimmed(events: Any, schema: TableSchema) -> Any:
+    """``padded`` undone: a batch without the last columns, as far as they were added to the table and are null.
+
+    So the same events are the same bytes whether they were sent before an alteration or after it.
+    """
+    columns = len(schema.columns)
+    least = schema.alterations[0].columns if schema.alterations else columns
+    while columns > least and events.column(columns - 1).null_count == events.num_rows:
+        columns -= 1
+    return events if columns == events.num_columns else events.select(range(columns))
 
 
 def reason(error: BaseException) -> str:
@@ -193,8 +226,10 @@ def rows_from_batch(batch: Any) -> list[dict[str, Any]]:
     """A scan's batch as rows in the form that callers see: aware datetimes, Decimals."""
     names, columns = batch.schema.names, []
     moments = ColumnType("timestamp").from_stored_all
-    for name, column in zip(names, batch.columns, strict=True):
-        if pa.types.is_timestamp(column.type):
+    for name, field, column in zip(names, batch.schema, batch.columns, strict=True):
+        if field.metadata is not None and _STATE in field.metadata:
+            columns.append(ColumnType.read(field.metadata[_STATE].decode()).from_stored_all(_listed(column), name))
+        elif pa.types.is_timestamp(column.type):
             columns.append(moments(_listed(column.cast(pa.int64())), name))
         else:
             columns.append(_listed(column))
@@ -211,7 +246,7 @@ def rows_batch(schema: TableSchema, names: Sequence[str], rows: Sequence[Mapping
         values = [row[name] for row in rows]
         column = schema.by_name.get(name)
         type_ = column.type if column is not None else _FLOAT
-        fields.append(pa.field(name, arrow_type(type_)))
+        fields.append(arrow_field(name, type_))
         try:
             array = stored_column(type_, values)
             if column is not None and type_.name in ("decimal", "float64"):

@@ -1,58 +1,251 @@
-"""Predicates on columns: the rows of a batch that a bound ``Expr`` selects.
+"""Expressions on columns: the rows of a batch that a bound predicate selects, and the values of a bound expression.
 
-The same three-valued logic as ``kivi.model.expressions.matches`` has on single rows: a comparison with null is unknown,
-and what is unknown is not selected.
+What an expression means is in ``kivi.model.expressions``; this is its evaluator for Arrow. Kernels are called directly,
+since starting Arrow's expression engine costs more than most batches: one for a comparison of a column with a literal.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import literal, stored_column
-from kivi.model.expressions import Expr
+from kivi.arrow.arithmetic import (
+    COMPARE,
+    calculated_floats,
+    calculated_integers,
+    compared,
+    floats,
+    rescaled,
+    within,
+)
+from kivi.arrow.columns import arrow_type, decimals, flat, literal, stored_array, stored_column
+from kivi.errors import OutOfRange
+from kivi.model.expressions import COMPARISONS, Expr
+from kivi.model.expressions.rows import out_of_range
 from kivi.model.types import ColumnType
 
-__all__ = ["filter_batch"]
+__all__ = ["evaluate", "filter_batch", "mask"]
+
+Types = Mapping[str, ColumnType]
+_BOOL: Final = ColumnType("bool")
+_KLEENE: Final = {"and": pc.and_kleene, "or": pc.or_kleene}
+_UNKNOWN: Final = pa.scalar(None, pa.bool_())
 
 
-def filter_batch(batch: Any, predicate: Expr, types: Mapping[str, ColumnType]) -> Any:
+def filter_batch(batch: Any, predicate: Expr, types: Types) -> Any:
     """The rows of a RecordBatch or Table that a bound predicate selects: those where it is true, not unknown.
 
-    Kernels are called directly, since starting Arrow's expression engine costs more than most batches.
+    Raises OutOfRange if a row's result is an error.
     """
-    mask = _mask(batch, predicate, types)
-    if isinstance(mask, pa.Scalar):
-        return batch if mask.as_py() else batch.slice(0, 0)
-    return batch.filter(mask)
+    if predicate.column:
+        return batch.filter(_of_column(batch.column(predicate.column), predicate, types[predicate.column]))
+    selected = _checked(_evaluated(batch, predicate, types))
+    if isinstance(selected, pa.Scalar):
+        return batch if selected.as_py() else batch.slice(0, 0)
+    return batch.filter(selected)
 
 
-_COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {
-    "==": pc.equal,
-    "!=": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
+def mask(batch: Any, predicate: Expr, types: Types) -> Any:
+    """A bound predicate's value for each row, as a boolean array; null is unknown. Raises OutOfRange."""
+    return _as_array(_checked(_evaluated(batch, predicate, types)), batch.num_rows)
 
 
-def _mask(batch: Any, predicate: Expr, types: Mapping[str, ColumnType]) -> Any:
-    match predicate.op:
-        case "and" | "or":
-            combine = pc.and_kleene if predicate.op == "and" else pc.or_kleene
-            return functools.reduce(combine, (_mask(batch, arg, types) for arg in predicate.args))
+def evaluate(batch: Any, expr: Expr, types: Types) -> Any:
+    """A bound expression's value for each row, as an array of its type's ``arrow_type``. Raises OutOfRange."""
+    type_ = expr.type or _BOOL
+    if expr.op == "col":
+        return flat(batch.column(expr.column))
+    values = _as_array(_checked(_evaluated(batch, expr, types)), batch.num_rows)
+    return decimals(type_, values) if type_.name == "decimal" else values.cast(arrow_type(type_))
+
+
+# -- values and errors --------------------------------------------------------------------------------------
+
+
+class _Errors(NamedTuple):
+    """In which rows a result is out of range (the value is null there), and the error of one of them."""
+
+    rows: npt.NDArray[np.bool_]
+    error: OutOfRange
+
+
+class _Values(NamedTuple):
+    """A column in stored form, decimals and timestamps as int64; a scalar is the same in each row."""
+
+    of: Any
+    errors: _Errors | None = None
+
+
+def _checked(values: _Values) -> Any:
+    if values.errors is not None:
+        raise values.errors.error
+    return values.of
+
+
+def _as_array(values: Any, rows: int) -> Any:
+    return pa.repeat(values, rows) if isinstance(values, pa.Scalar) else flat(values)
+
+
+def _joined(*found: _Errors | None) -> _Errors | None:
+    there = [errors for errors in found if errors is not None]
+    if not there:
+        return None
+    return _Errors(functools.reduce(np.logical_or, (errors.rows for errors in there)), there[0].error)
+
+
+def _where(errors: _Errors | None, rows: Any) -> _Errors | None:
+    """The errors in these rows, which are a mask."""
+    if errors is None:
+        return None
+    left = errors.rows & rows
+    return _Errors(left, errors.error) if left.any() else None
+
+
+def _found(expr: Expr, result: tuple[Any, npt.NDArray[np.bool_] | None], *before: _Errors | None) -> _Values:
+    values, bad = result
+    return _Values(values, _joined(*before, None if bad is None or not bad.any() else _Errors(bad, out_of_range(expr))))
+
+
+def _rows_of(values: Any, rows: int) -> npt.NDArray[np.bool_]:
+    """A boolean column as NumPy: True where it is true."""
+    return np.asarray(_as_array(values, rows).fill_null(False))
+
+
+# -- nodes --------------------------------------------------------------------------------------------------
+
+
+def _evaluated(batch: Any, expr: Expr, types: Types) -> _Values:
+    op = expr.op
+    if expr.column:
+        return _Values(_of_column(batch.column(expr.column), expr, types[expr.column]))
+    if op == "lit":
+        type_ = expr.type or _BOOL
+        return _Values(pa.scalar(expr.value, _stored_type(type_)))
+    args = [_evaluated(batch, arg, types) for arg in expr.args]
+    errors = None
+    for arg in args:
+        if arg.errors is not None:
+            errors = _joined(errors, arg.errors)
+    if op in _KLEENE:
+        out = functools.reduce(_KLEENE[op], [arg.of for arg in args])
+        return _Values(out, None if errors is None else _where(errors, np.asarray(out.is_null())))
+    match op:
         case "not":
-            return pc.invert(_mask(batch, predicate.args[0], types))
-    values = batch.column(predicate.column)
-    if predicate.op == "is_null":
-        return values.is_null()
-    type_ = types[predicate.column]
-    if predicate.op == "isin":
-        found = pc.is_in(values, value_set=stored_column(type_, list(predicate.value)))
-        return pc.if_else(values.is_valid(), found, pa.scalar(None, pa.bool_())) if values.null_count else found
-    return _COMPARE[predicate.op](values, literal(type_, predicate.value))
+            return _Values(pc.invert(args[0].of), errors)
+        case "is_null":
+            out = args[0].of.is_null()
+            return _Values(out if errors is None else _without(out, errors, batch.num_rows), errors)
+        case "isin":
+            return _Values(_is_in(args[0].of, pa.array(expr.value, args[0].of.type)), errors)
+        case "coalesce":
+            return _coalesced(expr, args, batch.num_rows)
+        case "case":
+            return _chosen(expr, args, batch.num_rows)
+    if op in COMPARISONS:
+        left, right = (arg.type or _BOOL for arg in expr.args)
+        return _Values(compared(op, args[0].of, left, args[1].of, right), errors)
+    return _calculated(expr, args, errors, batch.num_rows)
+
+
+def _of_column(values: Any, expr: Expr, type_: ColumnType) -> Any:
+    match expr.op:
+        case "is_null":
+            return values.is_null()
+        case "isin":
+            return _is_in(values, stored_column(type_, list(expr.value)))
+        case "col":
+            return _stored(values, type_)
+    return COMPARE[expr.op](values, literal(type_, expr.value))
+
+
+def _stored(values: Any, type_: ColumnType) -> Any:
+    values = flat(values)
+    if type_.name == "decimal":
+        known = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else None
+        return pa.array(stored_array(type_, values), mask=None if known is None else ~known)
+    return values.cast(pa.int64()) if type_.name == "timestamp" else values
+
+
+def _stored_type(type_: ColumnType) -> Any:
+    return pa.int64() if type_.name in ("decimal", "timestamp") else arrow_type(type_)
+
+
+def _is_in(values: Any, wanted: Any) -> Any:
+    found = pc.is_in(values, value_set=wanted)
+    return pc.if_else(values.is_valid(), found, _UNKNOWN) if values.null_count else found
+
+
+def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None, rows: int) -> _Values:
+    """+ - * / and the negative, which is a difference to 0."""
+    type_ = expr.type or _BOOL
+    types = [arg.type or _BOOL for arg in expr.args]
+    op, values, bad = expr.op, [arg.of for arg in args], None
+    if op == "neg":
+        op, values, types = "-", [pa.scalar(0, values[0].type), *values], [types[0], *types]
+    if type_.name == "float64":
+        left, right = (floats(of, value) for of, value in zip(types, values, strict=True))
+        return _found(expr, calculated_floats(op, left, right), errors)
+    if op in ("+", "-"):
+        known = pc.and_(pc.is_valid(values[0]), pc.is_valid(values[1]))
+        digits = [type_.scale - of.scale for of in types]
+        found = [rescaled(_as_array(v, rows) if by else v, by) for v, by in zip(values, digits, strict=True)]
+        values = [value for value, _ in found]
+        for _, beyond in found:  # which adding the other operand, if there is one, does not bring back into range
+            if beyond is not None:
+                errors = _found(expr, (None, beyond & np.asarray(known)), errors).errors
+    out, bad = calculated_integers(op, *values)
+    return _found(expr, within(type_, out, bad) if type_.name == "decimal" else (out, bad), errors)
+
+
+def _converted(arg: _Values, of: ColumnType, expr: Expr, rows: int) -> _Values:
+    """An operand as its ``case`` or ``coalesce`` gives it, whose type may be a wider one."""
+    type_ = expr.type or _BOOL
+    if of == type_ or type_.name not in ("float64", "decimal"):
+        return arg
+    if type_.name == "float64":
+        return _Values(floats(of, arg.of), arg.errors)
+    values, bad = rescaled(_as_array(arg.of, rows), type_.scale - of.scale)
+    return _found(expr, within(type_, values, bad), arg.errors)
+
+
+def _coalesced(expr: Expr, args: Sequence[_Values], rows: int) -> _Values:
+    args = [_converted(arg, of.type or _BOOL, expr, rows) for arg, of in zip(args, expr.args, strict=True)]
+    errors: _Errors | None = None
+    if any(arg.errors for arg in args):
+        still = np.ones(rows, np.bool_)  # rows that are null so far
+        for arg in args:
+            errors = _joined(errors, _where(arg.errors, still))
+            still = still & np.asarray(_as_array(arg.of, rows).is_null())
+            if arg.errors is not None:
+                still = still & ~arg.errors.rows
+    out = pc.coalesce(*(arg.of for arg in args))
+    return _Values(out if errors is None else _without(out, errors, rows), errors)
+
+
+def _chosen(expr: Expr, args: Sequence[_Values], rows: int) -> _Values:
+    """From the last to the first: a condition that is true puts its value over what those after it gave."""
+    conditions, values = args[:-1:2], [*args[1::2], args[-1]]
+    types = [arg.type or _BOOL for arg in (*expr.args[1::2], expr.args[-1])]
+    values = [_converted(value, of, expr, rows) for value, of in zip(values, types, strict=True)]
+    out, errors = values[-1]
+    for condition, value in zip(reversed(conditions), reversed(values[:-1]), strict=True):
+        holds = condition.of.fill_null(False) if _is_array(condition.of) else pa.scalar(bool(condition.of.as_py()))
+        out = pc.if_else(holds, value.of, out)
+        if condition.errors or value.errors or errors:
+            true = _rows_of(holds, rows)
+            errors = _joined(condition.errors, _where(value.errors, true), _where(errors, ~true))
+    return _Values(out if errors is None else _without(out, errors, rows), errors)
+
+
+def _is_array(values: Any) -> bool:
+    return not isinstance(values, pa.Scalar)
+
+
+def _without(values: Any, errors: _Errors, rows: int) -> Any:
+    return pc.if_else(pa.array(errors.rows), pa.scalar(None, values.type), _as_array(values, rows))

@@ -1,9 +1,11 @@
-"""``kivi aggregate NAME EVENTS ...``: creates an online aggregate, and shows how far its backfill has come.
+"""``kivi aggregate NAME SOURCE ...``: creates online aggregates, and shows how far their backfill has come.
 
 ::
 
     kivi aggregate endpoint_5m invocations --by endpoint_id --by slot=ts/5m \\
         sum_resp_time=sum:resp_time_us invocations=count --derived 'avg_resp_time=sum_resp_time / invocations'
+    kivi aggregate calls invocations --level customer --level application --slot 5m --slot 1month \\
+        --tz Europe/Madrid invocations=count
 
 The events that are there already are summed before the command returns, while writers go on; the server reports them
 as it goes. An interruption ends the command, not the work: ``kivi tables`` says *building* until it is done.
@@ -24,14 +26,18 @@ from kivi.model.schema import OperatorCall
 
 __all__ = ["aggregate"]
 
-OPERATORS: Final = ("sum", "count", "min", "max")
+OPERATORS: Final = ("sum", "count", "min", "max", "combine")
 
 
 def aggregate(db: Any, args: argparse.Namespace) -> None:
-    """Creates it on ``db`` and prints how many events were summed for it."""
+    """Creates them on ``db`` and prints how many events were summed for them."""
+    if bool(args.by) == bool(args.level or args.slot):
+        raise InvalidArgument("say what to group by: --by for one aggregate, or --level and --slot for many")
     measures = {name: operator_call(name, text) for name, text in pairs(args.measures, "a measure is name=sum:column")}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
-    group_by = [group(text) for text in args.by]
+    group_by = [group(text, args.tz) for text in args.by]
+    levels = [[column.strip() for column in level.split(",")] for level in args.level]
+    names = [args.name]
     summed = 0
     with Progress(f"{args.name} <- {args.source}") as progress:
 
@@ -40,8 +46,14 @@ def aggregate(db: Any, args: argparse.Namespace) -> None:
             summed = done
             progress.update(done, done, total)
 
-        db.create_aggregate(args.name, args.source, group_by, measures, derived or None, args.history, report)
-    print_value({"aggregate": args.name, "events": summed}, args.output)
+        contents = (measures or None, derived or None, args.history)
+        if levels or args.slot:
+            names = db.create_aggregates(
+                args.name, args.source, levels, args.slot, *contents, args.tz, report, retention=args.retention
+            )
+        else:
+            db.create_aggregate(args.name, args.source, group_by, *contents, report, retention=args.retention)
+    print_value({"aggregate": ", ".join(names), "events": summed}, args.output)
 
 
 def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:
@@ -57,12 +69,13 @@ def operator_call(name: str, text: str) -> OperatorCall:
     operator, _, column = text.partition(":")
     if operator not in OPERATORS or (not column and operator != "count"):
         raise InvalidArgument(
-            f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column"
+            f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column, or, over "
+            "an aggregate, combine:measure"
         )
     return OperatorCall(cast(Any, operator), column or None)
 
 
-def group(text: str) -> str | TimeSlot:
+def group(text: str, tz: str | None) -> str | TimeSlot:
     """``endpoint_id``, or ``slot=ts/5m``."""
     match = re.fullmatch(r"(\w+)=(\w+)/(\w+)", text)
-    return time_slot(match[2], match[3], name=match[1]) if match else text
+    return time_slot(match[2], match[3], name=match[1], tz=tz) if match else text

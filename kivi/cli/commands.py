@@ -141,7 +141,7 @@ def describe(db: Any, args: argparse.Namespace) -> None:
     if args.output == "table":
         facts = [f"{found['name']}: {found['kind']} table, {found['state']}"]
         if found.get("source"):
-            facts.append(f"aggregate of {found['source']}")
+            facts.append(f"aggregate of {found.get('declared_source') or found['source']}")
         for name in ("history_us", "retention_us"):
             if found.get(name):
                 facts.append(f"{name.removesuffix('_us')} {found[name] / 1e6:,.0f} s")
@@ -265,6 +265,12 @@ def aggregate(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli import aggregate as creating
 
     creating.aggregate(db, args)
+
+
+def alter(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli import alter as altering
+
+    altering.alter(db, args)
 
 
 def shell(db: Any, args: argparse.Namespace) -> int:
@@ -393,17 +399,28 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--start", metavar="TIME", help="from this event time on")
     sub.add_argument("--end", metavar="TIME", help="before this event time")
     sub.add_argument("--yes", action="store_true", help="do not ask")
-    sub = command("aggregate", aggregate, "create an online aggregate of an event table; shows progress")
-    sub.add_argument("name", help="of the new aggregate")
-    sub.add_argument("source", metavar="EVENTS", help="the event table")
-    sub.add_argument(
-        "measures", nargs="+", metavar="NAME=MEASURE", help="sum:COLUMN, min:, max:, count or count:COLUMN"
-    )
-    text = "a key column, or name=COLUMN/5m for a time slot; repeat it for each, in key order"
-    sub.add_argument("--by", action="append", required=True, metavar="COLUMN", help=text)
+    sub = command("aggregate", aggregate, "create online aggregates of an event table, or of an aggregate")
+    sub.add_argument("name", help="of the new aggregate; with --level, what the names of all begin with")
+    sub.add_argument("source", metavar="SOURCE", help="the event table, or an aggregate")
+    text = "sum:COLUMN, min:, max:, count or count:COLUMN; of an aggregate combine:MEASURE, or none for all"
+    sub.add_argument("measures", nargs="*", metavar="NAME=MEASURE", help=text)
+    text = "a key column, or name=COLUMN/5m (1h, 1d, 1w, 1month ...) for a time slot; for each, in key order"
+    sub.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
+    text = "instead of --by, an aggregate by these columns and each --slot; repeat it for each"
+    sub.add_argument("--level", action="append", default=[], metavar="COLUMN,...", help=text)
+    sub.add_argument("--slot", action="append", default=[], metavar="WIDTH", help="of the slots of each --level")
+    sub.add_argument("--tz", metavar="ZONE", help="time zone of the slots, for example Europe/Madrid")
     text = "computed when it is read: 'avg=total / calls'"
     sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
     sub.add_argument("--history", metavar="DURATION", help="keep older versions for so long, for example 1h")
+    text = "forget rows when their time slot ended so long before the newest event, for example 400d"
+    sub.add_argument("--retention", metavar="DURATION", help=text)
+    sub = command("alter", alter, "add columns to a table, or measures to an aggregate, while it is used", "table")
+    text = "a column, nickname=string or visits=sum:int64; of an aggregate a measure, most=max:resp_us; repeat it"
+    sub.add_argument("--add", action="append", default=[], metavar="NAME=WHAT", help=text)
+    text = "computed of an aggregate's columns when it is read: 'avg=total / calls'"
+    sub.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help=text)
+    sub.add_argument("--later-only", action="store_true", help="new measures have only the events from now on")
     command("shell", shell, "transactions by hand")
     for name, text in (
         ("dump", "print what a store's files hold; reads only"),

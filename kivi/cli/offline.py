@@ -17,13 +17,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.cli.append import Progress
 from kivi.cli.text import plain
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
-from kivi.model.expressions import Scan
+from kivi.model.lifetimes import slot_index
+from kivi.model.scans import Scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -308,9 +310,11 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
     source = store.table(schema.source or "")
     if source.retention_us is not None:
         return "not compared with its events, of which old ones are dropped"
-    expected, bounds = recount(schema, store.scan(lease, source, Scan()))
+    complete = _complete(schema)
+    expected, bounds = recount(complete, store.scan(lease, source, Scan()))
+    expected = _kept(store, lease, schema, expected)
     found = {}
-    measures = [column.name for column in schema.columns if column.name in columns]
+    measures = [column.name for column in complete.columns if column.name in columns]
     for batch in store.scan(lease, schema, Scan(columns=columns)):
         for row in _in_micros(batch).to_pylist():
             found[tuple(row[name] for name in schema.key_names)] = {name: row[name] for name in measures}
@@ -321,7 +325,28 @@ def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ..
                 "drop the aggregate and create it again",
                 path=path,
             )
-    return "equal to a recount of the events"
+    left_out = [column.name for column in schema.shown_columns if column not in complete.columns]
+    later = f", but for {', '.join(left_out)}, which were added later and have no earlier ones" if left_out else ""
+    return "equal to a recount of the events" + later
+
+
+def _complete(schema: TableSchema) -> TableSchema:
+    """The aggregate with the measures alone that have every event."""
+    since = schema.measures_since
+    kept = [i for name, i in schema.index_of.items() if since[name] is None]
+    columns, measures = tuple(schema.columns[i] for i in kept), tuple(schema.measures[i] for i in kept)
+    return replace(schema, columns=columns, measures=measures, derived=(), alterations=())
+
+
+def _kept(
+    store: Any, lease: Any, schema: TableSchema, rows: dict[tuple[Any, ...], dict[str, Any]]
+) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """Those, by their keys, that the aggregate's own retention keeps. The keys have moments in microseconds."""
+    floor_us = store.retention.seen_at(schema.id, lease.ts)
+    index = slot_index(schema.group_by)
+    if floor_us is None or index is None:
+        return rows
+    return {key: row for key, row in rows.items() if key[index] >= floor_us}
 
 
 def _same(expected: dict[str, Any] | None, found: dict[str, Any] | None, bounds: dict[str, float]) -> bool:
@@ -362,8 +387,8 @@ def recount(
         columns: dict[str, Any] = {}
         for group in schema.group_by:
             column = batch[group.source]
-            if group.slot_us:
-                column = pa.array(column.to_numpy() // group.slot_us * group.slot_us, pa.int64())
+            if group.slot is not None:
+                column = pa.array(group.slot.starts(column.to_numpy()), pa.int64())
             columns[f"key {group.name}"] = column
         for measure in schema.measures:
             if measure.operator == "count":

@@ -12,7 +12,10 @@ from typing import Any, Final, TypeVar
 from kivi import errors
 from kivi.api.arguments import (
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     GetArguments,
+    LevelsArguments,
     SubscribeArguments,
     TailArguments,
     check_keep,
@@ -27,7 +30,16 @@ from kivi.api.arguments import (
 )
 from kivi.api.retry import backoff_s
 from kivi.api.subscription import listed
-from kivi.client.messages import append_parts, get, got, new_aggregate, number
+from kivi.client.messages import (
+    append_parts,
+    get,
+    got,
+    new_aggregate,
+    new_aggregates,
+    new_columns,
+    new_measures,
+    number,
+)
 from kivi.client.steps import (
     Ask,
     Closed,
@@ -266,13 +278,34 @@ class Core:
     def create_aggregate(self, wanted: AggregateArguments) -> Steps[None]:
         """The server checks names and types against the source."""
 
-        def on_message(reply: service_pb2.CreateAggregateResponse) -> None:
+        yield Stream("CreateAggregate", new_aggregate(wanted), None, self._progress(wanted))
+
+    def _progress(self, wanted: AggregateArguments | AlterAggregateArguments) -> Callable[[Any], None]:
+        def on_message(reply: service_pb2.CreateAggregateResponse | service_pb2.AlterAggregateResponse) -> None:
             if reply.HasField("table"):
                 self.schemas[wanted.name] = from_table(reply.table)
             if wanted.progress is not None:
                 wanted.progress(reply.done_rows, reply.total_rows)
 
-        yield Stream("CreateAggregate", new_aggregate(wanted), None, on_message)
+        return on_message
+
+    def alter_table(self, wanted: AlterTableArguments) -> Steps[None]:
+        reply = yield from self.call("AlterTable", new_columns(wanted))
+        self.schemas[wanted.name] = from_table(reply.table)
+
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> Steps[None]:
+        """The server checks names and types against the source."""
+        yield Stream("AlterAggregate", new_measures(wanted), None, self._progress(wanted))
+
+    def create_aggregates(self, wanted: LevelsArguments) -> Steps[list[str]]:
+        def on_message(reply: service_pb2.CreateAggregatesResponse) -> None:
+            self.schemas.update((table.name, from_table(table)) for table in reply.tables)
+            if wanted.progress is not None:
+                wanted.progress(reply.done_rows, reply.total_rows)
+
+        names = wanted.names
+        yield Stream("CreateAggregates", new_aggregates(wanted), None, on_message)
+        return names
 
     def tables(self) -> Steps[list[str]]:
         reply = yield from self.call("ListTables", service_pb2.ListTablesRequest())
@@ -282,7 +315,7 @@ class Core:
         reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
         schema = self.schemas[name] = from_table(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
-        return {**schema.description(), "statistics": statistics}
+        return schema.described(statistics)
 
     def split_points(self, table: str, rows: int = 500_000) -> Steps[list[tuple[Any, ...]]]:
         check_rows(rows)

@@ -13,6 +13,9 @@ from kivi.api.appender import Appender
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
+    LevelsArguments,
     ScanArguments,
     SubscribeArguments,
     TailArguments,
@@ -183,6 +186,9 @@ class Database(interface.Database[Transaction, Snapshot]):
     _schema = asks(Core.schema)
     _create = asks(Core.create)
     create_aggregate = takes(AggregateArguments)(asks(Core.create_aggregate))
+    create_aggregates = takes(LevelsArguments)(asks(Core.create_aggregates))
+    alter_table = takes(AlterTableArguments)(asks(Core.alter_table))
+    alter_aggregate = takes(AlterAggregateArguments)(asks(Core.alter_aggregate))
     tables = asks(Core.tables)
     describe = asks(Core.describe)
     split_points = asks(Core.split_points)

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
-from kivi.model.declarations import TimeSlot, parse_duration_us
-from kivi.model.schema import GroupKey, Measure
-from kivi.wire.codec import fill_values, to_expr, to_groups, to_measures
+from kivi.model.declarations import TimeSlot, declared_columns, parse_duration_us
+from kivi.model.schema import GroupKey, OperatorCall
+from kivi.wire.codec import fill_values, to_columns, to_expr, to_groups, to_measures
 from kivi.wire.columns import row_reader
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kivi.api.arguments import AggregateArguments, GetArguments
+    from kivi.api.arguments import (
+        AggregateArguments,
+        AlterAggregateArguments,
+        AlterTableArguments,
+        GetArguments,
+        LevelsArguments,
+    )
     from kivi.client.steps import Rows
-    from kivi.model.expressions import Scan
+    from kivi.model.scans import Scan
     from kivi.model.schema import TableSchema
 
 __all__ = [
@@ -27,6 +34,9 @@ __all__ = [
     "get",
     "got",
     "new_aggregate",
+    "new_aggregates",
+    "new_columns",
+    "new_measures",
     "number",
     "read_batches",
     "request_token",
@@ -55,6 +65,8 @@ def get(schema: TableSchema, wanted: GetArguments) -> session_pb2.Request:
     get.table, get.table_id = schema.name, schema.id
     if wanted.columns is not None:
         get.columns.extend(names)
+    else:
+        get.known_columns = len(names)
     for key in keys:
         fill_values(get.keys.add().values, key)
     return request
@@ -107,6 +119,8 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
         spec.where.CopyFrom(to_expr(wanted.where))
     if wanted.columns:
         spec.columns.extend(wanted.columns)
+    else:
+        spec.known_columns = len(schema.output_names)
     if wanted.measures:
         spec.measures.extend(to_measures(wanted.measures))
     if wanted.changes is not None:
@@ -114,16 +128,55 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
     return spec
 
 
+def new_columns(wanted: AlterTableArguments) -> service_pb2.AlterTableRequest:
+    return service_pb2.AlterTableRequest(name=wanted.name, columns=to_columns(declared_columns(wanted.add_columns)))
+
+
+def new_measures(wanted: AlterAggregateArguments) -> service_pb2.AlterAggregateRequest:
+    return service_pb2.AlterAggregateRequest(
+        name=wanted.name,
+        measures=_measures(wanted.add_measures),
+        derived=_derived(wanted.derived),
+        only_later=not wanted.backfill,
+    )
+
+
+def _measures(calls: Mapping[str, OperatorCall]) -> list[types_pb2.Measure]:
+    return to_measures([call.as_measure(name) for name, call in calls.items()])
+
+
+def _derived(derived: Mapping[str, str] | None) -> list[types_pb2.Derived]:
+    return [types_pb2.Derived(name=name, expression=text) for name, text in (derived or {}).items()]
+
+
 def new_aggregate(wanted: AggregateArguments) -> service_pb2.CreateAggregateRequest:
     groups = [
-        GroupKey(item.name, item.column, item.width_us) if isinstance(item, TimeSlot) else GroupKey(item, item)
+        GroupKey.of_slot(item.name, item.column, item.slot) if isinstance(item, TimeSlot) else GroupKey(item, item)
         for item in wanted.group_by
     ]
     return service_pb2.CreateAggregateRequest(
         name=wanted.name,
         source=wanted.source,
         group_by=to_groups(groups),
-        measures=to_measures([Measure(name, call.operator, call.argument) for name, call in wanted.measures.items()]),
-        derived=[types_pb2.Derived(name=name, expression=text) for name, text in (wanted.derived or {}).items()],
-        history_us=None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+        **_contents(wanted),
     )
+
+
+def new_aggregates(wanted: LevelsArguments) -> service_pb2.CreateAggregatesRequest:
+    return service_pb2.CreateAggregatesRequest(
+        name=wanted.name,
+        source=wanted.source,
+        levels=[service_pb2.Level(columns=columns) for columns in wanted.levels],
+        slots=wanted.slots,
+        tz=wanted.tz or "",
+        **_contents(wanted),
+    )
+
+
+def _contents(wanted: AggregateArguments | LevelsArguments) -> dict[str, Any]:
+    return {
+        "measures": _measures(wanted.measures or {}),
+        "derived": _derived(wanted.derived),
+        "history_us": None if wanted.history is None else parse_duration_us(wanted.history, "history"),
+        "retention_us": None if wanted.retention is None else parse_duration_us(wanted.retention, "retention"),
+    }

@@ -18,9 +18,10 @@ them, where these laws make it nobody's business (``+`` is the column's operator
     b + d1 + d2  =  b + (d1 + d2)            SUM of integers and decimals, in 128 bits; MIN; MAX
     stamp(d1 + d2)  =  max(cts1, cts2)       what folding both would have stamped the row with
 
-They do not hold for SUM over floats, which fold strictly left to right across commits: ``is_combinable`` says which
-tables qualify. A combined row can be read at S >= its stamp, and by nobody at an S between the commits that it is made
-of. The caller sees to it that no such snapshot is or will be open: ``kivi.mvcc.combine``.
+For states, ``+`` puts bags of items together (``kivi.states``). They do not hold for SUM over floats, which fold
+strictly left to right across commits: ``is_combinable`` says which tables qualify. A combined row can be read at S >=
+its stamp, and by nobody at an S between the commits that it is made of. The caller sees to it that no such snapshot is
+or will be open: ``kivi.mvcc.combine``.
 
 * Integers and decimals: each limb is summed by itself. Exact while sums stay within 2**95, which 2**32 rows of 64 bits
   cannot leave.
@@ -40,11 +41,23 @@ import numpy as np
 
 from kivi.delta.gather import stamps_of
 from kivi.delta.order import numbered_keys
-from kivi.delta.runs import Array, Cells, DeltaRun, dtype_of, neutral_of, ufunc_of
+from kivi.delta.runs import (
+    Array,
+    Cells,
+    DeltaRun,
+    RunColumn,
+    dtype_of,
+    fitted,
+    joined_columns,
+    neutral_of,
+    ufunc_of,
+)
+from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX
+from kivi.states.registry import kind_of
 
 __all__ = ["Combining", "combine", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
 
@@ -54,7 +67,13 @@ _ALIKE: Final = 1.25
 
 def is_combinable(schema: TableSchema) -> bool:
     """Whether deltas of different commits may be combined with each other."""
-    return all(c.operator and not (c.operator == "sum" and c.type.name == "float64") for c in schema.columns)
+    return schema.remembered(is_combinable, lambda: all(map(_is_combinable, schema.columns)))
+
+
+def _is_combinable(column: Column) -> bool:
+    if column.state is not None:
+        return not kind_of(column.state).ordered
+    return column.operator is not None and not (column.operator == "sum" and column.type.name == "float64")
 
 
 def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
@@ -62,7 +81,7 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
 
     Of one CTS if all are of that, and otherwise with the newest of each key. Raises OutOfRange.
     """
-    filled = [run for run in runs if run.rows] or runs[:1]
+    filled = [fitted(run, schema) for run in runs if run.rows] or runs[:1]
     cts = filled[0].cts
     one = isinstance(cts, int) and all(isinstance(run.cts, int) and run.cts == cts for run in filled)
     if not one and not is_combinable(schema):
@@ -73,17 +92,19 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
     group_of, last, keys = numbered_keys(windows)
     groups = len(last)
     most = len(filled) if all(run.distinct for run in filled) else int(np.bincount(group_of).max())
-    columns = []
+    stamps = None if one else stamps_of(windows)
+    columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
-        cells = Cells.joined([run.columns[i] for run in filled])
-        if is_wide(column):
+        cells = joined_columns([run.columns[i] for run in filled])
+        if isinstance(cells, States):
+            columns.append((cells if stamps is None else cells.stamped(stamps)).grouped(group_of, groups))
+        elif is_wide(column):
             columns.append(exact_sums(cells, group_of, groups, most))
         elif column.operator == "sum":
             columns.append(_floats(schema, column, cells, group_of, groups))
         else:
             columns.append(extremes(column, cells, group_of, groups))
-    if not one:
-        stamps = stamps_of(windows)
+    if stamps is not None:
         cts = stamps[last]  # the newest of each key, where runs are in CTS order
         if any(a.last_cts > b.first_cts for a, b in itertools.pairwise(filled)):
             np.maximum.at(cts, group_of, stamps)
@@ -94,7 +115,7 @@ def exact_sums(cells: Cells, group_of: Array, groups: int, most: int) -> Cells:
     """The sums of integers by the number of their group, of which none has more than ``most`` rows."""
     values = cells.values
     if not len(values):
-        return cells
+        return Cells(np.zeros(groups, np.int64))
     if cells.high is None and max(abs(int(values.min())), abs(int(values.max()))) * most <= INT64_MAX:
         return Cells(_sums(values, group_of, groups))
     low, high = cells.limbs()

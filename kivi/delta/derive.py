@@ -17,6 +17,7 @@ Pure: no I/O and no clock; timestamps are given.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -24,32 +25,40 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_array
+from kivi.arrow.columns import stored_rows
+from kivi.arrow.dictionaries import plain
 from kivi.delta.combine import exact_sums, extremes
 from kivi.delta.grouping import Events, Groups, no_slot, null_key
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, dtype_of
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, dtype_of, neutral_column
+from kivi.delta.sources import Order, Sources
+from kivi.delta.states import States
 from kivi.encoding.keys import encode_key
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
-from kivi.model.types import INT64_MIN
+from kivi.states.kinds import offsets_of
+from kivi.states.registry import kind_of
 
-__all__ = ["derive", "derive_all", "derive_each", "derive_small", "run_from_rows"]
+__all__ = ["derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]
 
 
-def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0) -> DeltaRun:
+def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0, order: Order | None = None) -> DeltaRun:
     """The deltas of one commit's events for one aggregate. ``batch`` has the source's columns by name.
+
+    ``order``: the commits and positions of events of several commits that are derived as if they were one (backfill).
 
     Raises InvalidArgument for a null group key, OutOfRange for a float sum that leaves the finite numbers. What it
     costs: decision 0014.
     """
-    return derive_all([aggregate], batch, cts)[0]
+    return derive_all([aggregate], batch, cts, order)[0]
 
 
-def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0) -> list[DeltaRun]:
+def derive_all(
+    aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0, order: Order | None = None
+) -> list[DeltaRun]:
     """``derive`` for each of the aggregates of one source, sharing what they have in common (decision 0014)."""
-    events = _Derivation(batch)
+    events = _Derivation(batch, order)
     runs: dict[int, DeltaRun] = {}
-    for i in sorted(range(len(aggregates)), key=lambda i: aggregates[i].group_by[-1].slot_us):  # finer slots first
+    for i in sorted(range(len(aggregates)), key=lambda i: _length_us(aggregates[i])):  # finer slots first
         aggregate = aggregates[i]
         groups = events.groups(aggregate)
         cells = [
@@ -58,6 +67,11 @@ def derive_all(aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: in
         ]
         runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
     return [runs[i] for i in range(len(aggregates))]
+
+
+def _length_us(aggregate: TableSchema) -> int:
+    slot = aggregate.group_by[-1].slot
+    return slot.nominal_us if slot is not None else 0
 
 
 def derive_each(
@@ -74,7 +88,7 @@ def derive_each(
         order = _sorted_by(groups)
         keys = groups.keys.take(pa.array(groups.group_of[order]))
         cells = [
-            events.alone(column, measure).take(order)
+            events.alone(aggregate, column, measure).take(order)
             for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
         ]
         runs.append(DeltaRun(keys, (order if places is None else places[order]).astype(np.uint64), tuple(cells)))
@@ -89,13 +103,16 @@ def _sorted_by(groups: Groups) -> Array:
 
 
 class _Derivation(Events):
-    def __init__(self, batch: pa.RecordBatch) -> None:
+    def __init__(self, batch: pa.RecordBatch, order: Order | None = None) -> None:
         super().__init__(batch)
-        self._cells: dict[tuple[Groups, str, str | None], Cells] = {}
+        self.sources = Sources(batch, order)
+        self._cells: dict[tuple[Groups, Any], RunColumn] = {}
 
-    def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> Cells:
+    def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
         """One measure of each group; of a rolled-up one from the finer groups, where that is exact."""
-        name = (groups, measure.operator, measure.source)
+        if measure.source == "":  # it was given up
+            return neutral_column(column, groups.count)
+        name = (groups, dataclasses.replace(measure, name=""))
         found = self._cells.get(name)
         if found is None:
             finer, number = groups.parent, groups.number
@@ -103,36 +120,62 @@ class _Derivation(Events):
                 found = self._of_events(aggregate, column, measure, groups)
             else:
                 cells = self.cells(aggregate, column, measure, finer)
-                found = (
-                    exact_sums(cells, number, groups.count, groups.most)
-                    if column.operator == "sum"
-                    else extremes(column, cells, number, groups.count)
-                )
+                if isinstance(cells, States):
+                    found = cells.grouped(number, groups.count)
+                elif column.operator == "sum":
+                    found = exact_sums(cells, number, groups.count, groups.most)
+                else:
+                    found = extremes(column, cells, number, groups.count)
             self._cells[name] = found
         return found
 
-    def alone(self, column: Column, measure: Measure) -> Cells:
+    def alone(self, aggregate: TableSchema, column: Column, measure: Measure) -> RunColumn:
         """One measure of each event by itself."""
-        array: Any = None if measure.source is None else self.column(measure.source)
+        if measure.source == "":
+            return neutral_column(column, self.rows)
+        seen, rows = self.sources.of(aggregate, column, measure)
+        if column.state is not None:
+            kind = kind_of(column.state)
+            if kind.timed:
+                seen = seen._replace(places=np.zeros(len(rows), np.int64))
+            lengths = np.zeros(self.rows, np.int64)
+            lengths[rows] = 1
+            return States(kind, offsets_of(lengths), kind.of_events(seen))
         if measure.operator == "count":
-            valid = np.ones(self.rows, np.bool_) if array is None else _valid(array)
-            return Cells(valid.astype(np.int64))
-        values = stored_array(column.type, array)
+            counted = np.zeros(self.rows, np.int64)
+            counted[rows] = 1
+            return Cells(counted)
+        every = len(rows) == self.rows
+        values = seen.values if every else np.zeros(self.rows, seen.values.dtype)
+        if not every:
+            values[rows] = seen.values
         if values.dtype == np.float64:
             values = values + 0.0  # -0.0 + 0.0 is 0.0
-        if measure.operator == "sum":
+        if measure.operator == "sum" or every:
             return Cells(values)
-        return Cells(values, None, _valid(array) if array.null_count else None)
+        valid = np.zeros(self.rows, np.bool_)
+        valid[rows] = True
+        return Cells(values, None, valid)
 
-    def _of_events(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> Cells:
-        group_of, count = groups.group_of, groups.count
-        array = None if measure.source is None else self.column(measure.source)
+    def _of_events(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
+        count = groups.count
+        seen, rows = self.sources.of(aggregate, column, measure)
+        group_of = groups.group_of if len(rows) == self.rows else groups.group_of[rows]
+        if column.state is not None:
+            kind = kind_of(column.state)
+            made = kind.grouped(seen, group_of, count)
+            if made is not None:
+                return States(kind, made[1], made[0])
+            return States.of_groups(kind, kind.of_events(seen), group_of, count)
         if measure.operator == "count":
-            counted = group_of if array is None or not array.null_count else group_of[_valid(array)]
-            return Cells(np.bincount(counted, minlength=count).astype(np.int64, copy=False))
-        values = self.alone(column, measure)
+            return Cells(np.bincount(group_of, minlength=count).astype(np.int64, copy=False))
+        values = Cells(seen.values + 0.0 if seen.values.dtype == np.float64 else seen.values)  # -0.0 + 0.0 is 0.0
         if measure.operator != "sum":
-            return extremes(column, values, group_of, count)
+            found = extremes(column, values, group_of, count)
+            if len(rows) == self.rows:
+                return found
+            counted = np.bincount(group_of, minlength=count) > 0
+            return found if counted.all() else Cells(np.where(counted, found.values, 0), None, counted)
         if not _is_float_sum(column):
             return exact_sums(values, group_of, count, len(group_of))
         sums = np.bincount(group_of, weights=values.values, minlength=count)
@@ -145,10 +188,6 @@ def _is_float_sum(column: Column) -> bool:
     return column.operator == "sum" and column.type.name == "float64"
 
 
-def _valid(array: Any) -> Array:
-    return array.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
 def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:
     return OutOfRange(
         f"these events add up to more than a float64 holds in {aggregate.name!r}.{column.name}",
@@ -157,6 +196,23 @@ def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:
 
 
 # -- row by row ------------------------------------------------------------------------------------
+
+
+def derive_few(aggregates: Sequence[TableSchema], batch: pa.RecordBatch) -> list[list[tuple[bytes, dict[int, Any]]]]:
+    """``derive_all`` for at most a few dozen events: of each aggregate (key, deltas), sorted by key.
+
+    In plain Python where all that an aggregate measures are columns' sums, counts and extremes.
+    """
+    rows: list[dict[str, Any]] = []
+    found: list[list[tuple[bytes, dict[int, Any]]]] = []
+    for aggregate in aggregates:
+        if aggregate.is_plain:
+            rows = rows or stored_rows(plain(batch))
+            found.append(derive_small(aggregate, rows))
+        else:
+            run = derive(aggregate, batch)
+            found.append([(key, deltas) for key, _, deltas in run.items(range(run.rows))])
+    return found
 
 
 def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list[tuple[bytes, dict[int, Any]]]:
@@ -195,20 +251,23 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
 
 
 def _group_value(aggregate: TableSchema, group: GroupKey, value: Any) -> Any:
-    if not group.slot_us:
+    if (slot := group.slot) is None:
         return value
-    start = value // group.slot_us * group.slot_us
-    if start < INT64_MIN:
-        raise no_slot(aggregate, group)
-    return start
+    try:
+        return slot.start(value)
+    except OverflowError:
+        raise no_slot(aggregate, group) from None
 
 
 def run_from_rows(schema: TableSchema, rows: Sequence[tuple[bytes, int, dict[int, Any]]]) -> DeltaRun:
     """(key, cts, deltas) in any order -> a run with one CTS per row. A SUM that is left out becomes 0."""
     ordered = sorted(rows, key=lambda row: row[:2])
-    columns = []
+    columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
         listed = [deltas.get(i) for _, _, deltas in ordered]
+        if column.state is not None:
+            columns.append(States.decoded(kind_of(column.state), [state or b"" for state in listed]))
+            continue
         valid = None
         if column.operator != "sum" and None in listed:
             valid = np.array([v is not None for v in listed], np.bool_)

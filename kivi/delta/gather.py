@@ -25,9 +25,9 @@ import numpy as np
 
 from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.order import Window, sorted_keys
-from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, neutral_of, ufunc_of
+from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, joined_columns, neutral_of, ufunc_of
+from kivi.delta.states import States
 from kivi.encoding.base_rows import RowLayout, Version, is_wide
-from kivi.errors import DataLoss
 from kivi.model.schema import Column
 
 __all__ = [
@@ -117,10 +117,10 @@ def in_cts_order(group_of: Array, order: Array, stamps: Array) -> tuple[Array, A
     return group_of, order, stamps
 
 
-def cells_of(windows: Sequence[Window], rows: Array) -> tuple[Cells, ...]:
+def cells_of(windows: Sequence[Window], rows: Array) -> tuple[RunColumn, ...]:
     """The columns of some of the windows' rows, which are numbered one window after the other."""
     parts = zip(*([cells.take(slice(r.start, r.stop)) for cells in run.columns] for run, r in windows), strict=True)
-    return tuple(Cells.joined(part).take(rows) for part in parts)
+    return tuple(joined_columns(part).take(rows) for part in parts)
 
 
 def stamps_of(windows: Sequence[Window]) -> Array:
@@ -173,7 +173,7 @@ class Gathered:
         next_start: bytes | None,
         group_of: Array,
         stamps: Array,
-        columns: tuple[Cells, ...],
+        columns: tuple[RunColumn, ...],
         barriers: Array | None = None,
     ) -> None:
         self.keys = keys
@@ -216,16 +216,16 @@ class Gathered:
                 return out
         columns = [cells.take(rows) for cells in self._columns]
         target, new = new_rows(layout, old, alive, self._group_of[rows], self._stamps[rows], columns)
-        encoded = new.view(f"V{layout.width}").tolist()
+        encoded = layout.bytes_of(new)
         if len(encoded) == len(base):
-            return encoded  # type: ignore[no-any-return]
+            return [*encoded]
         for i, row in zip(target.tolist(), encoded, strict=True):
             out[i] = row
         return out
 
 
 def new_rows(
-    layout: RowLayout, old: Array, alive: Array, group_of: Array, stamps: Array, columns: Sequence[Cells]
+    layout: RowLayout, old: Array, alive: Array, group_of: Array, stamps: Array, columns: Sequence[RunColumn]
 ) -> tuple[Array, Array]:
     """Delta rows folded over ``old``, the base rows of their groups: which groups have any, and their new rows.
 
@@ -237,17 +237,20 @@ def new_rows(
     new = old[target]
     new[~alive[target]] = np.zeros(1, layout.dtype)[0]
     new["cts"] = stamps[steps.ends]
-    new["flags"] = 1
+    new["flags"] = layout.alive
     for i, column in enumerate(layout.columns):
         nulls, bit = new["nulls"][:, i >> 3], i & 7
         had = alive[target] & (nulls >> bit & 1 == 0)
         nulls &= 0xFF ^ (1 << bit)
-        if is_wide(column):
-            _fold_exact(new, i, steps, columns[i])
+        cells = columns[i]
+        if isinstance(cells, States):
+            _fold_states(new, i, steps, cells.stamped(stamps))
+        elif is_wide(column):
+            _fold_exact(new, i, steps, cells)
         elif column.operator == "sum":
-            _fold_floats(new, i, steps, columns[i])
+            _fold_floats(new, i, steps, cells)
         else:
-            seen = _fold_extremes(new, i, column, steps, columns[i], had)
+            seen = _fold_extremes(new, i, column, steps, cells, had)
             nulls |= (~seen).astype(np.uint8) << bit
     return target, new
 
@@ -265,13 +268,24 @@ class _Steps:
 
 def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Array]:
     """Base rows as one structured array, zeros where there is none, and which there are."""
-    if not layout.fixed or any(column.operator is None for column in layout.columns):
+    if not layout.in_columns or any(column.operator is None for column in layout.columns):
         raise TypeError("only rows of delta columns alone are folded in columns")
     blank = bytes(layout.width)
-    filled = [blank if row is None else row for row in base]
-    if set(map(len, filled)) - {layout.width}:
-        raise DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
-    return np.frombuffer(b"".join(filled), layout.dtype), np.array([row is not None for row in base], np.bool_)
+    if layout.number:  # there may be rows of before an alteration
+        base = [row if row is None else layout.current(row) for row in base]
+    return layout.rows_of([blank if row is None else row for row in base]), np.array(
+        [r is not None for r in base], np.bool_
+    )
+
+
+def _fold_states(new: Array, i: int, steps: _Steps, cells: States) -> None:
+    """The bag of the base row, then those of the deltas in CTS order, reduced together."""
+    base = States.decoded(cells.kind, [state or b"" for state in new[f"c{i}"].tolist()])
+    rows = len(base)
+    both = States.joined([base, cells])
+    row_of = np.repeat(np.concatenate([np.arange(rows), steps.target_of]), np.diff(both.offsets))
+    states = States.of_groups(cells.kind, both.items, row_of, rows).encoded()
+    new[f"c{i}"] = np.fromiter(states, object, rows)
 
 
 def _fold_exact(new: Array, i: int, steps: _Steps, cells: Cells) -> None:

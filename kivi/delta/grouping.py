@@ -12,7 +12,8 @@ a grouping. Where keys end in a time slot, the groups of slots n times as long a
     (7, 17:50  ---------) (7, 17:55) (9, 17:50)        by five minutes
 
 so a *rolled-up* grouping sorts nothing and looks at no event: exact sums, MIN and MAX are those of the finer groups,
-added. (Float sums are added in the order of the events, and are taken from these.)
+added. So are those of months, of hours or days that nest in them (``Slot.nests_in``). (Float sums are added in the
+order of the events, and are taken from these.)
 
 Pure: no I/O and no clock.
 """
@@ -34,7 +35,8 @@ from kivi.delta.runs import Array
 from kivi.encoding.keys import encode_key_columns
 from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
-from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
+from kivi.model.slots import Slot
+from kivi.model.types import INT64_MAX, ColumnType
 
 __all__ = ["Events", "Groups", "no_slot", "null_key"]
 
@@ -43,7 +45,8 @@ _SPAN_MAX: Final = 2**62
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """One key column: what it is, and an integer code per row in value order, below ``span``. ``slots``: of times."""
+    """One key column: what it is, and an integer code per row in value order, below ``span``. ``slots``: where those of
+    times start."""
 
     array: Any
     codes: Array
@@ -69,7 +72,7 @@ class Groups:
         self.most = 0
         self._group_of: Array | None = None
         self._prefix = prefix  # a code of each key without its last column
-        self._slots = slots  # the number of each key's slot
+        self._slots = slots  # where each key's slot starts
 
     @property
     def group_of(self) -> Array:
@@ -89,8 +92,8 @@ class Events:
     def __init__(self, batch: pa.RecordBatch) -> None:
         self._batch = batch
         self._columns: dict[str, Any] = {}
-        self._parts: dict[tuple[str, int, ColumnType], _Part] = {}
-        self._groups: dict[tuple[tuple[str, int], ...], Groups] = {}
+        self._parts: dict[tuple[str, Slot | None, ColumnType], _Part] = {}
+        self._groups: dict[tuple[tuple[str, Slot | None], ...], Groups] = {}
 
     @property
     def rows(self) -> int:
@@ -103,16 +106,16 @@ class Events:
         return self._columns[name]
 
     def groups(self, aggregate: TableSchema) -> Groups:
-        signature = tuple((group.source, group.slot_us) for group in aggregate.group_by)
+        signature = tuple((group.source, group.slot) for group in aggregate.group_by)
         found = self._groups.get(signature)
         if found is None:
             finer = self._finer(signature)
-            found = self._grouped(aggregate) if finer is None else self._rolled_up(aggregate, *finer)
+            found = self._grouped(aggregate) if finer is None else self._rolled_up(aggregate, finer)
             self._groups[signature] = found
         return found
 
     def _part(self, aggregate: TableSchema, group: GroupKey, column: Column) -> _Part:
-        name = (group.source, group.slot_us, column.type)
+        name = (group.source, group.slot, column.type)
         if name not in self._parts:
             self._parts[name] = _part(aggregate, group, column, self.column(group.source))
         return self._parts[name]
@@ -128,27 +131,27 @@ class Events:
         groups._group_of = group_of
         return groups
 
-    def _finer(self, signature: tuple[tuple[str, int], ...]) -> tuple[Groups, int] | None:
-        """The grouping of fewest groups that this one is a roll-up of, and of how many of its slots."""
-        *others, (time, slot_us) = signature
-        best = None
-        for (*same, (source, finer_us)), groups in self._groups.items():
-            nested = slot_us and finer_us and same == others and source == time and slot_us % finer_us == 0
-            if nested and (best is None or groups.count < best[0].count):
-                best = groups, slot_us // finer_us
+    def _finer(self, signature: tuple[tuple[str, Slot | None], ...]) -> Groups | None:
+        """The grouping of fewest groups that this one is a roll-up of."""
+        *others, (time, slot) = signature
+        best: Groups | None = None
+        for (*same, (source, finer)), groups in self._groups.items():
+            nested = slot and finer and same == others and source == time and finer.nests_in(slot)
+            if nested and (best is None or groups.count < best.count):
+                best = groups
         return best
 
-    def _rolled_up(self, aggregate: TableSchema, finer: Groups, times: int) -> Groups:
+    def _rolled_up(self, aggregate: TableSchema, finer: Groups) -> Groups:
         assert finer._slots is not None
-        prefix, slots = finer._prefix, np.floor_divide(finer._slots, times)
+        *others, (group, _) = _keys(aggregate)
+        prefix, slots = finer._prefix, _slot_starts(aggregate, group, finer._slots)
         first = np.ones(finer.count, np.bool_)
         np.not_equal(slots[1:], slots[:-1], out=first[1:])
         first[1:] |= prefix[1:] != prefix[:-1]
         starts = np.flatnonzero(first)
         prefix, slots, sample = prefix[starts], slots[starts], finer.sample[starts]
-        *others, (group, _) = _keys(aggregate)
         parts = [self._part(aggregate, *other) for other in others]
-        keys = _encoded(aggregate, parts, sample, prefix, pa.array(_slot_starts(aggregate, group, slots)))
+        keys = _encoded(aggregate, parts, sample, prefix, pa.array(slots))
         groups = Groups(keys, sample, prefix, slots)
         groups.parent, groups.number = finer, np.cumsum(first) - 1
         groups.most = int(np.diff(starts, append=finer.count).max()) if len(starts) else 0
@@ -186,19 +189,22 @@ def _part(aggregate: TableSchema, group: GroupKey, column: Column, array: Any) -
         rank[order] = np.arange(len(order))
         return _Part(encoded, rank[encoded.indices.to_numpy()], max(1, len(order)))
     values = stored_array(column.type, array)
-    if group.slot_us:
-        slots = np.floor_divide(values, group.slot_us)
-        return _Part(pa.array(_slot_starts(aggregate, group, slots)), *_ranged(slots), slots)
+    if group.slot is not None:
+        starts = _slot_starts(aggregate, group, values)
+        codes = _ranged(starts // group.slot_us) if group.slot.is_fixed else _dense(starts)
+        return _Part(pa.array(starts), *codes, starts)
     if column.type.name == "float64":
         bits = (values + 0.0).view(np.int64)
         return _Part(array, *_ranged(np.where(bits < 0, bits ^ INT64_MAX, bits)))
     return _Part(array, *_ranged(values.astype(np.int64, copy=False)))
 
 
-def _slot_starts(aggregate: TableSchema, group: GroupKey, slots: Array) -> Array:
-    if len(slots) and int(slots.min()) * group.slot_us < INT64_MIN:
-        raise no_slot(aggregate, group)
-    return slots * group.slot_us
+def _slot_starts(aggregate: TableSchema, group: GroupKey, moments: Array) -> Array:
+    assert group.slot is not None
+    try:
+        return group.slot.starts(moments)
+    except OverflowError:
+        raise no_slot(aggregate, group) from None
 
 
 def _ranged(values: Array) -> tuple[Array, int]:
@@ -242,6 +248,12 @@ def null_key(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
 
 
 def no_slot(aggregate: TableSchema, group: GroupKey) -> InvalidArgument:
+    if group.width:
+        return InvalidArgument(
+            f"column {group.source!r} is more than 146,000 years from 1970, beyond the calendar that aggregate "
+            f"{aggregate.name!r} has its slots by",
+            column=group.source,
+        )
     return InvalidArgument(
         f"column {group.source!r} is so early that the slot of aggregate {aggregate.name!r} would begin before time",
         column=group.source,

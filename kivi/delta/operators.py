@@ -55,7 +55,7 @@ def identity_cells(schema: TableSchema) -> tuple[Any, ...]:
     """The cells of a row that exists and that nothing has been written to: identities, else null."""
 
     def cells() -> tuple[Any, ...]:
-        return tuple(operator_of(c).identity(c) if c.operator else None for c in schema.columns)
+        return tuple(b"" if c.state else operator_of(c).identity(c) if c.operator else None for c in schema.columns)
 
     return schema.remembered(identity_cells, cells)
 

@@ -23,6 +23,7 @@ from kivi.delta.operators import identity_cells, operator_of
 from kivi.encoding.base_rows import Version
 from kivi.errors import OutOfRange
 from kivi.model.schema import TableSchema
+from kivi.states.registry import kind_of
 
 __all__ = ["Barrier", "RowOp", "apply_op", "fold", "then_delete", "then_delta", "then_insert", "then_put"]
 
@@ -105,7 +106,11 @@ def apply_op(schema: TableSchema, base: Version | None, cts: int, op: RowOp) -> 
     for i, value in op.puts.items():
         cells[i] = value
     for i, delta in op.deltas.items():
-        cells[i] = operator_of(schema.columns[i]).combine(cells[i], delta)
+        column = schema.columns[i]
+        if column.state is not None:
+            cells[i] = kind_of(column.state).combined([(0, cells[i]), (cts, delta)])
+        else:
+            cells[i] = operator_of(column).combine(cells[i], delta)
     return Version(cts, True, tuple(cells))
 
 
@@ -119,6 +124,7 @@ def fold(schema: TableSchema, base: Version | None, ops: Sequence[tuple[int, Row
     last = 0
     cells: list[Any] | None = list(base.cells) if base is not None and base.alive else None
     columns = schema.columns
+    states: dict[int, list[tuple[int, bytes]]] = {}  # combined at the end, all at once
     for cts, op in ops:  # as ``apply_op``, without a Version for each: a hot row may have thousands
         if cts > upto:
             break
@@ -128,13 +134,24 @@ def fold(schema: TableSchema, base: Version | None, ops: Sequence[tuple[int, Row
         barrier, puts, deltas = op
         if barrier is Barrier.DELETE:
             cells = None
+            states.clear()
             continue
         if cells is None or barrier is Barrier.RESTART:
             cells = list(identity_cells(schema))
+            states.clear()
         for i, value in puts.items():
             cells[i] = value
+            states.pop(i, None)
         for i, delta in deltas.items():
-            cells[i] = operator_of(columns[i]).combine(cells[i], delta)
+            if columns[i].state is not None:
+                states.setdefault(i, []).append((cts, delta))
+            else:
+                cells[i] = operator_of(columns[i]).combine(cells[i], delta)
     if not last:
         return base
+    if cells is not None:
+        for i, parts in states.items():
+            state = columns[i].state
+            assert state is not None
+            cells[i] = kind_of(state).combined([(0, cells[i]), *parts])
     return Version(last, False, ()) if cells is None else Version(last, True, tuple(cells))

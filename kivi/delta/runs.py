@@ -36,10 +36,12 @@ import pyarrow as pa
 
 from kivi.arrow.ipc import encode_ipc
 from kivi.delta.ops import Barrier
+from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX, INT64_MIN
+from kivi.states.registry import kind_of
 
 __all__ = [
     "LIMB",
@@ -47,7 +49,11 @@ __all__ = [
     "Array",
     "Cells",
     "DeltaRun",
+    "RunColumn",
     "dtype_of",
+    "fitted",
+    "joined_columns",
+    "neutral_column",
     "neutral_of",
     "shifted",
     "stamped",
@@ -134,6 +140,23 @@ class Cells:
         return Cells(low, high)
 
 
+RunColumn = Cells | States
+"""One column of a run: numbers, or the states of a measure."""
+
+
+def neutral_column(column: Column, rows: int) -> RunColumn:
+    """So many deltas that change nothing: a SUM adds 0, a MIN or MAX has none, and a state is empty."""
+    if column.state is not None:
+        return States.none(kind_of(column.state), rows)
+    valid = None if column.operator == "sum" else np.zeros(rows, np.bool_)
+    return Cells(np.zeros(rows, dtype_of(column)), None, valid)
+
+
+def joined_columns(parts: Sequence[RunColumn]) -> RunColumn:
+    """The same column of several runs, one after the other."""
+    return type(parts[0]).joined(parts)  # type: ignore[arg-type]
+
+
 def dtype_of(column: Column) -> type[np.generic]:
     """Of a column's ``values``."""
     return np.float64 if column.type.name == "float64" else np.int64
@@ -159,7 +182,9 @@ class DeltaRun:
 
     ``cts`` is one for all rows, whose keys are then distinct, or an array of uint64, one per row. ``distinct`` says
     that keys are distinct all the same.
-    ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns.
+    ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns. A run
+    that was derived before the aggregate was altered has fewer: those who compute with several make them alike first
+    (``fitted``).
     ``barrier`` is that of its rows (``ops.Barrier``): RESTART, where each row begins anew from the identity, with these
     deltas; DELETE, where each is gone and the columns say nothing. What a retraction computes again are such runs.
     """
@@ -185,7 +210,7 @@ class DeltaRun:
         self,
         keys: pa.LargeBinaryArray,
         cts: int | Array,
-        columns: tuple[Cells, ...],
+        columns: tuple[RunColumn, ...],
         *,
         distinct: bool = False,
         barrier: Barrier = Barrier.PATCH,
@@ -258,7 +283,7 @@ class DeltaRun:
         stamps = [self.cts] * len(rows) if isinstance(self.cts, int) else self.cts[rows.start : rows.stop].tolist()
         listed = [cells.listed(rows) for cells in self.columns]
         deltas: Iterable[dict[int, Any]] = (dict(enumerate(row)) for row in zip(*listed, strict=True))
-        if any(cells.valid is not None for cells in self.columns):
+        if any(isinstance(cells, States) or cells.valid is not None for cells in self.columns):
             deltas = ({c: v for c, v in row.items() if v is not None} for row in deltas)
         return list(zip(keys, stamps, deltas, strict=True))
 
@@ -273,6 +298,9 @@ class DeltaRun:
         if not isinstance(self.cts, int):
             named["cts"] = pa.array(self.cts)
         for i, cells in enumerate(self.columns):
+            if not isinstance(cells, Cells):
+                named[f"c{i}"] = cells.to_arrow()
+                continue
             named[f"c{i}"] = pa.array(cells.values, mask=None if cells.valid is None else ~cells.valid)
             if cells.high is not None:
                 named[f"c{i}_high"] = pa.array(cells.high)
@@ -313,18 +341,32 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
         values = np.frombuffer(array.buffers()[1], dtype, len(array), np.dtype(dtype).itemsize * array.offset)
         return values, array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
 
-    columns = []
+    columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
+        if f"c{i}" not in names:  # the aggregate was altered since
+            break
+        if column.state is not None:
+            columns.append(States.from_arrow(kind_of(column.state), batch.column(f"c{i}")))
+            continue
         values, valid = part(f"c{i}", dtype_of(column), nullable=column.operator != "sum")
         high = part(f"c{i}_high", np.int64)[0] if is_wide(column) and f"c{i}_high" in names else None
         columns.append(Cells(values, high, valid))
     stamps: int | Array = part("cts", np.uint64)[0] if "cts" in names else cts
     keys = batch.column("key")
-    expected = 1 + len(columns) + sum(c.high is not None for c in columns) + ("cts" in names)
+    expected = 1 + len(columns) + sum(isinstance(c, Cells) and c.high is not None for c in columns) + ("cts" in names)
     if keys.type != pa.large_binary() or keys.null_count or len(names) != expected:
         raise ValueError(f"its columns are {sorted(names)}")
     barrier = Barrier(int((batch.schema.metadata or {}).get(_BARRIER, Barrier.PATCH)))
     return DeltaRun(keys, stamps, tuple(columns), barrier=barrier)
+
+
+def fitted(run: DeltaRun, schema: TableSchema) -> DeltaRun:
+    """The run with all columns of its table: those that were added since it was derived change nothing."""
+    missing = schema.columns[len(run.columns) :]
+    if not missing:
+        return run
+    added = tuple(neutral_column(column, run.rows) for column in missing)
+    return DeltaRun(run.keys, run.cts, (*run.columns, *added), distinct=run.distinct, barrier=run.barrier)
 
 
 def _views(keys: pa.LargeBinaryArray) -> tuple[memoryview, memoryview, Array | None]:

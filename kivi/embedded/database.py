@@ -15,7 +15,10 @@ from kivi.api import interface
 from kivi.api.arguments import (
     NO_ARGUMENTS,
     AggregateArguments,
+    AlterAggregateArguments,
+    AlterTableArguments,
     GetArguments,
+    LevelsArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -39,7 +42,7 @@ from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
 from kivi.live.hub import Hub
-from kivi.model.declarations import aggregate_schema
+from kivi.model.levels import declared_schema, level_schemas
 from kivi.model.outcomes import ABORTED, UNKNOWN, Outcome
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Update
@@ -271,16 +274,55 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     @takes(AggregateArguments)
     def create_aggregate(self, wanted: AggregateArguments) -> None:
-        source = self.store.table(wanted.source)
-        schema = aggregate_schema(wanted.name, source, wanted.group_by, wanted.measures, wanted.derived, wanted.history)
+        schema = declared_schema(
+            self.store.table,
+            wanted.name,
+            wanted.source,
+            wanted.group_by,
+            wanted.measures,
+            wanted.derived,
+            wanted.history,
+            wanted.retention,
+        )
         self.store.create(schema, progress=wanted.progress)
+
+    @takes(LevelsArguments)
+    def create_aggregates(self, wanted: LevelsArguments) -> list[str]:
+        schemas = level_schemas(
+            self.store.table,
+            wanted.name,
+            wanted.source,
+            wanted.levels,
+            wanted.slots,
+            wanted.measures,
+            wanted.derived,
+            wanted.history,
+            wanted.retention,
+            wanted.tz,
+        )
+        self.store.create_all(schemas, progress=wanted.progress)
+        return wanted.names
+
+    @takes(AlterTableArguments)
+    def alter_table(self, wanted: AlterTableArguments) -> None:
+        self.store.alter_table(wanted.name, wanted.add_columns)
+
+    @takes(AlterAggregateArguments)
+    def alter_aggregate(self, wanted: AlterAggregateArguments) -> None:
+        self.store.alter_aggregate(
+            wanted.name,
+            wanted.add_measures,
+            backfill=wanted.backfill,
+            derived=wanted.derived,
+            progress=wanted.progress,
+        )
 
     def tables(self) -> list[str]:
         return [schema.name for schema in self.store.tables()]
 
     def describe(self, name: str) -> dict[str, Any]:
         schema = self.store.table(table_name(name))
-        return {**schema.description(), "statistics": self.store.statistics(schema)}
+        return schema.described(self.store.statistics(schema))
 
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         schema = self.store.table(table_name(table))

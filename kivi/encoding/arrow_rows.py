@@ -8,18 +8,32 @@ OverflowError here, for the whole portion: a read row by row says which row it i
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from kivi.arrow.columns import arrow_from_stored
+from kivi.arrow.columns import arrow_from_stored, not_finite, stored_column
 from kivi.encoding.base_rows import is_wide
+from kivi.model.derived_columns import FUNCTIONS, literal
+from kivi.model.quantiles import Quantiles, quantile_of
 from kivi.model.schema import Column
 from kivi.model.types import ColumnType
+from kivi.states.registry import kind_of
 
-__all__ = ["Values", "array_of", "evaluate_columns", "operand", "values_of"]
+__all__ = [
+    "DecodedStates",
+    "Values",
+    "array_of",
+    "decoded_states",
+    "evaluate_columns",
+    "operand",
+    "read_states",
+    "states_of",
+    "values_of",
+]
 
 Array = npt.NDArray[Any]
 
@@ -34,6 +48,22 @@ class Values(NamedTuple):
     valid: Array | None
 
 
+class DecodedStates(NamedTuple):
+    """Quantiles of many rows: items, where those of each row begin, and the scale."""
+
+    codes: Array
+    counts: Array
+    offsets: Array
+    scale: int
+
+
+def decoded_states(column: Column, states: list[bytes]) -> DecodedStates:
+    """Of a quantiles column."""
+    assert column.state is not None
+    (codes, counts), offsets = kind_of(column.state).decode(states)
+    return DecodedStates(codes, counts, offsets, column.state.size)
+
+
 def values_of(column: Column, i: int, rows: Array) -> Values:
     """Column ``i`` of rows in their layout's dtype. Raises OverflowError for a sum beyond 64 bits."""
     nulls = rows["nulls"][:, i >> 3] & (1 << (i & 7))
@@ -45,6 +75,20 @@ def values_of(column: Column, i: int, rows: Array) -> Values:
         return Values(values, valid)
     values = np.ascontiguousarray(rows[f"c{i}"])
     return Values(values != 0 if column.type.name == "bool" else values, valid)
+
+
+def states_of(i: int, rows: Array) -> list[bytes]:
+    """The states of column ``i``, as bytes."""
+    return [state or b"" for state in rows[f"c{i}"].tolist()]
+
+
+def read_states(column: Column, states: list[bytes]) -> Any:
+    """The Arrow column that states are read as. Raises OverflowError for what the type cannot hold."""
+    assert column.state is not None
+    array = stored_column(column.type, kind_of(column.state).values(states))
+    if column.type.name == "float64" and not_finite(array) is not None:
+        raise OverflowError("not finite")
+    return array
 
 
 def array_of(type_: ColumnType, column: Values) -> Any:
@@ -87,13 +131,16 @@ def operand(type_: ColumnType, column: Values) -> Values:
     return Values(floats, valid)
 
 
-def evaluate_columns(node: ast.expr, operands: Mapping[str, Values], rows: int) -> Values:
+def evaluate_columns(node: ast.expr, operands: Mapping[str, Any], rows: int) -> Values:
     """``evaluator`` of each of so many rows. Raises OverflowError for what leaves the finite numbers."""
     match node:
         case ast.Constant(value=value):
             return Values(np.full(rows, float(value)), None)  # type: ignore[arg-type]
         case ast.Name(id=name):
-            return operands[name]
+            named: Values = operands[name]
+            return named
+        case ast.Call(func=ast.Name(id=name), args=[ast.Name(id=column), *arguments]):
+            return _of_states(name, operands[column], [literal(argument) for argument in arguments])
         case ast.UnaryOp(op=op, operand=inner):
             values, valid = evaluate_columns(inner, operands, rows)
             return Values(-values if isinstance(op, ast.USub) else values, valid)
@@ -116,6 +163,18 @@ def evaluate_columns(node: ast.expr, operands: Mapping[str, Values], rows: int) 
             _check_finite(values, valid)
             return Values(values, valid)
     raise ValueError("not an arithmetic expression")
+
+
+def _of_states(name: str, states: DecodedStates, numbers: list[float]) -> Values:
+    """``kivi.model.derived_columns.FUNCTIONS`` of many quantiles."""
+    codes, counts, offsets, scale = states
+    if name == "quantile":
+        return Values(*quantile_of(codes, counts, offsets, scale, numbers[0]))
+    bounds = offsets.tolist()
+    read = (Quantiles(scale, codes[a:b], counts[a:b]) for a, b in itertools.pairwise(bounds))
+    found = [FUNCTIONS[name](each, *numbers) for each in read]
+    known = np.array([value is not None for value in found], np.bool_)
+    return Values(np.array([0.0 if value is None else value for value in found], np.float64), known)
 
 
 def _known(column: Values) -> Array:

@@ -5,15 +5,19 @@ A base row is one *version* of a row: every cell folded up to a commit timestamp
     offset  size              field
     0       8                 cts         u64 little endian: includes every operation at or below it
     8       1                 flags       bit 0: the row is alive (clear: a stamped tombstone)
+                                          bits 1 to 7: the layout, as how often the table had been altered by then
     9       ceil(columns/8)   nulls       bit i set: column i is null, its fixed bytes are zero
     ..      per column        fixed part  bool u1 | int64, decimal, timestamp i8 | float64 f8
                                           SUM over int64 or decimal: u8 low, i8 high (128 bits)
-                                          string, bytes: u4 length of its part of the tail
-    ..      ..                tail        string (UTF-8) and bytes values, in column order
+                                          string, bytes, state: u4 length of its part of the tail
+    ..      ..                tail        string (UTF-8) and bytes values and states, in column order
 
-A schema without strings or bytes has rows of one width, which ``dtype`` describes to NumPy, so that
-thousands are decoded by one call. Sums are 128 bits wide because int64 sums may leave 64 bits and come
-back (R10): width on disk must not depend on the order in which deltas arrived.
+A schema without strings, bytes and states has rows of one width, which ``dtype`` describes to NumPy, so that thousands
+are decoded by one call (``rows_of``); states become objects there, the bytes of each. Sums are 128 bits wide because
+int64 sums may leave 64 bits and come back (R10): width on disk must not depend on the order in which deltas arrived.
+
+Columns that are added to a table come at the end. A row that was written before is as it was: it has the columns of its
+own layout, and is read as if it had the identities of the others (``RowLayout.current``) until it is written anew.
 
 Behind a base row its key is kept once more by the engine, in stores made since format 3, for whoever reads rows of one
 width by thousands, and gets both in one piece (``kivi.engine.rocks.Records``).
@@ -22,16 +26,20 @@ width by thousands, and gets both in one piece (``kivi.engine.rocks.Records``).
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from kivi.errors import DataLoss
 from kivi.model.schema import Column, TableSchema
 
 __all__ = ["RowLayout", "Version"]
 
+Array = npt.NDArray[Any]
 _ALIVE: Final = 1
 _MASK64: Final = 2**64 - 1
 _DTYPES: Final = {"bool": "u1", "int64": "<i8", "decimal": "<i8", "timestamp": "<i8", "float64": "<f8"}
@@ -59,6 +67,15 @@ def is_wide(column: Column) -> bool:
     return column.operator == "sum" and column.type.is_integer
 
 
+def identity(column: Column) -> Any:
+    """The cell of a column before anything was written to it, in stored form."""
+    if column.state is not None:
+        return b""
+    if column.operator != "sum":
+        return None
+    return 0.0 if column.type.name == "float64" else 0
+
+
 class RowLayout:
     """How the rows of one schema are laid out. Get one with ``RowLayout.of(schema)``."""
 
@@ -66,11 +83,19 @@ class RowLayout:
         columns = schema.columns
         self.columns = columns
         self.null_bytes = (len(columns) + 7) // 8
-        self.fixed = all(c.type.name not in ("string", "bytes") for c in columns)
+        self.states = tuple(i for i, c in enumerate(columns) if c.state is not None)
+        self.in_columns = all(c.state is not None or c.type.name not in ("string", "bytes") for c in columns)
+        """Whether ``rows_of`` can take its rows."""
+        self.fixed = self.in_columns and not self.states
         self._struct = struct.Struct(
-            f"<QB{self.null_bytes}s" + "".join("Qq" if is_wide(c) else _FORMATS[c.type.name] for c in columns)
+            f"<QB{self.null_bytes}s"
+            + "".join("Qq" if is_wide(c) else "I" if c.state else _FORMATS[c.type.name] for c in columns)
         )
         self._wide = [is_wide(c) for c in columns]
+        self._schema = schema
+        self.number = len(schema.alterations)
+        self.alive = _ALIVE | self.number << 1
+        """The flags of a row that is alive."""
 
     @staticmethod
     def of(schema: TableSchema) -> RowLayout:
@@ -81,20 +106,125 @@ class RowLayout:
         """Bytes of a row without its tail."""
         return self._struct.size
 
+    # -- rows of other layouts ------------------------------------------------------------------
+
+    def is_later(self, data: bytes) -> bool:
+        """Whether a row was written after a later alteration of the table than this layout knows."""
+        return data[8] >> 1 > self.number
+
+    def width_of(self, data: bytes) -> int:
+        """Bytes of a row of this layout or an earlier one, without its tail. Raises DataLoss."""
+        number = self._number_of(data)
+        return self.width if number == self.number else self._earlier[number][1]
+
+    def _number_of(self, data: bytes) -> int:
+        number = data[8] >> 1 if len(data) > 8 else -1
+        if not 0 <= number <= self.number:
+            raise DataLoss(f"a base row of {len(data)} bytes is not of a layout that its table had: run kivi verify")
+        return number
+
+    def current(self, data: bytes) -> bytes:
+        """A row of this layout or an earlier one, in this layout; whatever lies behind it stays there.
+
+        Raises DataLoss for what is of neither.
+        """
+        number = self._number_of(data)
+        if number == self.number:
+            return data
+        null_bytes, width, nulls, added = self._earlier[number]
+        if not data[8] & _ALIVE:
+            nulls, added = 0, bytes(len(added))
+        known = int.from_bytes(data[9 : 9 + null_bytes], "little") | nulls
+        head = data[:8] + bytes((data[8] & _ALIVE | self.number << 1,)) + known.to_bytes(self.null_bytes, "little")
+        return head + data[9 + null_bytes : width] + added + data[width:]
+
+    @cached_property
+    def _earlier(self) -> list[tuple[int, int, int, bytes]]:
+        """Of each earlier layout: bytes of nulls, bytes without the tail, and the nulls and the fixed part to add."""
+        identities = tuple(identity(column) for column in self.columns)
+        blank = self.encode(Version(0, True, identities))
+        nulls = int.from_bytes(blank[9 : 9 + self.null_bytes], "little")
+        found = []
+        for i, alteration in enumerate(self._schema.alterations):
+            columns = self.columns[: alteration.columns]
+            earlier = replace(self._schema, columns=columns, measures=(), alterations=self._schema.alterations[:i])
+            was = RowLayout(earlier)
+            added = blank[self.null_bytes + was.width - was.null_bytes : self.width]
+            found.append((was.null_bytes, was.width, nulls >> len(columns) << len(columns), added))
+        return found
+
+    def cut(self, data: bytes, later: RowLayout) -> bytes:
+        """A row of a ``later`` layout in this one: without the columns that it does not know."""
+        version = later.decode(data)
+        return self.encode(version._replace(cells=version.cells[: len(self.columns)]))
+
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """The structured dtype of a fixed layout: cts, flags, nulls, then c0, c1 ... (wide ones: c0_lo, c0_hi)."""
+        """The structured dtype of rows in columns: cts, flags, nulls, then c0, c1 ... (wide ones: c0_lo, c0_hi; states:
+        the bytes, or 0 for none, as objects)."""
+        return self._fields(state="O")
+
+    @cached_property
+    def _head(self) -> np.dtype[Any]:
+        """The dtype of a row's bytes without its tail: of a state, the length."""
+        return self._fields(state="<u4")
+
+    def _fields(self, state: str) -> np.dtype[Any]:
         fields: list[tuple[str, Any]] = [("cts", "<u8"), ("flags", "u1"), ("nulls", "u1", (self.null_bytes,))]  # type: ignore[list-item]
         for i, column in enumerate(self.columns):
             if is_wide(column):
                 fields += [(f"c{i}_lo", "<u8"), (f"c{i}_hi", "<i8")]
             else:
-                fields.append((f"c{i}", _DTYPES[column.type.name]))
+                fields.append((f"c{i}", state if column.state is not None else _DTYPES[column.type.name]))
         return np.dtype(fields)
+
+    def rows_of(self, rows: Sequence[bytes]) -> Array:
+        """Encoded rows as an array of ``dtype``. Raises DataLoss for a row of another width."""
+        width = self.width
+        if not self.states:
+            if set(map(len, rows)) - {width}:
+                raise self.damaged()
+            return np.frombuffer(b"".join(rows), self.dtype)
+        heads = np.frombuffer(b"".join([row[:width] for row in rows]), self._head) if rows else np.zeros(0, self._head)
+        if len(heads) != len(rows):
+            raise self.damaged()
+        out = np.zeros(len(rows), self.dtype)
+        ends = np.full(len(rows), width, np.int64)
+        for name in self._head.names or ():
+            if self.dtype[name].hasobject:
+                starts, ends = ends, ends + heads[name]
+                pairs = zip(rows, starts.tolist(), ends.tolist(), strict=True)
+                out[name] = np.fromiter([row[a:b] for row, a, b in pairs], object, len(rows))
+            else:
+                out[name] = heads[name]
+        if not np.array_equal(ends, np.fromiter(map(len, rows), np.int64, len(rows))):
+            raise self.damaged()
+        return out
+
+    def bytes_of(self, rows: Array) -> list[bytes]:
+        """``rows_of`` backwards."""
+        if not self.states:
+            return rows.view(f"V{self.width}").tolist()  # type: ignore[no-any-return]
+        heads = np.zeros(len(rows), self._head)
+        tails = []
+        for name in self._head.names or ():
+            if self.dtype[name].hasobject:
+                tails.append([state or b"" for state in rows[name].tolist()])
+                heads[name] = np.fromiter(map(len, tails[-1]), np.uint32, len(rows))
+            else:
+                heads[name] = rows[name]
+        return [
+            head + b"".join(tail) for head, *tail in zip(heads.view(f"V{self.width}").tolist(), *tails, strict=True)
+        ]
+
+    def damaged(self) -> DataLoss:
+        """The error for a row of another width."""
+        return DataLoss(f"a base row does not have the {self.width} bytes of its table's rows: run kivi verify")
 
     def encode(self, version: Version) -> bytes:
         if not version.alive:
-            return version.cts.to_bytes(8, "little").ljust(self.width, b"\0")
+            head = version.cts.to_bytes(8, "little") + bytes((self.alive & ~_ALIVE,))
+            return head.ljust(self.width, b"\0")
         nulls = bytearray(self.null_bytes)
         fixed: list[Any] = []
         tail: list[bytes] = []
@@ -111,11 +241,13 @@ class RowLayout:
                 tail.append(data)
             else:
                 fixed.append(cell)
-        head = self._struct.pack(version.cts, _ALIVE, bytes(nulls), *fixed)
+        head = self._struct.pack(version.cts, self.alive, bytes(nulls), *fixed)
         return head + b"".join(tail) if tail else head
 
     def decode(self, data: bytes) -> Version:
-        """Raises DataLoss for bytes that are not a row of this layout."""
+        """Raises DataLoss for bytes that are not a row of this layout or an earlier one."""
+        if len(data) > 8 and data[8] >> 1 != self.number:
+            data = self.current(data)
         try:
             cts, flags, nulls, *fixed = self._struct.unpack_from(data)
             tail = self._struct.size
@@ -132,12 +264,13 @@ class RowLayout:
                 elif self._wide[i]:
                     cells.append(fixed[at] + (fixed[at + 1] << 64))
                     at += 2
-                elif column.type.name in ("string", "bytes"):
+                elif column.state is not None or column.type.name in ("string", "bytes"):
                     end = tail + fixed[at]
                     part = data[tail:end]
                     if len(part) != fixed[at]:
                         raise ValueError("cut short")
-                    cells.append(part.decode() if column.type.name == "string" else part)
+                    text = column.type.name == "string" and column.state is None
+                    cells.append(part.decode() if text else part)
                     tail, at = end, at + 1
                 else:
                     cells.append(fixed[at])

@@ -195,6 +195,11 @@ def _meta(name: str, data: bytes, stamp: Stamp) -> str:
         return str(int.from_bytes(data, "little"))
     if name.startswith("history/"):
         return f"from @{stamp(int.from_bytes(data, 'little'))} on"
+    if name.startswith("floors/"):
+        known = json.loads(data)
+        floors = [f"before {moment(time_us)} hidden from @{stamp(cts)} on" for cts, time_us in known["floors"]]
+        erased = known["erased"]
+        return ", ".join([*floors, *([f"before {moment(erased[1])} erased"] if erased else [])])
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -14,16 +14,26 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kivi.arrow.columns import arrow_type, rows_batch, stored_array
+from kivi.arrow.columns import arrow_field, rows_batch, stored_array
 from kivi.arrow.predicates import filter_batch
-from kivi.encoding.arrow_rows import Values, array_of, evaluate_columns, operand, values_of
+from kivi.encoding.arrow_rows import (
+    Values,
+    array_of,
+    decoded_states,
+    evaluate_columns,
+    operand,
+    read_states,
+    states_of,
+    values_of,
+)
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keys import decode_key, decode_key_columns
 from kivi.errors import OutOfRange
-from kivi.model.derived_columns import evaluator, parse_expression
+from kivi.model.derived_columns import evaluator, inputs_of, parse_expression
 from kivi.model.expressions import Expr, matches, names
-from kivi.model.schema import TableSchema
+from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
+from kivi.states.registry import kind_of
 
 __all__ = ["Projection"]
 
@@ -41,14 +51,20 @@ class Projection:
         wanted = {*self.outputs, *(names(where) if where is not None else ())}
         self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
         self._evaluators = [(name, evaluator(expression)) for name, expression in self.derived.items()]
-        inputs = {node.id for e in self.derived.values() for node in ast.walk(e) if isinstance(node, ast.Name)}
+        inputs = {name for expression in self.derived.values() for name in inputs_of(expression)}
         needed = (wanted - derived.keys()) | inputs
         self._key_types = [c.type for c in schema.key]
         self._keys = [(i, c.name) for i, c in enumerate(schema.key) if c.name in needed]
-        self._cells = [(i, c.name) for i, c in enumerate(schema.columns) if c.name in needed]
+        cells = [(i, c) for i, c in enumerate(schema.columns) if c.name in needed]
+        self._cells = [(i, c.name) for i, c in cells]
         self._inputs = [schema.column(name) for name in inputs]
         self._layout = RowLayout.of(schema)
-        self._sums = [(name, c.type) for name in self.outputs if (c := schema.by_name.get(name)) and c.operator]
+        self._states = [(c.name, kind_of(c.state)) for _, c in cells if c.state is not None and not c.type.is_state]
+        self._sums = [
+            (name, c.type)
+            for name in self.outputs
+            if (c := schema.by_name.get(name)) and c.operator and not c.type.is_state
+        ]
         self._types = {name: c.type for name, c in schema.by_name.items()} | dict.fromkeys(derived, _FLOAT)
 
     @staticmethod
@@ -66,6 +82,8 @@ class Projection:
                 row[name] = values[i]
         for i, name in self._cells:
             row[name] = version.cells[i]
+        for name, kind in self._states:
+            row[name] = kind.values([row[name]])[0]
         if self.derived:
             operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
             for name, evaluate in self._evaluators:
@@ -100,7 +118,7 @@ class Projection:
     @property
     def in_columns(self) -> bool:
         """Whether ``batches`` can make these rows."""
-        return self._layout.fixed and bool(self.outputs)
+        return self._layout.in_columns and bool(self.outputs)
 
     def batches(
         self, portions: Iterable[tuple[Any, Any] | list[tuple[bytes, Version]]], limit: int | None
@@ -122,7 +140,7 @@ class Projection:
                 try:
                     batch = self._batch(keys, rows)
                 except OverflowError:
-                    versions = map(self._layout.decode, _listed(rows))
+                    versions = map(self._layout.decode, self._layout.bytes_of(rows))
                     batch = self._one_by_one(zip(keys.to_pylist(), versions, strict=True), limit)
             if limit is not None:
                 batch = batch.slice(0, limit)
@@ -132,18 +150,31 @@ class Projection:
             if limit == 0:
                 return
 
+    @staticmethod
+    def _operand(column: Column, states: list[bytes], array: Any) -> Any:
+        if column.type.name == "quantiles":
+            return decoded_states(column, states)
+        valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
+        return operand(column.type, Values(stored_array(column.type, array), valid))
+
     def _one_by_one(self, rows: Iterable[tuple[bytes, Version]], limit: int | None) -> Any:
         return rows_batch(self.schema, self.outputs, list(itertools.islice(self.selected(rows), limit)))
 
     def _batch(self, keys: Any, rows: Any) -> Any:
         arrays: dict[str, Any] = {}
-        operands: dict[str, Values] = {}
+        operands: dict[str, Any] = {}
         if self._keys:
             decoded = decode_key_columns(self._key_types, keys)
             arrays = {name: decoded[i] for i, name in self._keys}
         inputs = {column.name for column in self._inputs}
         for i, name in self._cells:
             column = self.schema.columns[i]
+            if column.state is not None:
+                states = states_of(i, rows)
+                arrays[name] = read_states(column, states)
+                if name in inputs:
+                    operands[name] = self._operand(column, states, arrays[name])
+                continue
             values = values_of(column, i, rows)
             arrays[name] = array_of(column.type, values)
             if name in inputs:
@@ -157,22 +188,17 @@ class Projection:
                 arrays[name] = array_of(_FLOAT, evaluate_columns(expression, operands, len(rows)))
         if self.where is None:
             arrays = {name: arrays[name] for name in self.outputs}
-        fields = [pa.field(name, arrow_type(self._types[name])) for name in arrays]
+        fields = [arrow_field(name, self._types[name]) for name in arrays]
         batch = pa.RecordBatch.from_arrays(list(arrays.values()), schema=pa.schema(fields))
         if self.where is not None:
             batch = filter_batch(batch, self.where, self._types).select(list(self.outputs))
         return batch
 
 
-def _listed(rows: Any) -> list[bytes]:
-    listed: list[bytes] = rows.view(f"V{rows.dtype.itemsize}").tolist()
-    return listed
-
-
 @lru_cache(maxsize=1024)
-def _parsed(text: str, known: frozenset[str]) -> ast.expr:
-    return parse_expression(text, set(known))
+def _parsed(text: str, columns: tuple[tuple[str, ColumnType], ...]) -> ast.expr:
+    return parse_expression(text, dict(columns))
 
 
 def _expression(schema: TableSchema, text: str) -> ast.expr:
-    return _parsed(text, frozenset(schema.by_name))
+    return _parsed(text, tuple((name, column.type) for name, column in schema.by_name.items()))

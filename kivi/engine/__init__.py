@@ -30,7 +30,7 @@ it is asked for by its full name.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 __all__ = ["Engine", "WriteBatch"]
@@ -98,15 +98,25 @@ class Engine(ABC):
         first, the next step raises `Unavailable`; an iterator never ends early as if it were done.
         """
 
-    def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
+    def scan_records(
+        self, start: bytes, end: bytes | None, rows: int, value_bytes: int | Callable[[bytes], int]
+    ) -> Iterator[list[bytes]]:
         """The pairs of `scan`, forward, each as one record: the value, and right behind it the key.
 
         In lists of ``rows`` records, the last of fewer; none is empty. For callers that read much. All values have
-        ``value_bytes``; the caller has to look whether that is so, as from another one on it gets anything. An engine
-        may keep records as such, and reads them without a Python statement for each. Nothing else runs in the process
-        while a list is read, so one of more than some thousand rows is felt by others. ``rows`` is at least 1.
+        ``value_bytes``, or as many as that gives of a record; the caller has to look whether that is so, as from
+        another one on it gets anything. An engine may keep records as such, and reads them without a Python statement
+        for each. Nothing else runs in the process while a list is read, so one of more than some thousand rows is felt
+        by others. ``rows`` is at least 1.
         """
         return _in_lists((value + key for key, value in self.scan(start, end)), rows)
+
+    @abstractmethod
+    def keys(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
+        """The keys of `scan`, forward, in lists of ``rows`` (the last of fewer; none is empty).
+
+        It looks at keys alone, a quarter of a microsecond each, and says nothing of damage.
+        """
 
     @abstractmethod
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:

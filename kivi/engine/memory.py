@@ -54,6 +54,10 @@ class MemoryEngine(Engine):
             self._check_open()
             yield pair
 
+    def keys(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
+        keys = (key for key, _ in self.scan(start, end))
+        return iter(lambda: list(itertools.islice(keys, rows)), [])
+
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         return itertools.islice((key for key, _ in self.scan(start, end)), step, None, step)
 

@@ -179,7 +179,9 @@ class RocksEngine(Engine):
         records = self._records_from(start, end)
         return self._begun(start, end, lambda bounds: _pairs(self._db.iter(bounds), start, records, bounds, reverse))
 
-    def scan_records(self, start: bytes, end: bytes | None, rows: int, value_bytes: int) -> Iterator[list[bytes]]:
+    def scan_records(
+        self, start: bytes, end: bytes | None, rows: int, value_bytes: int | Callable[[bytes], int]
+    ) -> Iterator[list[bytes]]:
         if start[:1] not in self._records or not _is_within(start[:1], end):
             return super().scan_records(start, end, rows, value_bytes)
 
@@ -191,6 +193,13 @@ class RocksEngine(Engine):
     def _records_from(self, start: bytes, end: bytes | None) -> frozenset[bytes]:
         """``_records``, or none of them if there are none in that range."""
         return frozenset([first for first in self._records if first >= start[:1] and (end is None or first < end)])
+
+    def keys(self, start: bytes, end: bytes | None, rows: int) -> Iterator[list[bytes]]:
+        def lists(bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
+            keys: Any = self._db.keys(read_opt=bounds, from_key=start)
+            return _listed(keys, rows, bounds)
+
+        return self._begun(start, end, lists)
 
     def every(self, start: bytes, end: bytes | None, step: int) -> Iterator[bytes]:
         def steps(bounds: rocksdict.ReadOptions) -> Iterator[bytes]:
@@ -388,6 +397,11 @@ def _pairs(
     iterator.status()
 
 
+def _listed(keys: Iterator[bytes], rows: int, bounds: rocksdict.ReadOptions) -> Iterator[list[bytes]]:
+    while part := list(itertools.islice(keys, rows)):
+        yield part
+
+
 def _every(keys: Iterator[bytes], step: int, bounds: rocksdict.ReadOptions) -> Iterator[bytes]:
     yield from itertools.islice(keys, step, None, step)
 
@@ -397,7 +411,7 @@ def _records(
     rest: rocksdict.RdictIter,
     start: bytes,
     rows: int,
-    value_bytes: int,
+    value_bytes: int | Callable[[bytes], int],
     bounds: rocksdict.ReadOptions,
 ) -> Iterator[list[bytes]]:
     """``values``, and what ``rest`` finds behind them: nothing, unless they have ended early.
@@ -406,7 +420,8 @@ def _records(
     """
     part: list[bytes] = []
     while part := list(itertools.islice(values, rows)):
-        start = part[-1][value_bytes:] + b"\0"
+        last = part[-1]
+        start = last[value_bytes(last) if callable(value_bytes) else value_bytes :] + b"\0"
         if len(part) < rows:
             break
         yield part

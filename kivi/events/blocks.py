@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, stored_array
+from kivi.arrow.columns import TIMESTAMP, arrow_schema, arrow_type, decimals, padded, stored_array
 from kivi.arrow.dictionaries import is_coded, written_bytes
 from kivi.arrow.ipc import encode_ipc
 from kivi.encoding.keys import prefix_end
@@ -306,20 +306,36 @@ class Blocks:
         return 0
 
     def read(self, block: Block, columns: list[str]) -> Any:
-        """The columns of a block (in the table's order) as one RecordBatch."""
+        """The columns of a block (in the table's order) as one RecordBatch.
+
+        Those that were added to the table after it was written are null.
+        """
         raw = self._raw(block)
         try:
             fields = [self._arrow.get_field_index(name) for name in columns]
-            options = pa.ipc.IpcReadOptions(included_fields=fields)
+            stored = self._stored(raw)
+            options = pa.ipc.IpcReadOptions(included_fields=[i for i in fields if i < stored] or [0])
             with pa.ipc.open_stream(pa.py_buffer(raw), options=options) as reader:
                 batch = reader.read_next_batch()
-            arrays = [self._widened(block, name, batch.column(i)) for i, name in enumerate(batch.schema.names)]
-            batch = pa.RecordBatch.from_arrays(arrays, batch.schema.names)
+            arrays = [
+                self._widened(block, name, batch.column(name))
+                if i < stored
+                else pa.nulls(batch.num_rows, arrow_type(self._types[name]))
+                for i, name in zip(fields, columns, strict=True)
+            ]
+            batch = pa.RecordBatch.from_arrays(arrays, columns)
         except (pa.ArrowException, OSError, ValueError, StopIteration) as error:
             raise self._lost(block, f"damaged ({error})") from None
         if batch.num_rows != block.rows:
             raise self._lost(block, f"damaged (it has {batch.num_rows} events, its header says {block.rows})")
         return batch
+
+    def _stored(self, raw: bytes) -> int:
+        """How many columns a block has."""
+        if not self.schema.alterations:
+            return len(self._types)
+        with pa.ipc.open_stream(pa.py_buffer(raw)) as reader:
+            return len(reader.schema.names)
 
     def _widened(self, block: Block, name: str, array: Any) -> Any:
         type_ = self._types[name]
@@ -390,6 +406,7 @@ class Blocks:
         times: tuple[int, int] | None = None,
     ) -> None:
         """Adds one block, data and header, to the batch. ``times``: of event times, if blank events say nothing."""
+        events = padded(events, self.schema)
         cts, rows = runs
         packed = len(cts) if len(cts) > _INLINE_RUNS else 0
         shown = [0, -1] if packed else range(len(cts))

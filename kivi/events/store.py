@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keyspaces import event_data_key, event_header_key, event_meta_key
@@ -46,7 +47,6 @@ class EventStore:
         block_bytes: int = 8 << 20,
     ) -> None:
         self._engine = engine
-        self.schema = schema
         self._block_rows = block_rows
         self._block_bytes = block_bytes
         self._base = Blocks(engine, schema)
@@ -55,6 +55,14 @@ class EventStore:
         self._settled = 0, 0  # by so many rows a block, compaction need not look at what is before this order
         if dead := self._base.meta().dead:
             self._waiting.append((0, dead))  # no view of before the restart is open
+
+    @property
+    def schema(self) -> TableSchema:
+        return self._base.schema
+
+    def redefine(self, schema: TableSchema) -> None:
+        """The table was altered: columns were added to it."""
+        self._base = Blocks(self._engine, schema)
 
     @property
     def events_upto(self) -> int:
@@ -148,7 +156,8 @@ class EventStore:
         ``events_upto`` are there already and passed over. All parts of a commit come in one call, and all commits at or
         below ``upto`` that were not sealed before. The work is that of the parts.
         """
-        meta = self._base.meta()
+        base = self._base
+        meta = base.meta()
         if upto <= meta.upto:
             return
         fresh = [kept for part in parts if (kept := _above(*part, meta.upto))[2].num_rows]
@@ -156,7 +165,7 @@ class EventStore:
             cts = np.concatenate([stamps for stamps, _, _ in fresh])
             if int(cts[-1]) > upto or (cts[1:] < cts[:-1]).any():
                 raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {cts[:8].tolist()}")
-            whole = coded(together([events for _, _, events in fresh]))
+            whole = coded(together([padded(events, base.schema) for _, _, events in fresh]))
             counts = np.concatenate([rows for _, rows, _ in fresh])
             ends = np.cumsum(counts)
             begins = np.concatenate([[0], ends[:-1]])  # of each commit, which may have come in several parts
@@ -170,7 +179,7 @@ class EventStore:
                 first, last = np.searchsorted(ends, at, "right"), np.searchsorted(ends, stop, "left")
                 bounds = np.minimum(ends[first : last + 1], stop)
                 runs = joined(cts[first : last + 1], np.diff(bounds, prepend=at))
-                self._base.add(batch, meta.next, meta.next, piece, runs, first=at - int(begins[first]))
+                base.add(batch, meta.next, meta.next, piece, runs, first=at - int(begins[first]))
                 meta.next += 1
             meta.rows += whole.num_rows
         meta.upto = upto
@@ -197,9 +206,9 @@ class EventStore:
 
     def _rewrite(self, blocks: list[Block], inputs: list[Block], unneeded: int) -> int:
         """Makes one block of neighbours, or of one by itself, without what retractions up to ``unneeded`` removed."""
-        meta = self._base.meta()
-        every = [column.name for column in self.schema.columns]
-        events = together([self._base.read(block, every) for block in inputs])
+        meta, base = self._base.meta(), self._base
+        every = [column.name for column in base.schema.columns]
+        events = together([base.read(block, every) for block in inputs])
         runs = [self._base.runs(block) for block in inputs]
         merged = joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
         batch, at = WriteBatch(), 0
@@ -222,7 +231,7 @@ class EventStore:
             meta.next += 1
         first = first_positions(blocks)[blocks.index(inputs[0])]
         times = min(block.time_min for block in inputs), max(block.time_max for block in inputs)
-        self._base.add(
+        base.add(
             batch, inputs[0].order, meta.next, coded(events), merged, first=first, erased=tuple(erased), times=times
         )
         meta.next += 1

@@ -36,6 +36,8 @@ class Sums:
         """So many events, of which (min, max, non-nulls, exact sum or None) is known of each numeric column."""
         self._rows += rows
         for name, (low, high, count, total) in self._known.items():
+            if name not in columns:  # they were stored before the column was added: it is null
+                continue
             other_low, other_high, other_count, other_total = columns[name]
             if other_count:
                 low = other_low if low is None else min(low, other_low)

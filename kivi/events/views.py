@@ -210,10 +210,10 @@ class EventView:
                 yield self._base.read(block, list(columns)).take(pa.array(rows))
 
     def picked(self, names: EventNames, columns: Sequence[str]) -> Iterator[Any]:
-        """Record batches of the events with these names, in commit order, with ``STAMP``."""
+        """Record batches of the events with these names, in commit order, with their names."""
         for block in self.blocks:
             if len(rows := self.named(block, names)):
-                yield self._with_names(block, self._base.read(block, list(columns)), False).take(pa.array(rows))
+                yield self._with_names(block, self._base.read(block, list(columns)), True).take(pa.array(rows))
 
     def _with_names(self, block: Block, batch: Any, whole: bool) -> Any:
         stamps, rows = self._base.runs(block)

@@ -6,13 +6,14 @@ See ``kivi.live.durable`` for what is promised. Everything here is called with t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from kivi.errors import KiviError, StoreInUse
+from kivi.errors import KiviError, OutOfRange, StoreInUse
 from kivi.live.durable import DurableSubscriptions
 from kivi.live.lives import EventsLive
 from kivi.model.changes import COMMIT_TS
-from kivi.model.expressions import matches
+from kivi.model.expressions import Expr, matches
 from kivi.model.subscriptions import Change, Durable
 
 __all__ = ["Connections"]
@@ -71,7 +72,15 @@ class Connections:
             assert row is not None
             cts = row[COMMIT_TS]
             if live.again[0] < cts <= live.again[1] or not any(
-                since < cts <= handed and (where is None or matches(where, row)) for where, since, handed in others
+                since < cts <= handed and (where is None or _selects(where, row)) for where, since, handed in others
             ):
                 kept.append(change)
         return kept
+
+
+def _selects(where: Expr, row: Mapping[str, Any]) -> bool:
+    """Whether another subscription was handed this event. It was not if its predicate fails there, which ended it."""
+    try:
+        return matches(where, row)
+    except OutOfRange:
+        return False

@@ -21,13 +21,13 @@ disk, and no commit looks at them.
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable
 from typing import Any, Final
 
 from kivi.errors import Conflict, InvalidArgument, NotFound
-from kivi.model.expressions import Expr, Scan, all_of, between
+from kivi.model.expressions import Expr, all_of, between, bind, from_plain, to_plain
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Durable, Query, Stored
 from kivi.store.catalog import SUBSCRIPTIONS
@@ -197,28 +197,18 @@ def _written(query: Query) -> str:
         {
             "start": scan.start,
             "end": scan.end,
-            "where": None if scan.where is None else _plain(scan.where),
+            "where": None if scan.where is None else to_plain(scan.where),
             "columns": query.columns,
         },
-        default=lambda value: {"bytes": base64.b64encode(value).decode()},
         separators=(",", ":"),
     )
 
 
 def _selecting(schema: TableSchema, text: str) -> Expr | None:
     """The predicate of a stored query, with its bounds of the event time."""
-    known = json.loads(text, object_hook=lambda found: base64.b64decode(found["bytes"]) if "bytes" in found else found)
+    known = json.loads(text)
     low, beyond = (known[bound][0] if known[bound] else None for bound in ("start", "end"))
-    return all_of(known["where"] and _expr(known["where"]), between(schema.event_time or "", low, beyond))
-
-
-def _plain(expr: Expr) -> list[Any]:
-    return [expr.op, *map(_plain, expr.args)] if expr.args else [expr.op, expr.column, expr.value]
-
-
-def _expr(plain: list[Any]) -> Expr:
-    op, *rest = plain
-    if op in ("and", "or", "not"):
-        return Expr(op, args=tuple(map(_expr, rest)))
-    column, value = rest
-    return Expr(op, column, tuple(value) if op == "isin" else value)
+    where = known["where"] and bind(
+        from_plain(known["where"]), lambda name: schema.column(name).type, lambda _, value, __: value
+    )
+    return all_of(where, between(schema.event_time or "", low, beyond))

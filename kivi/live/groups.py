@@ -16,13 +16,14 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_rows
+from kivi.arrow.columns import padded, stored_rows
 from kivi.arrow.dictionaries import plain, together
+from kivi.encoding.key_slots import KeySlot
 from kivi.errors import KiviError, NotFound, OutOfRange, SnapshotTooOld
 from kivi.live.changed import Changed, changed_rows
 from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
-from kivi.live.matching import BatchColumns, Matcher
+from kivi.live.matching import BatchColumns, Columns, Matcher
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between
@@ -46,7 +47,7 @@ _MISSED_COMMITS: Final = 1_000
 def _selecting(schema: TableSchema, query: Query) -> Expr | None:
     """The predicate with the key range, as far as it is one of single columns."""
     prefix = [Expr("==", column.name, value) for column, value in zip(schema.key, query.scan.prefix, strict=False)]
-    times = between(schema.event_time, *query.scan.times) if schema.event_time is not None else None
+    times = between(schema.event_time or "", *query.scan.times) if schema.kind == "event" else None
     return all_of(query.where, *prefix, times)
 
 
@@ -61,7 +62,8 @@ class Group:
         self.store = store
         self.schema = schema
         self.lives: set[Live] = set()
-        self.matcher: Matcher[Live] = Matcher(types_of(schema))
+        self._types = types_of(schema)
+        self.matcher: Matcher[Live] = Matcher(self._types)
         self._holders: dict[bytes, set[RowsLive]] = {}
         """For each row that is in a window: the subscriptions that hold it."""
         self.joining: set[Live] = set()
@@ -118,16 +120,19 @@ class Group:
         if schema.origin != self.schema.origin:
             raise made_again(schema)
         if schema is not self.schema and schema != self.schema:
-            again = again or schema.id != self.schema.id
+            again = again or schema.id != self.schema.id or schema.altered_ts != self.schema.altered_ts
             self._redefine(schema)
         return self._advance(lease, commits, again)
 
     def _redefine(self, schema: TableSchema) -> None:
         overwritten = schema.id != self.schema.id
         self.schema, self._cover = schema, None
+        self._types = types_of(schema)
+        self.matcher = Matcher(self._types)
         for live in list(self.lives):
             try:
                 live.define(schema)
+                self.matcher.add(live, _selecting(schema, live.query))
                 if overwritten and isinstance(live, EventsLive):
                     raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
             except KiviError as error:
@@ -143,6 +148,16 @@ class Group:
     def fail_all(self, error: KiviError) -> list[Live]:
         """It cannot be brought up to date. Those that this ends."""
         return [self._failed(live, error) for live in (*self.lives, *self.joining)]
+
+    def _selected(self, matcher: Matcher[Live], columns: Columns, touched: set[Live]) -> list[tuple[Live, list[int]]]:
+        """Which subscriptions select which rows. One whose predicate fails ends with its error, and is touched."""
+        found = []
+        for live, at in list(matcher.selected(columns)):
+            if isinstance(at, OutOfRange):
+                touched.add(self._failed(live, at))
+            else:
+                found.append((live, at))
+        return found
 
     def _failed(self, live: Live, error: KiviError) -> Live:
         live.failure = error
@@ -171,9 +186,9 @@ class RowGroup(Group):
 
     def __init__(self, store: Store, schema: TableSchema) -> None:
         super().__init__(store, schema)
-        self._types = types_of(schema)
         self._noted: set[bytes] = set()
         """Rows to be read again."""
+        self._floor = floor_of(store, schema, store.watermark()) if schema.forgets_rows else None
 
     @property
     def can_note(self) -> bool:
@@ -199,12 +214,23 @@ class RowGroup(Group):
                 live.missed.clear()
                 live.reread = True
             return self._read_all(lease)
-        changed |= self._changed(commits)
+        changed |= self._changed(commits) | self._forgotten(lease)
         if not changed:
             return []
         for live in self.joining:
             live.missed |= changed
         return list(self._update(sorted(changed), lease)) if self.lives else []
+
+    def _forgotten(self, lease: Lease) -> set[bytes]:
+        """The rows that somebody holds and that a retention floor has taken away."""
+        floor = floor_of(self.store, self.schema, lease.ts) if self.schema.forgets_rows else None
+        if floor is None or floor == self._floor:
+            return set()
+        self._floor = floor
+        for live in self.joining:  # what they hold is not known yet
+            live.reread = True
+        slot = KeySlot.of(self.schema)
+        return {key for key in self._holders if slot.is_below(key, floor)}
 
     def _changed(self, commits: Iterable[Committed]) -> set[bytes]:
         """The rows that changed and that somebody may hold or want."""
@@ -240,7 +266,9 @@ class RowGroup(Group):
         touched: set[Live] = set()
         keys, all_holders = found.keys, self._holders
         selected = [
-            (live, within) for live, at in matcher.selected(found.columns) if (within := self._within(live, found, at))
+            (live, within)
+            for live, at in self._selected(matcher, found.columns, touched)
+            if (within := self._within(live, found, at))
         ]
         rows = found.rows(sorted({i for _, at in selected for i in at}))
         selecting: dict[bytes, set[Live]] = {}
@@ -334,7 +362,7 @@ class EventGroup(Group):
             for live in of_events:
                 live.let_go()
             return [*touched, *of_events]
-        for stamps, batch in _put_together(found):
+        for stamps, batch in _put_together(self.schema, found):
             touched += self._update(stamps, batch, windows_done)
         for live in touched:
             if isinstance(live, RowsLive) and live.failure is None and live.window.short:
@@ -345,18 +373,19 @@ class EventGroup(Group):
         self, stamps: list[int], batch: pa.RecordBatch, windows_done: bool, matcher: Matcher[Live] | None = None
     ) -> set[Live]:
         by_live: dict[Live, list[int]] = {}
-        for live, at in (matcher or self.matcher).selected(BatchColumns(batch)):
+        touched: set[Live] = set()
+        for live, at in self._selected(matcher or self.matcher, BatchColumns(batch), touched):
             by_live.setdefault(live, []).extend(at)
         wanted = sorted({i for at in by_live.values() for i in at})
         if not wanted:
-            return set()
+            return touched
         rows = dict(zip(wanted, stored_rows(plain(batch.take(pa.array(wanted)))), strict=True))
         for live, at in by_live.items():
             if isinstance(live, EventsLive):
                 _keep(live, at, stamps, rows)
             elif not windows_done:
                 self._show(live, at, stamps, rows)
-        return set(by_live)
+        return touched | set(by_live)
 
     def _show(self, live: Live, at: list[int], stamps: list[int], rows: dict[int, Row]) -> None:
         assert isinstance(live, RowsLive)
@@ -383,7 +412,7 @@ class EventGroup(Group):
             else:
                 alone = self._alone(live)
                 later = [part for item in live.missed_events if (part := item.after(live.read_ts)) is not None]
-                for stamps, batch in _put_together(later):
+                for stamps, batch in _put_together(self.schema, later):
                     self._update(stamps, batch, False, alone)
         live.missed_events.clear()
         if live.failure is None:
@@ -396,7 +425,7 @@ def _keep(live: EventsLive, at: list[int], stamps: list[int], rows: dict[int, Ro
         live.keep(cts, [{**{name: rows[i][name] for name in columns}, COMMIT_TS: cts} for i in together_at])
 
 
-def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
+def _put_together(schema: TableSchema, found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], pa.RecordBatch]]:
     """Small commits' batches as one, with the timestamp of each event; a commit is not divided."""
     held: list[PendingEvents] = []
     rows = 0
@@ -406,7 +435,7 @@ def _put_together(found: Sequence[PendingEvents]) -> Iterable[tuple[list[int], p
         is_last_of_commit = i + 1 == len(found) or found[i + 1].last != item.last
         if is_last_of_commit and (rows >= _EVENTS or i + 1 == len(found)):
             stamps: list[int] = np.concatenate([part.cts_of_each() for part in held]).tolist()
-            yield stamps, together([part.batch for part in held])
+            yield stamps, together([padded(part.batch, schema) for part in held])
             held, rows = [], 0
 
 

@@ -160,6 +160,12 @@ class EventsLive(Live):
         self.kept_from: int | None = None
         """Every selected event after this timestamp is kept; None: they are not being kept."""
 
+    def define(self, schema: TableSchema) -> None:
+        super().define(schema)
+        if self.unseen and self.columns != schema.output_names:  # the table was altered
+            self.columns = schema.output_names
+            self.let_go()
+
     @property
     def dirty(self) -> bool:
         return self.failure is not None or self.behind or bool(self.kept) or self.end_ts is not None

@@ -4,8 +4,8 @@ Most predicates are one comparison or a few, joined by "and": of some columns a 
 are a *shape*: their bounds are NumPy columns, one entry a query. One column of a shape is looked up: its ranges are
 sorted, in buckets of about one width, and each row's value finds its queries in each by bisection; what is left is
 compared with the other columns by a few calls. So a row costs the queries that it hits, about, and not all there are.
-Equality is a range of no width, and text is brought to codes first. All other predicates (or, not, isin, nulls) are
-evaluated one by one.
+Equality is a range of no width, and text is brought to codes first. All other predicates (or, not, isin, nulls,
+arithmetic) are evaluated one by one.
 
 Nulls match no comparison, as in ``kivi.model.expressions``.
 """
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.columns import arrow_type, flat, stored_array
 from kivi.arrow.predicates import filter_batch
+from kivi.errors import OutOfRange
 from kivi.model.expressions import Expr, matches, names
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType
 
@@ -31,6 +32,7 @@ __all__ = ["BatchColumns", "Columns", "Matcher", "RowColumns"]
 _PAIRS: Final = 1 << 18
 """Of rows with queries, that are compared at a time: 2 MB a column."""
 _INTEGERS: Final = frozenset({"int64", "timestamp", "decimal", "bool"})
+_RANGES: Final = frozenset({"==", "<", "<=", ">", ">="})
 
 Q = TypeVar("Q", bound=Hashable)
 Array = npt.NDArray[Any]
@@ -111,10 +113,9 @@ class BatchColumns:
 
     def select(self, where: Expr, types: Mapping[str, ColumnType]) -> Array:
         batch = self._batch.select(sorted(names(where)))
-        batch = pa.RecordBatch.from_arrays([flat(c) for c in batch.columns], names=batch.schema.names)
-        batch = batch.append_column("", pa.array(np.arange(self.rows)))
-        selected = filter_batch(batch, where, types)
-        return selected.column(selected.num_columns - 1).to_numpy()  # type: ignore[no-any-return]
+        columns = [pa.array(np.arange(self.rows)), *map(flat, batch.columns)]
+        batch = pa.RecordBatch.from_arrays(columns, names=["", *batch.schema.names])
+        return filter_batch(batch, where, types).column(0).to_numpy()  # type: ignore[no-any-return]
 
 
 Columns = RowColumns | BatchColumns
@@ -136,7 +137,7 @@ def _ranges(where: Expr | None, types: Mapping[str, ColumnType]) -> _Ranges | No
     if where is None:
         return found
     for term in where.args if where.op == "and" else (where,):
-        if term.op in ("and", "or", "not", "isin", "is_null", "!="):
+        if term.op not in _RANGES or not term.column:
             return None
         type_, name, value = types[term.column], term.column, term.value
         if type_.name not in _INTEGERS and type_.name != "float64":
@@ -355,8 +356,11 @@ class Matcher(Generic[Q]):
             if not shape.queries:
                 del self._shapes[kind]
 
-    def selected(self, columns: Columns) -> Iterator[tuple[Q, list[int]]]:
-        """Each query that selects some rows, and which: in order, each once. A query may come more than once."""
+    def selected(self, columns: Columns) -> Iterator[tuple[Q, list[int] | OutOfRange]]:
+        """Each query that selects some rows, and which: in order, each once. A query may come more than once.
+
+        A query whose predicate leaves the range of its numbers comes with that error, and the others go on.
+        """
         if not columns.rows:
             return
         for shape in self._shapes.values():
@@ -371,5 +375,10 @@ class Matcher(Generic[Q]):
                     yield listed[query], found[begin:end]
                     begin = end
         for query, where in self._others.items():
-            if rows := columns.select(where, self._types).tolist():
+            try:
+                rows = columns.select(where, self._types).tolist()
+            except OutOfRange as error:
+                yield query, error
+                continue
+            if rows:
                 yield query, rows

@@ -4,7 +4,8 @@
     schema            what a table is: columns, operators, the three kinds of table
     declarations      what a caller declares, made into schemas: every rule of what may be declared
     derived_columns   arithmetic over an aggregate's columns
-    expressions       predicates over columns, and what a scan asks for
+    expressions       predicates and values over columns: what they mean, and on single rows
+    scans             what a read asks for
     predicate_text    predicates and values as people type them
     changes           what was committed to a table after a timestamp
     subscriptions     what a subscriber asks for, and what it is told

@@ -12,6 +12,8 @@ events come, too, where the retraction was committed.
 
 An aggregate's changes after ``a``, at a snapshot ``b``: each row that events committed in (a, b] belong to, once, as it
 is at ``b``. A row is among them even if its values came out as they were. After a retraction in (a, b] all rows are.
+So is a row that a retention floor has taken away in (a, b]: a *removed row* has its key, and null in every other
+column.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ from typing import Final
 
 from kivi.errors import InvalidArgument
 
-__all__ = ["COMMIT_TS", "RETRACTED", "Changes", "TailPoints", "check_retractions"]
+__all__ = ["COMMIT_TS", "REMOVED", "RETRACTED", "Changes", "TailPoints", "check_retractions"]
 
 COMMIT_TS: Final = "_commit_ts"
 """The column that a scan of changes adds: of an event its commit's timestamp, of an aggregate's row that of the last
 commit at or below the snapshot that changed the aggregate."""
+
+REMOVED: Final = "_removed"
+"""The column that a scan of an aggregate's changes adds: true of a row that is not there any more."""
 
 
 RETRACTED: Final = "_retracted"
@@ -52,8 +57,8 @@ class Changes:
     EventsRetracted. "ignore": nothing. "deliver", of event tables and without ``skip`` and ``take``, adds the column
     ``RETRACTED`` and gives those events once more, with the commit timestamp of the retraction.
 
-    SnapshotTooOld says that events after ``since`` were dropped; with ``partial`` those that are left are read (of an
-    aggregate: every row).
+    SnapshotTooOld says that events after ``since`` were dropped, or removed rows erased; with ``partial`` what is left
+    is read (of an aggregate: every row). Of aggregates only: ``removed`` adds the column ``REMOVED``.
     """
 
     since: int
@@ -62,6 +67,7 @@ class Changes:
     take: int | None = None
     remembered_at: int | None = None
     partial: bool = False
+    removed: bool = False
     retractions: str = "fail"
 
 

@@ -4,95 +4,65 @@ A definition is checked in full before anything is stored: names, types, that an
 aggregate's groups and measures are columns of its source, and that its derived columns are arithmetic over them. So
 whoever reads a schema later checks nothing again.
 
-Durations (a slot's width, ``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds.
+Durations (``history``, ``retention``) are written like "5m", as a timedelta, or as microseconds; so are the widths of
+slots, which may be by calendar too (``kivi.model.slots``).
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.derived_columns import parse_expression
-from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
-from kivi.model.types import ColumnType, shown
+from kivi.model.lifetimes import slot_index
+from kivi.model.measuring import delta_column, measured, observed_columns
+from kivi.model.names import check_disjoint, check_name
+from kivi.model.schema import Alteration, Column, GroupKey, OperatorCall, TableSchema
+from kivi.model.slots import Slot, parse_duration_us
+from kivi.model.types import ColumnType
 
-__all__ = ["TimeSlot", "aggregate_schema", "event_table_schema", "parse_duration_us", "row_table_schema", "time_slot"]
-
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
-_DURATION: Final = re.compile(r"([0-9]{1,100})\s*(us|ms|s|m|h|d)\Z")
-_UNITS_US: Final = {
-    "us": 1,
-    "ms": 1_000,
-    "s": 1_000_000,
-    "m": 60_000_000,
-    "h": 3_600_000_000,
-    "d": 86_400_000_000,
-}
-
-_DURATION_MAX_US: Final = 2**62
-"""146,000 years. A moment and a duration, both in microseconds, then add up within 64 bits."""
-
-
-def parse_duration_us(value: str | int | dt.timedelta, what: str = "duration") -> int:
-    """``"5m"``, ``"30d"``, ``"250ms"``, a timedelta or an int of microseconds -> microseconds, 1 to 2**62."""
-    if isinstance(value, dt.timedelta):
-        micros = value // dt.timedelta(microseconds=1)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        micros = value
-    elif isinstance(value, str) and (match := _DURATION.match(value.strip())):
-        micros = int(match[1]) * _UNITS_US[match[2]]
-    else:
-        raise InvalidArgument(f"{what} {shown(value)} is not a duration: write it like '5m', '1h' or '30d'")
-    if micros <= 0:
-        raise InvalidArgument(f"{what} {shown(value)} must be greater than zero")
-    if micros > _DURATION_MAX_US:
-        raise InvalidArgument(f"{what} {shown(value)} is too long: at most 2**62 microseconds, 53,375,995 days")
-    return micros
+__all__ = [
+    "TimeSlot",
+    "aggregate_schema",
+    "declared_columns",
+    "event_table_schema",
+    "parse_duration_us",
+    "row_table_schema",
+    "time_slot",
+    "with_columns",
+    "with_measures",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSlot:
-    """A group key: the start of the fixed-width slot, aligned to the epoch, that a timestamp column falls in."""
+    """A group key: the start of the slot that a timestamp column falls in (``kivi.model.slots``)."""
 
     column: str
-    width_us: int
+    slot: Slot
     name: str
 
 
-def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot") -> TimeSlot:
-    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``."""
-    return TimeSlot(column, parse_duration_us(width, "slot width"), name)
+def time_slot(column: str, width: str | int | dt.timedelta, name: str = "slot", tz: str | None = None) -> TimeSlot:
+    """``kivi.time_slot("ts", "5m", name="slot")``: group by 5-minute slots [start, start + 5 min) of ``ts``.
+
+    ``width`` is a duration, or by calendar "1w" (from Monday), "1month", "1quarter", "1year". ``tz``, an IANA name such
+    as "Europe/Madrid", has them begin at its local midnight, or, hours and less, with its clock; without it they are
+    those of UTC. Raises InvalidArgument for what is no width, SchemaError for a zone that is not known and for widths
+    that do not divide its day.
+    """
+    return TimeSlot(column, Slot.parse(width, tz), name)
 
 
 # -- tables ----------------------------------------------------------------------------------------
-
-
-def check_name(name: object, what: str) -> str:
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise SchemaError(
-            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
-        )
-    return name
 
 
 def _value_column(name: object, declared: object, what: str) -> Column:
     if isinstance(declared, OperatorCall):
         raise SchemaError(f"{what} {name!r} is declared as {declared}: an operator is not allowed here")
     return Column(check_name(name, what), ColumnType.parse(declared))
-
-
-def _delta_column(name: str, call: OperatorCall, type_: ColumnType) -> Column:
-    if call.operator in ("sum", "count"):
-        if type_.name not in ("int64", "float64", "decimal"):
-            raise SchemaError(f"column {name!r}: {call.operator} needs int64, float64 or decimal, not {type_}")
-        return Column(name, type_, "sum")
-    if type_.name not in ("int64", "float64", "decimal", "timestamp"):
-        raise SchemaError(f"column {name!r}: {call.operator} needs a number or a timestamp, not {type_}")
-    return Column(name, type_, "min" if call.operator == "min" else "max")
 
 
 def row_table_schema(
@@ -104,15 +74,8 @@ def row_table_schema(
             raise SchemaError(f"{part} of table {name!r} maps column names to types, and is not {given!r}")
     if not key:
         raise SchemaError(f"table {name!r} needs at least one key column")
-    built = []
-    for column_name, declared in columns.items():
-        check_name(column_name, "column")
-        if isinstance(declared, OperatorCall):
-            argument = "int64" if declared.operator == "count" else declared.argument
-            built.append(_delta_column(column_name, declared, ColumnType.parse(argument)))
-        else:
-            built.append(_value_column(column_name, declared, "column"))
-    _check_disjoint(name, [*key, *columns])
+    built = declared_columns(columns)
+    check_disjoint(name, [*key, *columns])
     return TableSchema(
         name=check_name(name, "table"),
         kind="row",
@@ -120,6 +83,81 @@ def row_table_schema(
         columns=tuple(built),
         history_us=None if history is None else parse_duration_us(history, "history"),
     )
+
+
+def declared_columns(columns: Mapping[str, object]) -> list[Column]:
+    """The columns of a row table, or more of them. Raises SchemaError."""
+    built = []
+    for column_name, declared in columns.items():
+        check_name(column_name, "column")
+        if isinstance(declared, OperatorCall):
+            argument = "int64" if declared.operator == "count" else declared.argument
+            built.append(delta_column(column_name, declared, ColumnType.parse(argument)))
+        else:
+            built.append(_value_column(column_name, declared, "column"))
+    return built
+
+
+def with_columns(schema: TableSchema, columns: Mapping[str, object]) -> TableSchema:
+    """A row table or an event table with more columns. Raises SchemaError, InvalidArgument."""
+    if schema.kind == "aggregate":
+        raise InvalidArgument(f"{schema.name!r} is an aggregate: measures are added to it, by alter_aggregate")
+    if not isinstance(columns, Mapping) or not columns:
+        raise SchemaError(f"add_columns maps the names of new columns of {schema.name!r} to types, and is {columns!r}")
+    if schema.kind == "event":
+        built = [_value_column(n, t, "column") for n, t in columns.items()]
+    else:
+        built = declared_columns(columns)
+    _check_new(schema, columns)
+    alteration = Alteration(len(schema.columns))
+    return replace(schema, columns=(*schema.columns, *built), alterations=(*schema.alterations, alteration))
+
+
+def with_measures(
+    schema: TableSchema,
+    source: TableSchema,
+    measures: Mapping[str, OperatorCall],
+    derived: Mapping[str, str] | None = None,
+    backfill: bool = True,
+) -> TableSchema:
+    """An aggregate of ``source`` with more measures; ``backfill``: which are being built from then on.
+
+    Raises SchemaError, InvalidArgument.
+    """
+    if schema.kind != "aggregate":
+        raise InvalidArgument(f"{schema.name!r} is no aggregate: columns are added to it, by alter_table")
+    if schema.is_building:
+        raise InvalidArgument(
+            f"aggregate {schema.name!r} is still being built, or measures are being added to it: wait until it is done"
+        )
+    if not isinstance(measures, Mapping) or not measures:
+        raise SchemaError(f"add_measures maps the names of new measures of {schema.name!r} to kivi.sum and others")
+    columns, built = measured(source, measures)
+    _check_new(schema, [*measures, *(derived or {})])
+    more = _derived_columns((*schema.key, *schema.shown_columns, *columns), derived)
+    alteration = Alteration(
+        len(schema.columns),
+        len(schema.derived),
+        state="building" if backfill else "ready",
+        backfilled=backfill,
+        more=more if backfill else (),
+    )
+    return replace(
+        schema,
+        columns=(*schema.columns, *columns),
+        measures=(*schema.measures, *built),
+        observes=tuple(sorted((dict(schema.observes) | dict(observed_columns(source, built))).items())),
+        event_time=schema.event_time or (source.event_time if any(c.state is not None for c in columns) else None),
+        derived=schema.derived if backfill else (*schema.derived, *more),
+        alterations=(*schema.alterations, alteration),
+    )
+
+
+def _check_new(schema: TableSchema, names: Iterable[str]) -> None:
+    check_disjoint(schema.name, names)
+    known = set(schema.output_names)
+    if (twice := next((name for name in names if name in known), None)) is not None:
+        raise SchemaError(f"table {schema.name!r} has a column {twice!r} already: choose another name")
 
 
 def event_table_schema(
@@ -152,6 +190,7 @@ def aggregate_schema(
     measures: Mapping[str, OperatorCall],
     derived: Mapping[str, str] | None = None,
     history: str | int | dt.timedelta | None = None,
+    retention: str | int | dt.timedelta | None = None,
 ) -> TableSchema:
     """The schema of an aggregate table over the event table ``source``. Raises SchemaError, InvalidArgument."""
     if source.kind != "event":
@@ -166,30 +205,42 @@ def aggregate_schema(
             column = source.column(item.column)
             if column.type.name != "timestamp":
                 raise SchemaError(f"aggregate {name!r}: time_slot needs a timestamp, {item.column!r} is {column.type}")
-            groups.append(GroupKey(check_name(item.name, "group key"), item.column, item.width_us))
+            groups.append(GroupKey.of_slot(check_name(item.name, "group key"), item.column, item.slot))
         else:
             column = source.column(item)
             groups.append(GroupKey(item, item))
         keys.append(Column(groups[-1].name, column.type))
-    columns, built = _measured(source, measures)
-    _check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
-    expressions = []
-    for derived_name, text in (derived or {}).items():
-        check_name(derived_name, "derived column")
-        parse_expression(text, {c.name for c in (*keys, *columns) if c.type.name in ("int64", "float64", "decimal")})
-        expressions.append((derived_name, text))
+    if retention is not None and slot_index(groups) is None:
+        raise SchemaError(
+            f"aggregate {name!r} has no time slot in its key, and retention forgets rows by their slots: group by "
+            'kivi.time_slot("ts", "5m"), or leave retention out'
+        )
+    columns, built = measured(source, measures)
+    check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
     return TableSchema(
         name=check_name(name, "table"),
         kind="aggregate",
         key=tuple(keys),
         columns=tuple(columns),
         history_us=None if history is None else parse_duration_us(history, "history"),
+        retention_us=None if retention is None else parse_duration_us(retention, "retention"),
         source=source.name,
         source_id=source.id,
         group_by=tuple(groups),
         measures=tuple(built),
-        derived=tuple(expressions),
+        observes=observed_columns(source, built),
+        event_time=source.event_time if any(c.state is not None for c in columns) else None,
+        derived=_derived_columns((*keys, *columns), derived),
     )
+
+
+def _derived_columns(columns: Sequence[Column], derived: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    expressions = []
+    for derived_name, text in (derived or {}).items():
+        check_name(derived_name, "derived column")
+        parse_expression(text, {c.name: c.type for c in columns})
+        expressions.append((derived_name, text))
+    return tuple(expressions)
 
 
 def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) -> TableSchema:
@@ -198,38 +249,8 @@ def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) ->
         raise InvalidArgument(f"{source.name!r} is no event table, and only events are summed up: read its rows")
     if not measures:
         raise SchemaError(f"a summary of {source.name!r} needs at least one measure, like n=kivi.count()")
-    columns, built = _measured(source, measures, names=False)
+    columns, built = measured(source, measures, checked=False)
+    for column, measure in zip(columns, built, strict=True):
+        if column.state is not None or measure.expression is not None or measure.where is not None:
+            raise SchemaError(f"a summary takes sum, count, min and max of columns, not {measure.call}")
     return TableSchema(source.name, "row", (), tuple(columns), measures=tuple(built))
-
-
-def _measured(
-    source: TableSchema, measures: Mapping[str, OperatorCall], names: bool = True
-) -> tuple[list[Column], list[Measure]]:
-    """The columns of measures, and what they measure; ``names``: theirs become names of columns for good."""
-    columns, built = [], []
-    for measure_name, call in measures.items():
-        if names:
-            check_name(measure_name, "measure")
-        if not isinstance(call, OperatorCall):
-            raise SchemaError(f"measure {measure_name!r} must be kivi.sum, count, min or max, not {call!r}")
-        if call.operator == "count":
-            if call.argument is not None:
-                source.column(call.argument)
-            type_ = ColumnType("int64")
-        else:
-            if call.argument is None:
-                raise SchemaError(f"measure {measure_name!r}: {call.operator} needs a column of {source.name!r}")
-            type_ = source.column(call.argument).type
-        if type_.name == "decimal" and call.operator == "sum":
-            type_ = ColumnType("decimal", 18, type_.scale)
-        columns.append(_delta_column(measure_name, call, type_))
-        built.append(Measure(measure_name, call.operator, call.argument))
-    return columns, built
-
-
-def _check_disjoint(table: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SchemaError(f"table {table!r} names the column {name!r} twice")
-        seen.add(name)

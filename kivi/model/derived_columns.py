@@ -1,9 +1,10 @@
 """Derived columns: arithmetic over an aggregate's columns, done when a row is read and never stored.
 
-An average is ``"sum_resp_time / invocations"``: what is stored stays exact, only the quotient is a float64. The text
-comes from a caller and is evaluated for every row, so it is parsed into Python's own syntax tree, held to a short list
-of nodes, and bounded in length and depth. A null operand makes the result null, and so does a divisor of 0.
-"""
+``quantile(latency, 0.99)`` and ``fraction_below(latency, 500000)`` read a quantiles measure; ``count(latency)`` is how
+many values it has. An average is ``"sum_resp_time / invocations"``: what is stored stays exact, only the quotient is a
+float64. The text comes from a caller and is evaluated for every row, so it is parsed into Python's own syntax tree,
+held to a short list of nodes, and bounded in length and depth. A null operand makes the result null, and so does a
+divisor of 0."""
 
 from __future__ import annotations
 
@@ -13,20 +14,28 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from kivi.errors import SchemaError
-from kivi.model.types import shown
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.quantiles import Quantiles
+from kivi.model.types import ColumnType, shown
 
-__all__ = ["evaluator", "parse_expression"]
+__all__ = ["FUNCTIONS", "evaluator", "inputs_of", "literal", "parse_expression"]
 
 _ALLOWED_NODES: Final = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.Add, ast.Sub, ast.Mult, ast.Div,
-    ast.USub, ast.UAdd, ast.Name, ast.Load, ast.Constant,
+    ast.USub, ast.UAdd, ast.Name, ast.Load, ast.Constant, ast.Call,
 )  # fmt: skip
+FUNCTIONS: Final[dict[str, Callable[..., float | None]]] = {
+    "quantile": Quantiles.quantile,
+    "fraction_below": Quantiles.fraction_below,
+    "count": lambda quantiles: quantiles.count,
+}
+"""What a derived column may call: of a quantiles measure, and but for ``count`` of a number."""
 _EXPRESSION_DEPTH_MAX: Final = 100
 
 
-def parse_expression(text: str, names: set[str]) -> ast.expr:
-    """``"sum_resp_time / invocations"`` -> its syntax tree: + - * /, parentheses, numbers and ``names`` only.
+def parse_expression(text: str, columns: Mapping[str, ColumnType]) -> ast.expr:
+    """``"sum_resp_time / invocations"`` -> its syntax tree: + - * /, parentheses, numbers, functions of quantiles, and
+    those of the ``columns`` that are numbers, only.
 
     At most 1,000 characters and 100 operations deep, so that evaluating it never exhausts the stack. SchemaError.
     """
@@ -38,7 +47,15 @@ def parse_expression(text: str, names: set[str]) -> ast.expr:
         raise SchemaError(f"{text!r} is not an arithmetic expression") from None
     if _depth(tree.body) > _EXPRESSION_DEPTH_MAX:
         raise SchemaError(f"{text!r} is nested too deeply: at most {_EXPRESSION_DEPTH_MAX} operations")
+    names = {name for name, type_ in columns.items() if type_.name in ("int64", "float64", "decimal")}
+    called: set[int] = set()
     for node in ast.walk(tree):
+        if id(node) in called:
+            continue
+        if isinstance(node, ast.Call):
+            _check_call(node, text, columns)
+            called |= {id(part) for part in (node.func, node.args[0])}
+            continue
         if not isinstance(node, _ALLOWED_NODES):
             raise SchemaError(f"{text!r}: only + - * /, numbers and columns are allowed")
         if isinstance(node, ast.Constant) and (
@@ -50,6 +67,45 @@ def parse_expression(text: str, names: set[str]) -> ast.expr:
         if isinstance(node, ast.Name) and node.id not in names:
             raise SchemaError(f"{text!r} names {node.id!r}, which is not a numeric column; known are {sorted(names)}")
     return tree.body
+
+
+def _check_call(node: ast.Call, text: str, columns: Mapping[str, ColumnType]) -> None:
+    name = node.func.id if isinstance(node.func, ast.Name) else ""
+    if name not in FUNCTIONS:
+        raise SchemaError(f"{text!r}: the functions are {', '.join(FUNCTIONS)}")
+    wanted = 1 if name == "count" else 2
+    column = node.args[0].id if node.args and isinstance(node.args[0], ast.Name) else ""
+    if len(node.args) != wanted or node.keywords or column not in columns or columns[column].name != "quantiles":
+        example = {"quantile": ", 0.99", "fraction_below": ", 500000"}.get(name, "")
+        known = sorted(name for name, type_ in columns.items() if type_.name == "quantiles")
+        raise SchemaError(f"{text!r}: write {name}(column{example}) of a quantiles measure; there are {known}")
+    if wanted == 2:
+        try:
+            number = literal(node.args[1])
+            FUNCTIONS[name](Quantiles(0, [0], [1]), number)
+        except (InvalidArgument, ValueError) as error:
+            raise SchemaError(f"{text!r}: {error}") from None
+
+
+def inputs_of(tree: ast.expr) -> set[str]:
+    """The columns that a parsed expression reads."""
+    found: list[str] = []
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Name):
+            found.append(node.id)
+        children = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+        stack += [child for child in children if isinstance(child, ast.expr)]
+    return set(found)
+
+
+def literal(node: ast.expr) -> float:
+    """The number that an argument is. Raises ValueError."""
+    number = ast.literal_eval(node)
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise ValueError(f"{ast.unparse(node)} is not a number")
+    return number
 
 
 def _depth(tree: ast.AST) -> int:
@@ -87,6 +143,14 @@ def evaluator(node: ast.expr) -> Evaluator:
                 return None if value is None else float(value)
 
             return named
+        case ast.Call(func=ast.Name(id=name), args=[ast.Name(id=column), *arguments]):
+            function, numbers = FUNCTIONS[name], [literal(argument) for argument in arguments]
+
+            def of_state(row: Mapping[str, Any]) -> float | None:
+                value = function(row[column], *numbers)
+                return None if value is None else float(value)
+
+            return of_state
         case ast.UnaryOp(op=ast.UAdd(), operand=operand):
             return evaluator(operand)
         case ast.UnaryOp(operand=operand):

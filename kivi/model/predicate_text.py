@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import datetime as dt
 import decimal
+import functools
+import itertools
 import operator
 import re
 import tokenize
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import Expr, col
+from kivi.model.expressions import Expr, Value, bind, bind_value, case, coalesce, col, lit
+from kivi.model.types import ColumnType
 
 __all__ = ["parse_moment", "parse_value", "type_names", "where"]
+
+
+_MEASURED: Final = re.compile(r"(?!(?:decimal|list|top|quantiles)\()\w+\((.*)\)")
+"""The operator of a column, or the kind of its measure, around its type."""
 
 
 def type_names(description: Mapping[str, Any]) -> dict[str, str]:
     """Each column's plain type: ``sum(int64)`` is int64."""
     out: dict[str, str] = {}
     for name, declared in {**description["key"], **description["columns"]}.items():
-        match = re.fullmatch(r"(?:sum|min|max)\((.*)\)", declared)
+        match = _MEASURED.fullmatch(declared)
         out[name] = match[1] if match else declared
     return out | dict.fromkeys(description.get("derived", {}), "float64")
 
@@ -67,6 +75,12 @@ def parse_value(type_name: str, text: str, what: str = "value") -> Any:
 # -- predicates -------------------------------------------------------------------------------------
 
 _WORDS: Final = {"&": " and ", "|": " or ", "~": " not "}
+_CALCULATE: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 _COMPARE: Final[dict[type[ast.cmpop], Callable[[Any, Any], Any]]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
@@ -93,74 +107,148 @@ def _spelled(text: str, what: str) -> str:
 
 
 def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
-    """``endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; only comparisons, nothing is run.
+    """``tokens * price > 100 & slot >= '2023-11-16T18:00:00Z'`` as a predicate; nothing is run.
 
-    ``what`` is how errors call it.
+    Comparisons of columns, values and arithmetic, ``in [...]``, ``is null``, ``coalesce(a, 0)`` and
+    ``case((a > 1, 'x'), otherwise='y')``, joined by ``&``, ``|``, ``~`` or by words. A quoted text beside a column or
+    value of another type is read as one of that type, such as a time. A number with a point is a decimal if its digits
+    fit in one, and a float64 beside a column of float64.
+    ``what`` is how errors call it. Raises InvalidArgument, SchemaError.
     """
     if len(text) > 10_000:
         raise InvalidArgument(f"{what} has more than 10,000 characters")
     try:
-        tree = ast.parse(_spelled(text, what), mode="eval").body
+        return _Reader(types, what).predicate(ast.parse(_spelled(text, what), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise InvalidArgument(
             f"{what} {text!r} is not a predicate: write it like endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'"
         ) from None
 
-    def literal(node: ast.expr, name: str) -> Any:
-        if isinstance(node, ast.Name) and node.id in ("null", "true", "false"):
-            return {"null": None, "true": True, "false": False}[node.id]
+
+class _Reader:
+    """Makes expressions of a syntax tree. ``types``: the names of the columns' types."""
+
+    def __init__(self, types: Mapping[str, str], what: str) -> None:
+        self._types, self._what = types, what
+
+    def predicate(self, node: ast.expr) -> Expr:
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                join = operator.and_ if isinstance(op, ast.And) else operator.or_
+                return functools.reduce(join, map(self.predicate, values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                return ~self.predicate(operand)
+            case ast.Compare(left=left, ops=ops, comparators=comparators):
+                sides = itertools.pairwise([left, *comparators])
+                parts = [self._compared(a, op, b) for (a, b), op in zip(sides, ops, strict=True)]
+                return functools.reduce(operator.and_, parts)
+            case ast.Name() if not _is_literal(node):
+                return col(self._column(node)) == True  # noqa: E712
+            case ast.Call() | ast.Name() | ast.Constant(value=bool()):
+                return self._value(node)
+        raise InvalidArgument(f"{self._what}: {ast.unparse(node)!r} is not a comparison")
+
+    def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Expr:
+        if isinstance(op, (ast.In, ast.NotIn)):
+            if not isinstance(right, (ast.List, ast.Tuple, ast.Set)):
+                raise InvalidArgument(f"{self._what}: {ast.unparse(left)} in [...] takes a list of values")
+            of = self._value(left)
+            found = of.isin([self._literal(item, of) for item in right.elts])
+            return ~found if isinstance(op, ast.NotIn) else found
+        if type(op) not in _COMPARE:
+            raise InvalidArgument(f"{self._what}: {ast.unparse(left)} cannot be compared like that")
+        first, second = self._together([left, right])
+        if not isinstance(op, _ORDERS) and (_is_null(first) or _is_null(second)):
+            null = (second if _is_null(first) else first).is_null()
+            return null if isinstance(op, (ast.Eq, ast.Is)) else ~null
+        compared: Expr = _COMPARE[type(op)](first, second)
+        if compared.args:  # of a column and a literal it is checked where the schema is known
+            bind(compared, self._type_of)
+        return compared
+
+    def _value(self, node: ast.expr) -> Value:
+        """A value expression; a literal as one by itself."""
+        match node:
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _CALCULATE:
+                first, second = self._together([left, right])
+                calculated: Value = _CALCULATE[type(op)](first, second)
+                return calculated
+            case ast.UnaryOp(op=ast.USub(), operand=operand) if not _is_literal(node):
+                return -self._value(operand)
+            case ast.Call(func=ast.Name(id="coalesce"), args=[_, *_] as args, keywords=[]):
+                return coalesce(*self._together(args))
+            case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):
+                return self._case(node, pairs, keywords)
+            case ast.Name() if not _is_literal(node):
+                return col(self._column(node))
+        return lit(self._literal(node, None))
+
+    def _case(self, node: ast.expr, pairs: list[ast.expr], keywords: list[ast.keyword]) -> Value:
+        found = [pair.elts for pair in pairs if isinstance(pair, ast.Tuple) and len(pair.elts) == 2]
+        if len(found) < len(pairs) or [word.arg for word in keywords] not in ([], ["otherwise"]):
+            raise InvalidArgument(
+                f"{self._what}: {ast.unparse(node)!r}: write case((condition, value), ..., otherwise=value)"
+            )
+        values = self._together([value for _, value in found] + [word.value for word in keywords])
+        conditions = [self.predicate(condition) for condition, _ in found]
+        return case(*zip(conditions, values, strict=False), otherwise=values[-1] if keywords else None)
+
+    def _together(self, nodes: Sequence[ast.expr]) -> list[Value]:
+        """Operands that stand beside each other: a column or what is calculated says what the literals mean."""
+        out = [None if _is_literal(node) else self._value(node) for node in nodes]
+        beside = next((value for value in out if value is not None), None)
+        return [
+            lit(self._literal(node, beside)) if value is None else value for node, value in zip(nodes, out, strict=True)
+        ]
+
+    # -- names, types and literals ------------------------------------------------------------------
+
+    def _column(self, node: ast.Name) -> str:
+        if node.id not in self._types:
+            raise SchemaError(f"{self._what}: there is no column {node.id!r}; there are {', '.join(self._types)}")
+        return node.id
+
+    def _type_of(self, name: str) -> ColumnType:
+        return ColumnType.parse(self._types[name])
+
+    def _type(self, value: Value) -> str:
+        return self._types[value.column] if value.column else str(bind_value(value, self._type_of)[1])
+
+    def _literal(self, node: ast.expr, beside: Value | None) -> Any:
+        """``beside``: a value that it is compared with or added to, if there is such a one."""
+        if isinstance(node, ast.Name) and _is_literal(node):
+            return _CONSTANTS[node.id]
         try:
             value = ast.literal_eval(node)
         except (ValueError, SyntaxError, TypeError):
-            raise InvalidArgument(f"{what} compares {name!r} with {ast.unparse(node)!r}, which is no value") from None
-        if isinstance(value, str) and types[name] not in ("string",):
-            return parse_value(types[name], value, f"{what} {name}")
-        if isinstance(value, float) and types[name].startswith("decimal"):
-            return decimal.Decimal(str(value))
+            raise InvalidArgument(f"{self._what}: {ast.unparse(node)!r} is neither a column nor a value") from None
+        if beside is not None and isinstance(value, str) and (type_name := self._type(beside)) != "string":
+            return parse_value(type_name, value, f"{self._what} {beside}")
+        if isinstance(value, float) and (beside is None or not beside.column or "decimal" in self._type(beside)):
+            exact = decimal.Decimal(repr(value))
+            with contextlib.suppress(InvalidArgument):  # it has more digits than a decimal
+                bind_value(lit(exact), self._type_of)
+                return exact
         return value
 
-    def column(node: ast.expr) -> str:
-        if not isinstance(node, ast.Name):
-            raise InvalidArgument(f"{what}: {ast.unparse(node)!r} is not a column")
-        if node.id not in types:
-            raise SchemaError(f"{what}: there is no column {node.id!r}; there are {', '.join(types)}")
-        return node.id
 
-    def compare(left: ast.expr, op: ast.cmpop, right: ast.expr) -> Expr:
-        kind = type(op)
-        mirrored = not isinstance(left, ast.Name) and isinstance(right, ast.Name) and kind in _COMPARE
-        if mirrored:
-            left, right = right, left
-        name = column(left)
-        if isinstance(op, (ast.In, ast.NotIn)):
-            if not isinstance(right, (ast.List, ast.Tuple, ast.Set)):
-                raise InvalidArgument(f"{what}: {name} in [...] takes a list of values")
-            found = col(name).isin([literal(item, name) for item in right.elts])
-            return ~found if isinstance(op, ast.NotIn) else found
-        if kind not in _COMPARE:
-            raise InvalidArgument(f"{what}: {ast.unparse(left)} cannot be compared like that")
-        named, value = col(name), literal(right, name)
-        result = _COMPARE[kind](value, named) if mirrored else _COMPARE[kind](named, value)
-        assert isinstance(result, Expr)
-        return result
+_ORDERS: Final = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
-    def build(node: ast.expr) -> Expr:
-        if isinstance(node, ast.BoolOp):
-            parts = [build(value) for value in node.values]
-            out = parts[0]
-            for part in parts[1:]:
-                out = out & part if isinstance(node.op, ast.And) else out | part
-            return out
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return ~build(node.operand)
-        if isinstance(node, ast.Compare):
-            sides = [node.left, *node.comparators]
-            out = compare(sides[0], node.ops[0], sides[1])
-            for i, op in enumerate(node.ops[1:], 1):
-                out = out & compare(sides[i], op, sides[i + 1])
-            return out
-        if isinstance(node, ast.Name):
-            return compare(node, ast.Eq(), ast.Constant(True))
-        raise InvalidArgument(f"{what}: {ast.unparse(node)!r} is not a comparison")
 
-    return build(tree)
+def _is_null(value: Value) -> bool:
+    return value.op == "lit" and value.value is None
+
+
+_CONSTANTS: Final = {"null": None, "true": True, "false": False}
+
+
+def _is_literal(node: ast.expr) -> bool:
+    """Numbers, texts, null, true, false, and what is written like none of the rest, to be refused as a literal."""
+    match node:
+        case ast.Name(id=name):
+            return name in _CONSTANTS
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=ast.Constant()):
+            return True
+        case ast.BinOp() | ast.Call() | ast.UnaryOp():
+            return False
+    return True

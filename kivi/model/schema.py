@@ -17,21 +17,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
+from kivi.model.expressions import Expr, from_plain, to_plain
+from kivi.model.slots import Slot
+from kivi.model.states import State
 from kivi.model.types import INT64_MAX, INT64_MIN, ColumnType, shown
 
-__all__ = ["COLUMNS_MAX", "Column", "GroupKey", "Measure", "OperatorCall", "TableSchema"]
+__all__ = [
+    "ALTERATIONS_MAX",
+    "COLUMNS_MAX",
+    "Alteration",
+    "Column",
+    "GroupKey",
+    "Measure",
+    "OperatorCall",
+    "TableSchema",
+]
 
 _FEW: Final = 16  # names are looked up faster in a tuple
 COLUMNS_MAX: Final = 32_767
 """Columns besides the key: a log record numbers them in 16 bits (``kivi.mvcc.record``)."""
+ALTERATIONS_MAX: Final = 127
+"""A base row numbers the layout that it was written in with 7 bits (``kivi.encoding.base_rows``)."""
 
-Operator = Literal["sum", "min", "max"]
+Operator = str
+"""sum, min, max; of a state the name of its kind."""
 T = TypeVar("T")
 _MEMO_MAX: Final = 256
 _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them, and given as that too
@@ -39,43 +55,162 @@ _COUNTED: Final = frozenset({"int64", "timestamp"})  # kept as what counts them,
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column)."""
+    """``kivi.sum("int64")`` in a table's columns (a type), ``kivi.sum("resp_time_us")`` in measures (a column).
 
-    operator: Literal["sum", "count", "min", "max"]
+    ``expression`` is a source that is computed; ``where`` selects the events that are observed; ``options`` are a
+    measure's own, such as ("accuracy", 0.01).
+    """
+
+    operator: str
     argument: str | None = None
+    expression: Expr | None = None
+    where: Expr | None = None
+    options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.operator}({self.argument or ''})"
+        parts = [str(part) for part in (self.argument, self.expression) if part is not None]
+        parts += [f"{name}={value!r}" for name, value in self.options]
+        parts += [f"where={self.where}"] if self.where is not None else []
+        return f"{self.operator}({', '.join(parts)})"
+
+    def as_measure(self, name: str) -> Measure:
+        """The measure that this declares; nothing is checked."""
+        expression, where = (None if e is None else json.dumps(to_plain(e)) for e in (self.expression, self.where))
+        return Measure(name, self.operator, self.argument, expression, where, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. ``operator`` is None for a value column."""
+    """One column. ``operator`` is None for a value column. ``state``: of a measure that is no single number."""
 
     name: str
     type: ColumnType
     operator: Operator | None = None
+    state: State | None = None
 
     def describe(self) -> str:
-        return f"{self.operator}({self.type})" if self.operator else str(self.type)
+        return str(self.type) if self.operator is None or self.type.is_state else f"{self.operator}({self.type})"
+
+    def to_plain(self) -> list[Any]:
+        plain = [self.name, str(self.type), self.operator]
+        return plain if self.state is None else [*plain, self.state.to_plain()]
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Column:
+        name, type_, operator, *state = data
+        return Column(name, ColumnType.read(type_), operator, State.from_plain(state[0]) if state else None)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupKey:
-    """One key column of an aggregate: a source column as it is, or (slot_us > 0) the slot it falls in."""
+    """One key column of an aggregate: a source column as it is, or the start of the slot that it falls in.
+
+    Slots of a fixed width have ``slot_us``; those by calendar or in a time zone ``width`` and ``tz`` (``Slot.parse``).
+    """
 
     name: str
     source: str
     slot_us: int = 0
+    width: str = ""
+    tz: str = ""
+
+    @staticmethod
+    def of_slot(name: str, source: str, slot: Slot) -> GroupKey:
+        """The key column of the slots of a timestamp column."""
+        if slot.is_fixed:
+            return GroupKey(name, source, slot.count)
+        return GroupKey(name, source, 0, slot.width, slot.zone)
+
+    @property
+    def slot(self) -> Slot | None:
+        """The slots it is made of; None: the source column as it is."""
+        return _slot(self.slot_us, self.width, self.tz)
+
+    def description(self) -> str | dict[str, Any]:
+        """For people and programs, in ``describe``."""
+        if self.width:
+            return {"name": self.name, "source": self.source, "slot": self.width, "tz": self.tz or "UTC"}
+        return {"name": self.name, "source": self.source, "slot_us": self.slot_us} if self.slot_us else self.name
+
+    def to_plain(self) -> list[Any]:
+        """For the catalog, which has known fixed widths alone for longer."""
+        return [self.name, self.source, self.slot_us, *((self.width, self.tz) if self.width else ())]
+
+
+@functools.lru_cache(maxsize=256)
+def _slot(slot_us: int, width: str, tz: str) -> Slot | None:
+    if width:
+        return Slot.parse(width, tz or None)
+    return Slot.parse(slot_us) if slot_us else None
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One delta column of an aggregate: ``operator`` over ``source``; count() has no source."""
+    """One column of an aggregate: ``operator`` over the column ``source`` or an ``expression``; count() has neither.
+
+    Events that ``where`` does not select, and those where the source is null, are not observed. Both are as text, the
+    JSON of ``kivi.model.expressions.to_plain``. ``options``: as they were given, ``by`` among them.
+    """
 
     name: str
-    operator: Literal["sum", "count", "min", "max"]
+    operator: str
     source: str | None
+    expression: str | None = None
+    where: str | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def call(self) -> OperatorCall:
+        """What was declared."""
+        expression, where = (
+            None if text is None else from_plain(json.loads(text)) for text in (self.expression, self.where)
+        )
+        return OperatorCall(self.operator, self.source, expression, where, self.options)
+
+    @property
+    def by(self) -> str | None:
+        """The column that argmax and argmin compare."""
+        return dict(self.options).get("by")
+
+    def to_plain(self) -> list[Any]:
+        """Without what is as it is by default."""
+        plain: list[Any] = [self.name, self.operator, self.source]
+        rest = [self.expression, self.where, list(map(list, self.options))]
+        return plain + rest if any(rest) else plain
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Measure:
+        name, operator, source, *rest = data
+        expression, where, options = rest or (None, None, ())
+        return Measure(name, operator, source, expression, where, tuple(map(tuple, options)))
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """Columns that were added to a table, behind the ``columns`` that it had until then.
+
+    Columns are only ever added at the end, so whatever was stored before is read as what it is, without the new ones:
+    a value column is null there, a delta column has its identity. Snapshots below ``cts`` do not see them.
+
+    ``state``: the measures that were added to an aggregate are *building* while older events are summed for them, and
+    *failed* if that was given up; nobody sees the columns of either. *unseen* are those of a later alteration than a
+    snapshot sees (``TableSchema.at``). ``derived``: so many derived columns there were; ``more``: those to come with
+    measures that are still building. ``backfilled``: the measures have all events that were remembered then, which
+    are those at ``floor_us`` or later, None: all; otherwise only events committed after ``cts``.
+    """
+
+    columns: int
+    derived: int = 0
+    cts: int = 0
+    state: Literal["ready", "building", "failed", "unseen"] = "ready"
+    backfilled: bool = True
+    floor_us: int | None = None
+    more: tuple[tuple[str, str], ...] = ()
+
+    @staticmethod
+    def from_plain(data: list[Any]) -> Alteration:
+        *_, more = data
+        return dataclasses.replace(Alteration(*data[:-1]), more=tuple(map(tuple, more)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +234,17 @@ class TableSchema:
     retention_us: int | None = None
     source: str | None = None
     source_id: int = 0
+    declared_source: str | None = None
+    """The aggregate that this one was declared over; ``source`` is the event table that both are of."""
     complete_since_us: int | None = None
     group_by: tuple[GroupKey, ...] = ()
     measures: tuple[Measure, ...] = ()
+    observes: tuple[tuple[str, str], ...] = ()
     derived: tuple[tuple[str, str], ...] = ()
+    alterations: tuple[Alteration, ...] = ()
+    """In order: each has the columns up to those of the next one."""
     by_name: dict[str, Column] = field(default_factory=dict, init=False, compare=False, repr=False)
-    """Key columns and columns."""
+    """Key columns and columns, but for those that nobody sees (``Alteration``)."""
     index_of: dict[str, int] = field(default_factory=dict, init=False, compare=False, repr=False)
     """The place of each column among ``columns``; key columns have none."""
     counted: bool = field(default=False, init=False, compare=False, repr=False)
@@ -120,19 +260,112 @@ class TableSchema:
                 limit="columns_max",
                 maximum=COLUMNS_MAX,
             )
-        for column in (*self.key, *self.columns):
+        if len(self.alterations) > ALTERATIONS_MAX:
+            raise ResourceExhausted(
+                f"table {self.name!r} was altered {ALTERATIONS_MAX} times, which is the limit alterations_max: add "
+                "several columns at once, or copy it to a new table",
+                limit="alterations_max",
+                maximum=ALTERATIONS_MAX,
+            )
+        shown = {i: column for i, column in enumerate(self.columns) if self.is_shown(i)}
+        for column in (*self.key, *shown.values()):
             if column.name in self.by_name:
                 raise SchemaError(f"table {self.name!r} names the column {column.name!r} twice")
             self.by_name[column.name] = column
-        self.index_of.update((column.name, i) for i, column in enumerate(self.columns))
+        self.index_of.update((column.name, i) for i, column in shown.items())
         object.__setattr__(self, "counted", all(column.type.name in _COUNTED for column in self.key))
 
     # -- lookups --------------------------------------------------------------------------------
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all that an aggregate measures are sums, counts and extremes of columns, of every event."""
+        return self.remembered(
+            "is plain",
+            lambda: (
+                all(c.state is None for c in self.columns)
+                and all(m.expression is None and m.where is None for m in self.measures)
+            ),
+        )
+
+    def source_type(self, name: str) -> ColumnType:
+        """The type of a source's column, of an aggregate whose expressions, predicates or states observe it."""
+        types: dict[str, ColumnType] = self.remembered(
+            "source types", lambda: {column: ColumnType.parse(text) for column, text in self.observes}
+        )
+        return types[name]
+
+    @property
     def origin(self) -> int:
         """The id of the table's first generation: the same for as long as it is not dropped."""
         return self.origin_id or self.id
+
+    def alteration_of(self, i: int) -> Alteration | None:
+        """The alteration that column ``i`` came with; None if the table had it from the beginning."""
+        return next((one for one in reversed(self.alterations) if one.columns <= i), None)
+
+    def is_shown(self, i: int) -> bool:
+        """Whether readers see column ``i``."""
+        alteration = self.alteration_of(i)
+        return alteration is None or alteration.state == "ready"
+
+    @property
+    def is_building(self) -> bool:
+        """Whether it is an aggregate that is being built, or to which measures are being added."""
+        return self.state == "building" or any(one.state == "building" for one in self.alterations)
+
+    @property
+    def shown_columns(self) -> tuple[Column, ...]:
+        return tuple(self.columns[i] for i in self.index_of.values())
+
+    @property
+    def shown_measures(self) -> tuple[Measure, ...]:
+        return tuple(self.measures[i] for i in self.index_of.values()) if self.measures else ()
+
+    @property
+    def altered_ts(self) -> int:
+        """The CTS of the newest commit that changed what readers see of the definition."""
+        return max([self.created_ts, *(one.cts for one in self.alterations if one.state == "ready")])
+
+    def at(self, ts: int) -> TableSchema:
+        """The definition as a snapshot at ``ts`` sees it: later columns are stored, and not seen."""
+        later = [i for i, one in enumerate(self.alterations) if one.cts > ts and one.state == "ready"]
+        if not later:
+            return self
+        first = later[0]
+
+        def work_out() -> TableSchema:
+            unseen = tuple(
+                dataclasses.replace(one, state="unseen") if i >= first and one.state == "ready" else one
+                for i, one in enumerate(self.alterations)
+            )
+            derived = self.derived[: self.alterations[first].derived]
+            return dataclasses.replace(self, alterations=unseen, derived=derived)
+
+        return self.remembered(("at", first), work_out)
+
+    @property
+    def measures_since(self) -> dict[str, dict[str, int] | None]:
+        """Of each measure since when it is complete; None: as the aggregate is, from its beginning.
+
+        ``{"commit_ts": c}``: it has the events committed after c. ``{"event_time_us": t}``: it has the events from t
+        on (microseconds since 1970 UTC); those before had been forgotten when it was added.
+        """
+        out: dict[str, dict[str, int] | None] = {}
+        for i in self.index_of.values():
+            added = self.alteration_of(i)
+            since: dict[str, int] | None = None
+            if added is not None and not added.backfilled:
+                since = {"commit_ts": added.cts}
+            elif added is not None and added.floor_us is not None and added.floor_us != self.complete_since_us:
+                since = {"event_time_us": added.floor_us}
+            out[self.columns[i].name] = since
+        return out
+
+    @property
+    def forgets_rows(self) -> bool:
+        """Whether it is an aggregate with ``retention``: some snapshots do not see its rows of old slots any more."""
+        return self.retention_us is not None and self.kind == "aggregate"
 
     @property
     def key_names(self) -> tuple[str, ...]:
@@ -143,6 +376,20 @@ class TableSchema:
         """Every name a read returns, in order: key columns, columns, derived expressions."""
         known: tuple[str, ...] | None = self.memo.get("output names")
         return known or self.remembered("output names", lambda: (*self.by_name, *(name for name, _ in self.derived)))
+
+    def first_outputs(self, count: int) -> tuple[str, ...] | None:
+        """Which ``count`` names a read returned when there were no more; None: as many as now, or there never were."""
+        if count == len(self.output_names):
+            return None
+
+        def work_out() -> tuple[str, ...] | None:
+            for one in self.alterations:
+                before = self.at(one.cts - 1)
+                if one.state == "ready" and len(before.output_names) == count:
+                    return before.output_names
+            return None
+
+        return self.remembered(("first outputs", count), work_out)
 
     def remembered(self, what: Any, work_out: Callable[[], T]) -> T:
         """``work_out()``, once: it must depend on nothing but this definition and ``what``."""
@@ -289,7 +536,7 @@ class TableSchema:
             "kind": self.kind,
             "state": self.state,
             "key": {column.name: str(column.type) for column in self.key},
-            "columns": {column.name: column.describe() for column in self.columns},
+            "columns": {column.name: column.describe() for column in self.shown_columns},
             "history_us": self.history_us,
             "created_ts": self.created_ts,
             "id": self.origin,
@@ -298,13 +545,21 @@ class TableSchema:
             out |= {"event_time": self.event_time, "retention_us": self.retention_us}
         if self.kind == "aggregate":
             out["source"] = self.source
+            out["retention_us"] = self.retention_us
             out["complete_since_us"] = self.complete_since_us
-            out["group_by"] = [
-                {"name": g.name, "source": g.source, "slot_us": g.slot_us} if g.slot_us else g.name
-                for g in self.group_by
-            ]
-            out["measures"] = {m.name: str(OperatorCall(m.operator, m.source)) for m in self.measures}
+            if self.declared_source is not None:
+                out["declared_source"] = self.declared_source
+            out["group_by"] = [group.description() for group in self.group_by]
+            out["measures"] = {m.name: str(m.call) for m in self.shown_measures}
+            out["measures_since"] = self.measures_since
             out["derived"] = dict(self.derived)
+        return out
+
+    def described(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
+        """``description`` with what is known about its contents: an aggregate is complete from its floor on."""
+        out = {**self.description(), "statistics": statistics}
+        if self.kind == "aggregate":
+            out["complete_since_us"] = statistics.get("complete_since_us", self.complete_since_us)
         return out
 
     # -- JSON: the form in the catalog ----------------------------------------------------------
@@ -314,18 +569,20 @@ class TableSchema:
         out = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
         out = {name: value for name, value in out.items() if name in _WRITTEN or value != _DEFAULTS[name]}
         out["key"] = [(c.name, str(c.type)) for c in self.key]
-        out["columns"] = [(c.name, str(c.type), c.operator) for c in self.columns]
-        out |= {name: list(map(dataclasses.astuple, out[name])) for name in ("group_by", "measures") if name in out}
+        out["columns"] = [c.to_plain() for c in self.columns]
+        out |= {n: list(map(dataclasses.astuple, out[n])) for n in ("alterations",) if n in out}
+        out |= {name: [each.to_plain() for each in out[name]] for name in ("group_by", "measures") if name in out}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @staticmethod
     def from_json(data: bytes) -> TableSchema:
         known = json.loads(data)
         known["key"] = tuple(Column(name, ColumnType.parse(type_)) for name, type_ in known["key"])
-        known["columns"] = tuple(Column(name, ColumnType.parse(type_), op) for name, type_, op in known["columns"])
+        known["columns"] = tuple(map(Column.from_plain, known["columns"]))
         known["group_by"] = tuple(GroupKey(*group) for group in known.get("group_by", ()))
-        known["measures"] = tuple(Measure(*measure) for measure in known.get("measures", ()))
+        known["measures"] = tuple(map(Measure.from_plain, known.get("measures", ())))
         known["derived"] = tuple(map(tuple, known.get("derived", ())))
+        known["alterations"] = tuple(map(Alteration.from_plain, known.get("alterations", ())))
         return TableSchema(**known)
 
 

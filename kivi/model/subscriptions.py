@@ -28,7 +28,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from kivi.errors import InvalidArgument
-from kivi.model.expressions import Expr, Scan
+from kivi.model.expressions import Expr
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 
 __all__ = ["Change", "Durable", "Kind", "Query", "Stored", "Terms", "Update", "applied", "differences"]

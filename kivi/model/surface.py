@@ -7,30 +7,148 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from kivi.errors import InvalidArgument
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.expressions import Expr
 from kivi.model.schema import OperatorCall
 
-__all__ = ["count", "max", "min", "sum", "transactional"]
+__all__ = [
+    "argmax",
+    "argmin",
+    "avg",
+    "combine",
+    "count",
+    "distinct",
+    "first",
+    "largest",
+    "last",
+    "max",
+    "measure",
+    "min",
+    "quantiles",
+    "smallest",
+    "stddev",
+    "sum",
+    "top",
+    "transactional",
+    "var",
+]
 
 
-def sum(argument: str) -> OperatorCall:
-    """In a table's columns: a delta column of that type. In an aggregate's measures: the sum of that column."""
-    return OperatorCall("sum", argument)
+Source = Any
+"""A column's name, or an expression over columns such as ``kivi.col("tokens") * kivi.col("price")``."""
 
 
-def min(argument: str) -> OperatorCall:
-    """In a table's columns: a delta column of that type. In an aggregate's measures: the least of that column."""
-    return OperatorCall("min", argument)
+def _call(operator: str, source: Source, where: Any = None, **options: Any) -> OperatorCall:
+    argument, expression = source, None
+    if isinstance(source, Expr):
+        argument, expression = (source.column, None) if source.op == "col" else (None, source)
+    elif source is not None and not isinstance(source, str):
+        raise SchemaError(f"{operator} takes a column's name or an expression over columns, not {source!r}")
+    given = tuple((name, value) for name, value in options.items() if value is not None)
+    return OperatorCall(operator, argument, expression, where, given)
 
 
-def max(argument: str) -> OperatorCall:
-    """In a table's columns: a delta column of that type. In an aggregate's measures: the largest of that column."""
-    return OperatorCall("max", argument)
+def sum(source: Source, *, where: Any = None) -> OperatorCall:
+    """In a table's columns: a delta column of that type. In an aggregate's measures: the sum of a column or expression.
+
+    ``where``, here and below: only events that this predicate selects are observed.
+    """
+    return _call("sum", source, where)
 
 
-def count(argument: str | None = None) -> OperatorCall:
-    """The number of events, or of those where the column is not null. Kept as a SUM of 1."""
-    return OperatorCall("count", argument)
+def min(source: Source, *, where: Any = None) -> OperatorCall:
+    """In a table's columns: a delta column of that type. In an aggregate's measures: the least value."""
+    return _call("min", source, where)
+
+
+def max(source: Source, *, where: Any = None) -> OperatorCall:
+    """In a table's columns: a delta column of that type. In an aggregate's measures: the largest value."""
+    return _call("max", source, where)
+
+
+def count(source: Source = None, *, where: Any = None) -> OperatorCall:
+    """The number of events, or of those where the source is not null. Kept as a SUM of 1."""
+    return _call("count", source, where)
+
+
+def avg(source: Source, *, where: Any = None) -> OperatorCall:
+    """The mean as a float64. Sums of integers and decimals are exact, rounded once on reading; null of no values."""
+    return _call("avg", source, where)
+
+
+def var(source: Source, *, population: bool = False, where: Any = None) -> OperatorCall:
+    """The variance of the sample (divided by n - 1, as in SQL), or of the whole population (by n).
+
+    Of float64 it is what the sums of values and squares say: a spread that is small beside the mean is lost.
+    """
+    return _call("var", source, where, population=population or None)
+
+
+def stddev(source: Source, *, population: bool = False, where: Any = None) -> OperatorCall:
+    """The square root of ``var``."""
+    return _call("stddev", source, where, population=population or None)
+
+
+def quantiles(source: Source, accuracy: float = 0.01, *, where: Any = None) -> OperatorCall:
+    """The distribution: any quantile, and the fraction below any value, within ``accuracy`` relative to the value.
+
+    Reads as a ``Quantiles``; in derived columns ``quantile(name, 0.99)`` and ``fraction_below(name, 500000)``.
+    """
+    return _call("quantiles", source, where, accuracy=accuracy)
+
+
+def distinct(source: Source, error: float = 0.01, *, where: Any = None) -> OperatorCall:
+    """How many different values there were, estimated with that standard error (HyperLogLog)."""
+    return _call("distinct", source, where, error=error)
+
+
+def first(source: Source, *, where: Any = None) -> OperatorCall:
+    """The value of the first event by (event time, commit timestamp, position in the commit)."""
+    return _call("first", source, where)
+
+
+def last(source: Source, *, where: Any = None) -> OperatorCall:
+    """The value of the last event by (event time, commit timestamp, position in the commit)."""
+    return _call("last", source, where)
+
+
+def argmax(source: Source, by: str, *, where: Any = None) -> OperatorCall:
+    """The value of ``source`` in the event with the greatest ``by``; of equals, in the first of them."""
+    return _call("argmax", source, where, by=by)
+
+
+def argmin(source: Source, by: str, *, where: Any = None) -> OperatorCall:
+    """The value of ``source`` in the event with the least ``by``; of equals, in the first of them."""
+    return _call("argmin", source, where, by=by)
+
+
+def largest(source: Source, n: int, *, where: Any = None) -> OperatorCall:
+    """The ``n`` largest values as a list, the largest first; each as often as it was observed. At most 1,000."""
+    return _call("largest", source, where, n=n)
+
+
+def smallest(source: Source, n: int, *, where: Any = None) -> OperatorCall:
+    """The ``n`` smallest values as a list, the smallest first; each as often as it was observed. At most 1,000."""
+    return _call("smallest", source, where, n=n)
+
+
+def top(source: Source, k: int, *, most: int = 1_000, where: Any = None) -> OperatorCall:
+    """The ``k`` most frequent values and their counts, as a ``Top``.
+
+    Exact while a row has at most ``most`` distinct values. Beyond it those with the least hashes go on being counted
+    exactly, the rest are its ``others``, and it says that it is not ``exact``.
+    """
+    return _call("top", source, where, k=k, most=most)
+
+
+def measure(name: str, source: Source, *, where: Any = None) -> OperatorCall:
+    """A measure that ``kivi.register_measure`` has registered in the store's process."""
+    return _call(name, source, where)
+
+
+def combine(measure: str) -> OperatorCall:
+    """In an aggregate whose source is an aggregate: the states of that measure of its source, combined."""
+    return OperatorCall("combine", measure)
 
 
 def transactional(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,12 @@ decimal(p, s)  decimal.Decimal (int, str accepted)   int, unscaled: value * 10**
 string         str                                   str, valid UTF-8
 bytes          bytes                                 bytes
 timestamp      aware UTC datetime, or int            int, microseconds since 1970 UTC
+quantiles(s)   gets a ``Quantiles``                  bytes, the state of a measure
+list(type)     gets a list                           bytes, the state of a measure
+top(type, k)   gets a ``Top``                        bytes, the state of a measure
 ============== ===================================== ==============================
+
+The last three are what some measures of an aggregate are read as, and nothing that a caller declares or gives.
 
 Going in, a value of another type is a SchemaError, one that does not fit is InvalidArgument, and a decimal is never
 rounded. Coming out, a sum that has outgrown its column is OutOfRange, and kept exactly. Whole columns go the same way
@@ -31,6 +36,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from kivi.errors import InvalidArgument, OutOfRange, SchemaError
+from kivi.model.quantiles import Quantiles
+from kivi.model.values import Top, list_of
 
 __all__ = ["INT64_MAX", "INT64_MIN", "ColumnType", "shown"]
 
@@ -50,7 +57,10 @@ _EXACT: Final = decimal.Context(
 _DECIMAL_DIGITS_MAX: Final = 40
 """No decimal column holds a number that is this long, and one with an exponent of a million is never written out."""
 
-TypeName = Literal["bool", "int64", "float64", "decimal", "string", "bytes", "timestamp"]
+TypeName = Literal["bool", "int64", "float64", "decimal", "string", "bytes", "timestamp", "quantiles", "list", "top"]
+STATES: Final = frozenset({"quantiles", "list", "top"})
+"""Types whose stored form is the state of a measure."""
+_STATE: Final = re.compile(r"(quantiles|list|top)\((.*)\)\Z")
 
 
 def shown(value: object) -> str:
@@ -66,11 +76,13 @@ def shown(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A column's type. ``precision`` and ``scale`` are 0 except for decimals."""
+    """A column's type. ``precision`` and ``scale`` are 0 except for decimals; quantiles have a scale; a top shows
+    ``scale`` values. ``of``: the type of what a list or top holds, as text."""
 
     name: TypeName
     precision: int = 0
     scale: int = 0
+    of: str = ""
 
     @staticmethod
     def parse(text: object) -> ColumnType:
@@ -90,8 +102,34 @@ class ColumnType:
             f"{shown(text)} is not a column type: use bool, int64, float64, decimal(p,s), string, bytes or timestamp"
         )
 
+    @staticmethod
+    def read(text: str) -> ColumnType:
+        """``parse``, and the types of states: of a column that is there."""
+        if match := _STATE.match(text):
+            if match[1] == "quantiles":
+                return ColumnType("quantiles", 0, int(match[2]))
+            if match[1] == "list":
+                return ColumnType("list", of=match[2])
+            inner, _, shown = match[2].rpartition(", ")
+            return ColumnType("top", 0, int(shown), inner)
+        return ColumnType.parse(text)
+
     def __str__(self) -> str:
-        return f"decimal({self.precision},{self.scale})" if self.name == "decimal" else self.name
+        match self.name:
+            case "decimal":
+                return f"decimal({self.precision},{self.scale})"
+            case "quantiles":
+                return f"quantiles({self.scale})"
+            case "list":
+                return f"list({self.of})"
+            case "top":
+                return f"top({self.of}, {self.scale})"
+        return self.name
+
+    @property
+    def is_state(self) -> bool:
+        """Whether its stored form is the state of a measure."""
+        return self.name in STATES
 
     @property
     def is_integer(self) -> bool:
@@ -138,6 +176,13 @@ class ColumnType:
                     return _EPOCH + dt.timedelta(microseconds=value)
                 except OverflowError:
                     raise OutOfRange(f"{what} is {value} us, outside the years 1 to 9999", column=what) from None
+            case "quantiles":
+                return Quantiles.from_state(self.scale, value)
+            case "list":
+                return [ColumnType.parse(self.of).from_stored(item, what) for item in list_of(self.of, value)]
+            case "top":
+                of = ColumnType.parse(self.of)
+                return Top.from_state(of.name, of.from_stored, self.scale, value)
             case _:
                 return value
 

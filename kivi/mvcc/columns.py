@@ -15,6 +15,7 @@ and row by row 8 to 19. Portions of 8,192 to 65,536 rows cost the same.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -24,14 +25,14 @@ import pyarrow as pa
 from kivi.delta.derive import run_from_rows
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows, Waiting, Window, fold_over, put_over
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import DeltaRun, fitted
 from kivi.encoding.base_rows import RowLayout
 from kivi.encoding.keys import key_width, large_binary
 from kivi.encoding.keyspaces import Space, table_prefix
-from kivi.errors import DataLoss
+from kivi.engine import Engine
 from kivi.model.schema import TableSchema
 
-__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "overlaid", "pairs_of"]
+__all__ = ["Indexed", "Older", "at_snapshot", "base_rows", "chunks_of", "overlaid", "pairs_of"]
 
 Indexed = list[tuple[bytes, tuple[tuple[int, RowOp], ...]]]
 Older = Callable[[list[bytes]], list[bytes | None]]
@@ -40,25 +41,45 @@ Older = Callable[[list[bytes]], list[bytes | None]]
 _PORTION_BYTES: Final = 4 << 20
 
 
-def pairs_of(records: list[bytes], schema: TableSchema, layout: RowLayout) -> Iterator[tuple[bytes, bytes]]:
+def chunks_of(engine: Engine, start: bytes, end: bytes | None, rows: int, layout: RowLayout) -> Iterator[list[Any]]:
+    """Base rows of a range, about ``rows`` at a time: records where all are of one width, else pairs of key and row."""
+    if layout.fixed:
+        return engine.scan_records(start, end, rows, layout.width_of)
+    pairs = engine.scan(start, end)
+    return iter(lambda: list(itertools.islice(pairs, rows)), [])
+
+
+def pairs_of(records: list[Any], schema: TableSchema, layout: RowLayout) -> Iterator[tuple[bytes, bytes]]:
     """The engine's keys and rows. Raises DataLoss for a row of another width."""
+    if not layout.fixed:
+        yield from records
+        return
     prefix, width = table_prefix(Space.ROW, schema.id), layout.width
     for record in records:
+        record = layout.current(record)
         if not record.startswith(prefix, width):
-            raise _damaged(layout)
+            raise layout.damaged()
         yield record[width:], record[:width]
 
 
 def base_rows(
-    chunks: Iterator[list[bytes]], schema: TableSchema, layout: RowLayout, sizes: Iterator[int]
+    chunks: Iterator[list[Any]], schema: TableSchema, layout: RowLayout, sizes: Iterator[int]
 ) -> Iterator[FixedRows]:
-    """An engine's records of base rows in portions of about so many rows, and of not much more than 4 MiB.
+    """``chunks_of`` a table in portions of about so many rows, and of not much more than 4 MiB.
 
     Raises DataLoss for a row of another width.
     """
     prefix = table_prefix(Space.ROW, schema.id)
     width = key_width([column.type for column in schema.key])
-    portion = _Joined(layout, prefix, width) if width else _Each(layout, prefix)
+    portion: _Joined | _Each | _Pairs
+    if layout.fixed:
+        portion = _Joined(layout, prefix, width) if width else _Each(layout, prefix)
+        if layout.number:  # rows that were written before the table was altered
+            chunks = ([layout.current(record) for record in chunk] for chunk in chunks)
+    else:
+        portion = _Pairs(layout, prefix)
+        if layout.number:
+            chunks = ([(key, layout.current(row)) for key, row in chunk] for chunk in chunks)
     for size in sizes:
         parts: list[Any] = []
         rows = nbytes = 0
@@ -68,11 +89,6 @@ def base_rows(
         if not parts:
             return
         yield portion.made(parts)
-
-
-def _damaged(layout: RowLayout) -> DataLoss:
-    """The error for a row of another width."""
-    return DataLoss(f"a base row does not have the {layout.width} bytes of its table's rows: run kivi verify")
 
 
 class _Joined:
@@ -89,13 +105,13 @@ class _Joined:
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         parts.append(b"".join(chunk))
         if len(parts[-1]) != len(chunk) * self._record.itemsize:
-            raise _damaged(self._layout)
+            raise self._layout.damaged()
         return len(parts[-1])
 
     def made(self, parts: list[Any]) -> FixedRows:
         records = np.frombuffer(b"".join(parts), self._record)
         if not ((records["space"] == self._space).all() and (records["table"] == self._table).all()):
-            raise _damaged(self._layout)
+            raise self._layout.damaged()
         keys = np.ascontiguousarray(records["key"])
         return FixedRows(large_binary(np.arange(len(keys) + 1) * keys.itemsize, keys), records["row"])
 
@@ -109,7 +125,7 @@ class _Each:
     def add(self, parts: list[Any], chunk: list[bytes]) -> int:
         width, head = self._layout.width, self._layout.width + len(self._prefix)
         if {record[width:head] for record in chunk} != {self._prefix}:
-            raise _damaged(self._layout)
+            raise self._layout.damaged()
         keys, rows = b"".join([record[head:] for record in chunk]), b"".join([record[:width] for record in chunk])
         parts.append((np.fromiter(map(len, chunk), np.int64, len(chunk)) - head, keys, rows))
         return len(keys) + len(rows)
@@ -123,17 +139,31 @@ class _Each:
         return FixedRows(large_binary(offsets, joined), np.frombuffer(b"".join(rows), self._layout.dtype))
 
 
+class _Pairs:
+    """Rows of many widths, as those with states: each is cut by itself."""
+
+    def __init__(self, layout: RowLayout, prefix: bytes) -> None:
+        self._layout, self._head = layout, len(prefix)
+
+    def add(self, parts: list[Any], chunk: list[tuple[bytes, bytes]]) -> int:
+        parts += chunk
+        return sum(len(row) for _, row in chunk)
+
+    def made(self, parts: list[Any]) -> FixedRows:
+        keys = pa.array([key[self._head :] for key, _ in parts], pa.large_binary())
+        return FixedRows(keys, self._layout.rows_of([row for _, row in parts]))
+
+
 def at_snapshot(portions: Iterator[FixedRows], layout: RowLayout, upto: int, older: Older) -> Iterator[FixedRows]:
     """Each row that is stamped above ``upto`` in its older version; zeros, which are no row, if it has none."""
     blank = bytes(layout.width)
     for keys, rows in portions:
         late = np.flatnonzero(rows["cts"] > upto)
         if len(late):
-            versions = [blank if row is None else row for row in older(keys.take(pa.array(late)).to_pylist())]
-            if set(map(len, versions)) != {layout.width}:
-                raise DataLoss(f"a version does not have the {layout.width} bytes of its table's rows: run kivi verify")
+            found = older(keys.take(pa.array(late)).to_pylist())
+            versions = [blank if row is None else layout.current(row) for row in found]
             rows = rows.copy()
-            rows[late] = np.frombuffer(b"".join(versions), layout.dtype)
+            rows[late] = layout.rows_of(versions)
         yield FixedRows(keys, rows)
 
 
@@ -148,6 +178,7 @@ def overlaid(
 ) -> Iterator[FixedRows]:
     """Live rows at ``upto``: ``portions`` are in base, ``indexed`` and ``windows`` are pending."""
     if schema.kind == "aggregate":
+        windows = [(fitted(run, schema), rows) for run, rows in windows]
         if indexed:
             listed = [(key, cts, dict(op.deltas)) for key, ops in indexed for cts, op in ops if cts <= upto]
             run = run_from_rows(schema, listed)
@@ -186,11 +217,11 @@ def _changed(schema: TableSchema, layout: RowLayout, base: FixedRows, changes: I
     keys, rows = [], []
     for key, ops in changes:
         at = places.find(key)
-        before = layout.decode(base.rows[at.start].tobytes()) if at else None
+        before = layout.decode(layout.bytes_of(base.rows[at.start : at.stop])[0]) if at else None
         after = fold(schema, before, ops, upto)
         if after is not None:
             keys.append(key)
             rows.append(layout.encode(after))
     if not keys:
         return FixedRows.none(layout)
-    return FixedRows(pa.array(keys, pa.large_binary()), np.frombuffer(b"".join(rows), layout.dtype))
+    return FixedRows(pa.array(keys, pa.large_binary()), layout.rows_of(rows))

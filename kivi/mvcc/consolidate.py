@@ -316,10 +316,10 @@ class Consolidator:
         Nothing at or below the F of a whole pass, whether or not it has come to that table: what base will have with
         the position must not become part of a row that it will not have.
         """
+        upto, keep = self.leases.boundaries()  # before the definitions: they are those of every commit up to there
         for schema in self._unfolded():
             above = max(self._above(schema.id), self._whole_upto)
             if is_combined(schema) and self.pending.runs_above(schema.id, above) >= _RUNS_MEANWHILE:
-                upto, keep = self.leases.boundaries()
                 with self.computing:
                     combine(self.pending, schema, above, upto, keep)
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kivi.delta.derive import run_from_rows
 from kivi.delta.gather import gather
 from kivi.delta.ops import RowOp, apply_op, fold
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import DeltaRun, fitted
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keyspaces import Space, row_key, table_prefix, tombstone_key, version_key
 from kivi.engine import Engine, WriteBatch
@@ -106,7 +106,9 @@ class Folding:
             for cts, op in self.pending.row_ops(schema.id, key)
             if cts <= upto
         ]
-        every = [*runs, run_from_rows(schema, small)] if small else list(runs)
+        every = [fitted(run, schema) for run in runs]
+        if small:
+            every.append(run_from_rows(schema, small))
         start: bytes | None = None
         while True:
             with self.computing:

@@ -12,6 +12,8 @@ move from pending into base between the two looks and be seen in neither.
 
 A snapshot that was registered before the horizon reached it finds its versions kept. A *historical* one (``as_of`` a
 past timestamp) can read only tables that keep history that far back; every other table refuses it.
+
+Rows of an aggregate that lie below the retention floor that S sees are left out, whether or not they are still there.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ from dataclasses import KW_ONLY, dataclass
 from operator import itemgetter
 from typing import Final, TypeVar
 
+import numpy as np
+import pyarrow as pa
+
 from kivi.delta.gather import merged_items
 from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, row_key, split_version_key, table_prefix, version_key, version_prefix
 from kivi.engine import Engine
 from kivi.errors import KiviError, SnapshotTooOld
 from kivi.model.schema import TableSchema
-from kivi.mvcc.columns import at_snapshot, base_rows, overlaid, pairs_of
+from kivi.mvcc.columns import at_snapshot, base_rows, chunks_of, overlaid, pairs_of
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.runtime.histogram import COUNTS, Histogram
@@ -53,13 +59,16 @@ Rows = TypeVar("Rows", bound=FixedRows | list[tuple[bytes, Version]])
 
 @dataclass(eq=False)
 class Reader:
-    """Rows at a snapshot. ``history_floor(schema)`` is the oldest S that a table with history still answers."""
+    """Rows at a snapshot. ``history_floor(schema)`` is the oldest S that a table with history still answers,
+    ``row_floor(schema, S)`` the retention floor of an aggregate that S sees."""
 
     engine: Engine
     pending: Pending
     leases: Leases
     history_floor: Callable[[TableSchema], int | None]
     _: KW_ONLY
+    row_floor: Callable[[TableSchema, int], int | None]
+    schema_of: Callable[[int], TableSchema | None]
     exists: Callable[[int], bool]
     missing: Callable[[TableSchema], KiviError]
 
@@ -90,19 +99,24 @@ class Reader:
         return self.get_each(schema, [(lease, key) for key in keys])
 
     def get_each(self, schema: TableSchema, wanted: Sequence[tuple[Lease, bytes]]) -> list[Version | None]:
-        """Rows at a snapshot each, or None. Tombstones count as None."""
+        """Rows at a snapshot each, or None. Tombstones count as None, and so do rows below a retention floor."""
         table = schema.id
+        slot = KeySlot.of(schema) if schema.forgets_rows else None
         self.runs_searched.observe(self.pending.runs_of(table), len(wanted))
         ops = [self.pending.ops(table, key, lease.ts) for lease, key in wanted]
         if len(wanted) == 1:
             raws = [self.engine.get(row_key(table, wanted[0][1]))]
         else:
             raws = self.engine.get_many([row_key(table, key) for _, key in wanted])
+        schema = self._latest(schema)
         out: list[Version | None] = []
         for (lease, key), raw, row_ops in zip(wanted, raws, ops, strict=True):
             version = self._base(schema, key, raw, lease.ts)
             if row_ops:
                 version = fold(schema, version, row_ops, lease.ts)
+            if version is not None and slot is not None:
+                floor_us = self.row_floor(schema, lease.ts)
+                version = None if floor_us is not None and slot.is_below(key, floor_us) else version
             out.append(version if version is not None and version.alive else None)
         for lease in dict.fromkeys(lease for lease, _ in wanted):
             self.check(lease, schema)
@@ -128,9 +142,10 @@ class Reader:
         # Pending first and base second: what is folded meanwhile is in both, and both say the same.
         indexed, runs = self.pending.capture(schema.id, start, end, lease.ts)
         base = self.engine.scan(*_range(schema, start, end), reverse=reverse)
+        schema = self._latest(schema)
         self.check(lease, schema)
         changed = _joined(indexed, runs, start, end, lease.ts, reverse)
-        rows = self._rows(schema, base, changed, lease.ts, reverse)
+        rows = self._kept(schema, self._rows(schema, base, changed, lease.ts, reverse), lease.ts)
         portions = iter(lambda: list(itertools.islice(rows, check_every)), [])
         return itertools.chain.from_iterable(self._held(portions, lease, schema))
 
@@ -147,6 +162,16 @@ class Reader:
             if version is not None and version.alive:
                 yield key, version
 
+    def _kept(
+        self, schema: TableSchema, rows: Iterator[tuple[bytes, Version]], upto: int
+    ) -> Iterator[tuple[bytes, Version]]:
+        """Without those below the retention floor."""
+        floor_us = self.row_floor(schema, upto) if schema.forgets_rows else None
+        if floor_us is None:
+            return rows
+        slot = KeySlot.of(schema)
+        return (row for row in rows if not slot.is_below(row[0], floor_us))
+
     def scan_portions(
         self,
         lease: Lease,
@@ -158,7 +183,7 @@ class Reader:
         first_rows: int,
         rows: int,
     ) -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
-        """``scan`` for a table with rows of fixed width (``RowLayout.fixed``), forward, in portions; none is empty.
+        """``scan`` of a table read in columns (``RowLayout.in_columns``), forward, in portions; none is empty.
 
         Up to ``few`` rows, base and pending together, are one list. More are in columns, about ``rows`` in each
         portion and ``first_rows`` in the first. Everything is captured at the call, not at the first next().
@@ -167,8 +192,11 @@ class Reader:
         indexed, runs = self.pending.capture(schema.id, start, end, upto)
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
         layout = RowLayout.of(schema)
-        chunks = self.engine.scan_records(*_range(schema, start, end), size, layout.width)
+        chunks = chunks_of(self.engine, *_range(schema, start, end), size, layout)
         self.check(lease, schema)
+        if len(self._latest(schema).columns) != len(schema.columns):  # it was altered a moment ago
+            found = self.scan(lease, schema, start, end)
+            return iter(lambda: list(itertools.islice(found, first_rows)), [])
 
         def portions() -> Iterator[FixedRows | list[tuple[bytes, Version]]]:
             first = next(chunks, [])
@@ -176,12 +204,15 @@ class Reader:
             count = len(first)
             if count < size and count + len(indexed) + sum(len(found) for _, found in ranges) <= few:
                 changed = _joined(indexed, tuple(run for run, _ in ranges), start, end, upto, False)
-                yield list(self._rows(schema, pairs_of(first, schema, layout), changed, upto, False))
+                few_rows = self._rows(schema, pairs_of(first, schema, layout), changed, upto, False)
+                yield list(self._kept(schema, few_rows, upto))
                 return
             every = itertools.chain([first] if first else [], chunks)
             base = base_rows(every, schema, layout, itertools.chain([first_rows], itertools.repeat(rows)))
             versions = at_snapshot(base, layout, upto, lambda keys: self._older(schema, keys, upto))
-            yield from overlaid(schema, layout, versions, indexed, ranges, upto, rows)
+            floor_us = self.row_floor(schema, upto) if schema.forgets_rows else None
+            for portion in overlaid(schema, layout, versions, indexed, ranges, upto, rows):
+                yield portion if floor_us is None else _above(schema, portion, floor_us)
 
         return self._held(portions(), lease, schema)
 
@@ -210,18 +241,25 @@ class Reader:
                     break
             else:
                 reached = None
-        return [
-            found.get(key) if reached is None or key < reached else self._version(schema, key, upto) for key in keys
-        ]
+        layout = RowLayout.of(schema)
+        rows = (found.get(k) if reached is None or k < reached else self._version(schema, k, upto) for k in keys)
+        return [self._known(schema, row) if row and layout.is_later(row) else row for row in rows]
+
+    def _known(self, schema: TableSchema, raw: bytes) -> bytes:
+        """A row that was written after ``schema`` was altered, without the columns that it does not know."""
+        return RowLayout.of(schema).cut(raw, RowLayout.of(self._latest(schema)))
+
+    def _latest(self, schema: TableSchema) -> TableSchema:
+        """The definition as it is now, which every row that has been written knows. Columns keep their places."""
+        return self.schema_of(schema.id) or schema
 
     def _base(self, schema: TableSchema, key: bytes, raw: bytes | None, upto: int) -> Version | None:
         if raw is None:
             return None
+        if RowLayout.stamp_of(raw) > upto and (raw := self._version(schema, key, upto)) is None:
+            return None
         layout = RowLayout.of(schema)
-        if RowLayout.stamp_of(raw) <= upto:
-            return layout.decode(raw)
-        older = self._version(schema, key, upto)
-        return None if older is None else layout.decode(older)
+        return layout.decode(self._known(schema, raw) if layout.is_later(raw) else raw)
 
     def _version(self, schema: TableSchema, key: bytes, upto: int) -> bytes | None:
         """The newest older version at or below ``upto``, as bytes."""
@@ -229,6 +267,15 @@ class Reader:
         for _, older in self.engine.scan(version_key(schema.id, key, upto), prefix_end(prefix)):
             return older
         return None
+
+
+def _above(schema: TableSchema, portion: FixedRows, floor_us: int) -> FixedRows:
+    """Without the rows below the retention floor."""
+    below = KeySlot.of(schema).below(portion.keys, floor_us)
+    if not below.any():
+        return portion
+    kept = np.flatnonzero(~below)
+    return FixedRows(portion.keys.take(pa.array(kept)), portion.rows[kept])
 
 
 def _range(schema: TableSchema, start: bytes | None, end: bytes | None) -> tuple[bytes, bytes | None]:

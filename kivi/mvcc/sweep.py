@@ -14,7 +14,7 @@ Versions that are kept for open snapshots have a budget; beyond it the oldest sn
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
@@ -141,7 +141,7 @@ class Sweeper:
             if seen >= _ROWS:
                 resume = key
                 break
-            if schema is not None and schema.history_us is not None and cts > self._history_floor(schema):
+            if schema is not None and schema.history_us is not None and cts > self.raise_history_floor(schema):
                 continue
             raw = self.engine.get(row_key(table, row))
             if raw is not None and RowLayout.stamp_of(raw) == cts:
@@ -151,10 +151,10 @@ class Sweeper:
                     batch.delete(version)
                     gone.append((schema, table, len(version) + len(data)))
             batch.delete(key)
-        self._write_swept(batch, gone)
+        self.write_swept(batch, gone)
         self._tombstone_cursor = resume
 
-    def _write_swept(self, batch: WriteBatch, gone: list[_Gone]) -> None:
+    def write_swept(self, batch: WriteBatch, gone: Iterable[_Gone]) -> None:
         """Deletes, in one batch with the floors that say so: after a restart too, what is gone must not be answered."""
         floors = dict(self.history_floors) if len(batch) else self._floors_saved
         for table, floor in floors.items():
@@ -165,7 +165,7 @@ class Sweeper:
         for schema, table, nbytes in gone:
             self._count_version(schema, table, -nbytes)
 
-    def _history_floor(self, schema: TableSchema) -> int:
+    def raise_history_floor(self, schema: TableSchema) -> int:
         """The oldest S that a table with history answers; raised before anything below it is deleted."""
         floor = self.history_floors.get(schema.id, 0)
         if schema.history_us is not None:
@@ -207,7 +207,7 @@ class Sweeper:
             schema = self.schema_of(table)
             if table not in with_floor:
                 with_floor[table] = (
-                    self._history_floor(schema) if schema is not None and schema.history_us is not None else None
+                    self.raise_history_floor(schema) if schema is not None and schema.history_us is not None else None
                 )
             floor = with_floor[table]
             open_between = bisect_left(boundaries, newer) > bisect_left(boundaries, cts)
@@ -216,7 +216,7 @@ class Sweeper:
                 batch.delete(key)
                 gone.append((schema, table, len(key) + len(value)))
             newer = cts
-        self._write_swept(batch, gone)
+        self.write_swept(batch, gone)
         self._version_cursor = resume
         if resume is None and not len(batch):
             self._versions_dirty = any(floor is not None for floor in with_floor.values())

@@ -2,7 +2,8 @@
 
 Both are SQL's: a comparison with null is unknown, and only what is true selects a row. So a filter that has a
 predicate need not be evaluated again. The ones that have none (on parts of a string, on a column of another name)
-stay with Spark.
+stay with Spark. So do arithmetic, columns compared with each other, ``coalesce`` and ``case``: Spark hands a data
+source in Python comparisons of one column with literals only, and evaluates the rest by its own rules.
 
 A range is found besides: equal to the first key columns, and bounds on the next one, or bounds on the event time. It is
 never narrower than the predicate, which is evaluated all the same.

@@ -1,4 +1,4 @@
-"""Creating an aggregate on a table that already has events: exact, while writers go on, without a write lock.
+"""Creating aggregates on a table that already has events: exact, while writers go on, without a write lock.
 
 ::
 
@@ -13,12 +13,21 @@ table; opening the store drops its stages and builds again, from the beginning, 
 ``kivi.store`` tells how far it is, and ``describe`` (``kivi tables``) says *building* until it is done. Snapshots below
 b do not see the table. If the events cannot be summed, the aggregate is dropped again.
 
+Aggregates that are created together, in one commit c, are built by one pass over the events and become readable in one
+commit b, also after a crash; if one of them cannot be, none is.
+
 Memory follows the rows of the aggregate, not the events: a backfill is one transaction, so what its chunks do to one
 row is one delta (R10, ``kivi.delta.combine``). Measured: 6 M events of 100,000 keys of 50 bytes, 5.4 s, and nothing on
 top of what the store held already, where staging each chunk took 223 MB.
 
 Events at or below c are read at a snapshot from after c, with the retention floor of that snapshot: what had been
 forgotten by then is not summed, and ``complete_since`` of the aggregate says so.
+
+**Measures that are added** to an aggregate (``alter_aggregate``) are summed in the same way, beside those that it has,
+which go on being read and written. c is the commit that adds their columns, which nobody sees yet; a run for them alone
+is staged, in which the other columns change nothing; b makes them readable. If they cannot be summed they are given
+up: their columns stay unseen, and have no deltas from then on. Float sums of theirs have the deltas of commits between
+c and b first.
 
 Float sums are added in commit order within each chunk, the chunks in commit order, and the result folds at b, before
 the deltas after it in CTS order; the log holds the result, so this too is the same for every replay. Chunks end after
@@ -35,19 +44,23 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.dictionaries import together
 from kivi.delta.combine import Combining, pieces
-from kivi.delta.derive import derive
-from kivi.delta.runs import DeltaRun
+from kivi.delta.derive import derive_all
+from kivi.delta.runs import DeltaRun, neutral_column
+from kivi.delta.sources import Order
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
-from kivi.model.schema import TableSchema
+from kivi.model.changes import COMMIT_TS
+from kivi.model.schema import Alteration, TableSchema
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.record import StageKind
 from kivi.store.host import Running
 from kivi.store.retention import remembered
@@ -59,6 +72,8 @@ __all__ = ["Backfill", "Progress"]
 Progress = Callable[[int, int], None]
 
 _log = logging.getLogger("kivi.store")
+_PLACE: Final = "_place"
+_ORDER: Final = (COMMIT_TS, _PLACE)
 _PIECE_ROWS: Final = 131_072
 _PIECE_BYTES: Final = 16 << 20
 _TELL_EVERY_S: Final = 5.0
@@ -71,47 +86,65 @@ class Backfill:
     store: Running
     tables: Tables
 
-    def build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
-        """Sums the events at or below the aggregate's catalog commit, then makes it readable. Returns its definition.
+    def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+        """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
 
-        Whatever goes wrong (a null group key, no memory) is raised, and the aggregate dropped again.
+        Likewise measures that are being added to one of them. Returns their definitions. Whatever goes wrong (a null
+        group key, no memory) is raised, and they are dropped again, or the measures given up.
         """
         try:
-            return self._build(schema, progress)
+            return self._build(schemas, progress)
         except Exception:
-            if (whole := self.store.catalog.entered.successor(schema)) is not None:
-                return whole  # the source was overwritten meanwhile: there is nothing older left to sum
-            self._drop(schema)
+            whole = [self.store.catalog.entered.successor(schema) for schema in schemas]
+            if any(whole):  # the source was overwritten meanwhile: there is nothing older left to sum
+                return [schema for schema in whole if schema is not None]
+            self._give_up(schemas)
             raise
 
-    def _build(self, schema: TableSchema, progress: Progress | None) -> TableSchema:
-        """``build``; after an error the aggregate is still there, BUILDING, and its stages are not."""
-        owner = f"backfill/{schema.id}"
+    def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
+        """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
+        owner = f"backfill/{schemas[0].id}"
+        first, upto = _unbuilt(schemas[0])
+        parts = [
+            dataclasses.replace(
+                schema, columns=schema.columns[first:], measures=schema.measures[first:], derived=(), alterations=()
+            )
+            for schema in schemas
+        ]
         try:
             self.store.staging.drop(self.store.staging.owned(owner))
             done = 0
-            combining = Combining(schema, _PIECE_ROWS)
-            with self._events(schema) as (view, recent):
+            combining = [Combining(part, _PIECE_ROWS) for part in parts]
+            with self._events(schemas[0], upto) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
-                batches = itertools.chain(view.scan(), recent)
+                batches = _numbered(itertools.chain(view.scan(with_cts=True), recent))
                 for chunk in _chunks(batches, self.store.settings.block_rows):
-                    combining.add(derive(schema, chunk))
+                    order = Order(*(chunk.column(name).to_numpy().view(np.uint64) for name in _ORDER))
+                    for sums, run in zip(combining, derive_all(parts, chunk, order=order), strict=True):
+                        sums.add(run)
                     done += chunk.num_rows
                     if progress is not None:
                         progress(done, total)
-            ready = dataclasses.replace(schema, state="ready", complete_since_us=view.floor_us)
-            return self.tables.redefine(ready, self._staged(schema, owner, combining.result()))
+            stages = [
+                self._staged(schema, owner, sums.result(), first)
+                for schema, sums in zip(schemas, combining, strict=True)
+            ]
+            if schemas[0].state == "ready":
+                altered = functools.partial(_built, schemas[0], view.floor_us)
+                return [self.tables.alter(schemas[0].name, altered, stages[0])]
+            ready = [dataclasses.replace(s, state="ready", complete_since_us=view.floor_us) for s in schemas]
+            return self.tables.redefine(list(zip(ready, stages, strict=True)))
         finally:
             if self.store.is_open:
                 self.store.staging.drop(self.store.staging.owned(owner))
 
     @contextlib.contextmanager
-    def _events(self, schema: TableSchema) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
-        """The source's events at or below the aggregate's catalog commit: those in blocks, then those in memory.
+    def _events(self, schema: TableSchema, upto: int) -> Iterator[tuple[EventView, list[pa.RecordBatch]]]:
+        """The source's events at or below ``upto``, a catalog commit: those in blocks, then those in memory.
 
         Events before ``floor_us`` of the view had been forgotten, and are not given.
         """
-        store, source, upto = self.store, schema.source_id, schema.created_ts
+        store, source = self.store, schema.source_id
         with store.snapshots.opened(min_snapshot=upto, ttl_s=store.settings.lease_ttl_max_s) as lease:
             events = store.event_tables.of(source)
             if events is None:
@@ -119,12 +152,15 @@ class Backfill:
             take = functools.partial(events.view, upto, floor_at=lease.ts)
             view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
             with view:
-                yield view, [remembered(part.kept(), events.schema, view.floor_us) for part in waiting]
+                kept = (remembered(_stamped(part), events.schema, view.floor_us) for part in waiting)
+                yield view, [batch for batch in kept if batch.num_rows]
 
-    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None) -> list[int]:
-        """Stages that hold the run, in key order."""
+    def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None, first: int) -> list[int]:
+        """Stages that hold the run, in key order. It has the columns from ``first`` on."""
         if run is None or not run.rows:
             return []
+        before = tuple(neutral_column(column, run.rows) for column in schema.columns[:first])
+        run = DeltaRun(run.keys, run.cts, (*before, *run.columns), distinct=run.distinct)
         rows = max(1, min(_PIECE_ROWS, _PIECE_BYTES * run.rows // run.nbytes))
         stages = []
         for piece in pieces(run, rows):
@@ -136,55 +172,124 @@ class Backfill:
             stages.append(self.store.staging.index.sequence_of(stage_id))
         return stages
 
-    def _drop(self, schema: TableSchema) -> None:
-        """Gives the aggregate up. Where that cannot be logged, opening the store builds it again."""
+    def _give_up(self, schemas: Sequence[TableSchema]) -> None:
+        """Drops the aggregates, or gives up the measures. Where that cannot be logged, opening builds again."""
         try:
-            self.tables.drop(schema.name, only_id=schema.id)
+            if schemas[0].state == "ready":
+                self.tables.alter(schemas[0].name, functools.partial(_failed, schemas[0]))
+            else:
+                self.tables.drop_those(schemas)
         except Exception as error:  # the error that led here is the one to raise
             if self.store.is_open:
-                _log.error("aggregate %r is left building until the store is opened again: %s", schema.name, error)
+                _log.error("aggregate %s is left building until the store is opened again: %s", _named(schemas), error)
 
     def resume(self) -> threading.Thread | None:
         """Builds what a crash left BUILDING, in the background; None if there is nothing."""
-        unfinished = [schema for schema in self.store.catalog.entered.by_id.values() if schema.state == "building"]
+        unfinished: dict[int, list[TableSchema]] = {}
+        for schema in self.store.catalog.entered.by_id.values():
+            if schema.is_building:  # those of one commit were created together; measures are added to one at a time
+                together = schema.created_ts if schema.state == "building" else -schema.id
+                unfinished.setdefault(together, []).append(schema)
         if not unfinished:
             return None
 
         def work() -> None:
-            for schema in unfinished:
-                self._resume(schema)
+            for schemas in unfinished.values():
+                self._resume(schemas)
 
         thread = threading.Thread(target=work, name="kivi-backfill", daemon=True)
         thread.start()
         return thread
 
-    def _resume(self, schema: TableSchema) -> None:
-        """Builds one, and tells the log: nobody waits for it. What may pass by itself (no space) does not drop it."""
+    def _resume(self, schemas: Sequence[TableSchema]) -> None:
+        """Builds those of one commit, and tells the log: nobody waits for them. What may pass by itself (no space) does
+        not drop them."""
         started = told = time.monotonic()
         seen = 0
+        name = _named(schemas)
 
         def progress(done: int, total: int) -> None:
             nonlocal told, seen
             seen = done
             if (now := time.monotonic()) - told >= _TELL_EVERY_S:
                 told = now
-                _log.info("aggregate %r: %d of %d events are summed", schema.name, done, total)
+                _log.info("aggregate %s: %d of %d events are summed", name, done, total)
 
-        _log.info("aggregate %r was left building: summing its events again, from the beginning", schema.name)
+        _log.info("aggregate %s was left building: summing its events again, from the beginning", name)
         try:
-            self._build(schema, progress)
+            self._build(schemas, progress)
         except Exception as error:
-            if not self.store.is_open or schema.id not in self.store.catalog.entered.by_id:
+            if not self.store.is_open or not any(s.id in self.store.catalog.entered.by_id for s in schemas):
                 return  # it goes on when the store is opened again; or somebody has dropped it
             if isinstance(error, Unavailable):
                 then = "it stays building, and is built when the store is opened again"
             else:
-                self._drop(schema)
-                then = "it is dropped; create it again"
+                self._give_up(schemas)
+                added = schemas[0].state == "ready"
+                then = "its new measures are given up; add them again" if added else "it is dropped; create it again"
             known = isinstance(error, KiviError)
-            _log.error("aggregate %r could not be built (%s): %s", schema.name, error, then, exc_info=not known)
+            _log.error("aggregate %s could not be built (%s): %s", name, error, then, exc_info=not known)
             return
-        _log.info("aggregate %r is complete: %d events in %.1f s", schema.name, seen, time.monotonic() - started)
+        _log.info("aggregate %s is complete: %d events in %.1f s", name, seen, time.monotonic() - started)
+
+
+def _named(schemas: Sequence[TableSchema]) -> str:
+    return ", ".join(repr(schema.name) for schema in schemas)
+
+
+def _unbuilt(schema: TableSchema) -> tuple[int, int]:
+    """The first of the columns that are being built, and the catalog commit after which every commit derives them."""
+    if schema.state == "building":
+        return 0, schema.created_ts
+    return schema.alterations[-1].columns, schema.alterations[-1].cts
+
+
+def _built(schema: TableSchema, floor_us: int | None, now: TableSchema) -> TableSchema:
+    """``now`` with the measures that were being added to ``schema``, readable."""
+    last = _being_added(schema, now)
+    ready = dataclasses.replace(last, cts=0, state="ready", floor_us=floor_us, more=())
+    return dataclasses.replace(now, derived=(*now.derived, *last.more), alterations=(*now.alterations[:-1], ready))
+
+
+def _failed(schema: TableSchema, now: TableSchema) -> TableSchema:
+    """``now`` without the measures that were being added to ``schema``: their columns stay, and measure nothing."""
+    last = _being_added(schema, now)
+    nothing = [
+        dataclasses.replace(measure, source="", expression=None, where=None) for measure in now.measures[last.columns :]
+    ]
+    failed = dataclasses.replace(last, state="failed", more=())
+    return dataclasses.replace(
+        now, measures=(*now.measures[: last.columns], *nothing), alterations=(*now.alterations[:-1], failed)
+    )
+
+
+def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
+    if now.id != schema.id or now.alterations[-1:] != schema.alterations[-1:]:
+        raise NotFound(f"aggregate {schema.name!r} was dropped or overwritten meanwhile", table=schema.name)
+    return schema.alterations[-1]
+
+
+def _stamped(part: PendingEvents) -> pa.RecordBatch:
+    """With the CTS of each event, as a scan of blocks gives them."""
+    if COMMIT_TS in part.batch.schema.names:
+        return part.kept()
+    batch, stamps = part.slice(0, part.batch.num_rows)
+    return batch.append_column(COMMIT_TS, pa.array(stamps.astype(np.int64)))
+
+
+def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """With the place of each event among those of its commit; they come in commit order."""
+    last, place = -1, 0
+    for batch in batches:
+        stamps = batch.column(COMMIT_TS).to_numpy()
+        first = np.ones(len(stamps), np.bool_)
+        np.not_equal(stamps[1:], stamps[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        places = np.arange(len(stamps)) - np.repeat(starts, np.diff(starts, append=len(stamps)))
+        if stamps[0] == last:
+            places[: starts[1] if len(starts) > 1 else len(stamps)] += place
+        last, place = int(stamps[-1]), int(places[-1]) + 1
+        yield batch.append_column(_PLACE, pa.array(places))
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
 """The catalog: which tables there are. It is kept in rows of the store itself, in system tables.
 
-    1 tables     (id)    -> name, definition (JSON)     the definitions; a drop deletes the row
+    1 tables     (id)    -> name, definition, altered   the definitions (JSON); a drop deletes the row
     2 names      (name)  -> id                          two creators of one name conflict here
     3 counters   (name)  -> value                       the last table id; ids are never reused (generations)
     4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.store.retention)
@@ -10,6 +10,9 @@
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
 the log after it must have derived with it (``version`` is compared under the entry lock).
+
+An alteration puts the new definition into a cell of its own, ``altered``, which then stands for ``definition``: so
+transactions that have named the table before go on, and their commits are prepared again if they enter after it.
 
 Two views: *entered* (what the next commit must be derived with) changes when a catalog commit enters the log;
 *visible* (what readers see) when it has been applied. A definition's ``created_ts`` is the CTS of its newest catalog
@@ -31,7 +34,7 @@ from typing import Final
 from kivi.delta.ops import Barrier, RowOp
 from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import NotFound, SnapshotTooOld
-from kivi.model.schema import Column, TableSchema
+from kivi.model.schema import Alteration, Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.verdict import Guard
 
@@ -45,13 +48,19 @@ __all__ = [
     "TABLES",
     "Catalog",
     "View",
+    "dated",
     "definition_row",
 ]
 
 _INT: Final = ColumnType("int64")
 _TEXT: Final = ColumnType("string")
 TABLES: Final = TableSchema(
-    "kivi.tables", "row", (Column("id", _INT),), (Column("name", _TEXT), Column("definition", _TEXT)), id=1
+    "kivi.tables",
+    "row",
+    (Column("id", _INT),),
+    (Column("name", _TEXT), Column("definition", _TEXT), Column("altered", _TEXT)),
+    id=1,
+    alterations=(Alteration(2),),
 )
 NAMES: Final = TableSchema("kivi.names", "row", (Column("name", _TEXT),), (Column("id", _INT),), id=2)
 COUNTERS: Final = TableSchema("kivi.counters", "row", (Column("name", _TEXT),), (Column("value", _INT),), id=3)
@@ -76,6 +85,7 @@ RETRACTIONS: Final = TableSchema("kivi.retractions", "row", (Column("table", _IN
 SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS)}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
+_ALTERED: Final = 2
 
 
 def table_key(table_id: int) -> bytes:
@@ -139,8 +149,8 @@ class View:
             if op.barrier is Barrier.DELETE:
                 if (old := by_id.pop(table_id, None)) is not None:
                     gone.append(old)
-            elif _DEFINITION in op.puts:
-                new = by_id[table_id] = replace(TableSchema.from_json(op.puts[_DEFINITION].encode()), created_ts=cts)
+            elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
+                new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
                 origins.add(new.origin)
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
         sources: dict[int, tuple[TableSchema, ...]] = {}
@@ -154,6 +164,13 @@ class View:
         """The generation that overwrote an old one of this table; None if it was not overwritten, or dropped since."""
         current = self.by_name.get(schema.name)
         return current if current is not None and current.id != schema.id and current.origin == schema.origin else None
+
+
+def dated(schema: TableSchema, cts: int) -> TableSchema:
+    """A definition that the commit at ``cts`` brought: what is new of it is of then."""
+    alterations = tuple(replace(one, cts=one.cts or cts) for one in schema.alterations)
+    created_ts = schema.created_ts if alterations else 0
+    return replace(schema, created_ts=created_ts or cts, alterations=alterations)
 
 
 class Catalog:
@@ -196,8 +213,8 @@ class Catalog:
         if current is None or ts < current.created_ts:
             for old in view.replaced.values():
                 if old.schema.name == name and old.schema.created_ts <= ts < old.cts:
-                    return old.schema
-        return view.table(name)
+                    return old.schema.at(ts)
+        return view.table(name).at(ts)
 
     def check_seen(self, schema: TableSchema, ts: int) -> None:
         """Raises unless a snapshot at ``ts`` sees this generation: NotFound, SnapshotTooOld."""

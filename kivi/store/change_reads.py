@@ -16,6 +16,11 @@
 Changed rows are found from the events, whose commits carry the deltas: the distinct group keys in the source's tail,
 of which no column but those that make the key is read; then the rows by key at S. The cost is that of what changed, not
 of the table. An aggregate that was made complete after ``since`` has been changed everywhere.
+
+Rows that a retention floor has taken away since are changed, too: those between the floor that ``since`` saw and the
+one that S sees, from base, as long as they are there (``kivi.mvcc.forgetting``; SnapshotTooOld after that), and from
+what is pending. Whatever is named and has no row at S is told as a *removed row*: its key, and null in all other
+columns.
 """
 
 from __future__ import annotations
@@ -31,18 +36,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.columns import rows_batch
 from kivi.arrow.dictionaries import gathered
 from kivi.delta.grouping import Events
-from kivi.encoding.base_rows import Version
+from kivi.delta.runs import DeltaRun
+from kivi.encoding.key_slots import KeySlot
+from kivi.encoding.keys import decode_key, prefix_end
+from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.encoding.projection import Projection
 from kivi.errors import EventsRetracted, InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
 from kivi.events.views import EventView
-from kivi.model.changes import COMMIT_TS, RETRACTED, Changes, TailPoints
-from kivi.model.expressions import Scan
+from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, TailPoints
+from kivi.model.expressions import matches
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease
+from kivi.mvcc.row_floors import RowFloors
+from kivi.mvcc.slot_walk import keys_between, pairs_of
 from kivi.mvcc.watermark import Watermark
 from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
 from kivi.store.retention import first_positions
@@ -98,6 +110,7 @@ class ChangeReads:
     """Thread safe."""
 
     reads: Reads
+    row_floors: RowFloors
     watermark: Watermark
     store_id: bytes
 
@@ -132,6 +145,9 @@ class ChangeReads:
                 for item in recent:
                     cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
                 last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
+        if schema.forgets_rows:
+            kept_since = max(kept_since, self._erased_at(schema))
+            last = max(last, self.reads.retention.moved_at(schema.id, upto) or 0)
         points, store_id = cutter.ended(), self.store_id.hex()
         return TailPoints(points, last, watermark, kept_since, schema.id, schema.created_ts, store_id)
 
@@ -146,6 +162,10 @@ class ChangeReads:
             raise InvalidArgument(f"the snapshot {lease.ts} is older than since = {changes.since}")
         if changes.commit_ts and COMMIT_TS in schema.output_names:
             raise SchemaError(f"table {schema.name!r} has a column {COMMIT_TS!r} of its own: read it without commit_ts")
+        if changes.removed and (schema.kind == "event" or REMOVED in schema.output_names):
+            raise InvalidArgument(
+                f"removed is for aggregates without a column {REMOVED!r} of their own, not for {schema.name!r}"
+            )
         if schema.kind == "event":
             batches = self._tail(events, lease, schema, wanted, changes)
         else:
@@ -233,23 +253,23 @@ class ChangeReads:
         self, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes
     ) -> Iterator[pa.RecordBatch]:
         """Rows of an aggregate, in key order, each once, as they are at the snapshot."""
-        batches: Iterator[pa.RecordBatch] | None = None
-        if changes.since >= schema.created_ts and not self._retracted_after(events, changes.since, lease.ts):
+        batches: Iterator[tuple[pa.RecordBatch, bool]] | None = None
+        if changes.since >= schema.altered_ts and not self._retracted_after(events, changes.since, lease.ts):
             columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
             try:
-                tail = self._tail(
-                    events, lease, events.schema, Scan(columns=columns), Changes(changes.since, retractions="ignore")
-                )
-                batches = self._rows_by_key(lease, schema, wanted, tail)
+                after = Changes(changes.since, retractions="ignore")
+                tail = self._tail(events, lease, events.schema, Scan(columns=columns), after)
+                forgotten = self._forgotten(lease, schema, wanted, changes.since)
+                batches = self._rows_by_key(lease, schema, wanted, changes.since, tail, forgotten)
             except SnapshotTooOld as error:
                 if not (changes.partial and "kept_since" in error.details):
                     raise
         if batches is None:
-            batches = self.reads.scan(lease, schema, replace(wanted, changes=None, limit=None))
-        if not changes.commit_ts:
-            return batches
-        newest = self.tail_points(schema, 0, 1, lease.ts, 0).changed_at(lease.ts)
-        return (_stamped(batch, newest) for batch in batches)
+            every = self.reads.scan(lease, schema, replace(wanted, changes=None, limit=None))
+            batches = ((batch, False) for batch in every)
+        newest = self.tail_points(schema, 0, 1, lease.ts, 0).changed_at(lease.ts) if changes.commit_ts else None
+        marked = (_marked(batch, newest, removed if changes.removed else None) for batch, removed in batches)
+        return gathered(marked, BATCH_ROWS)
 
     def _retracted_after(self, events: EventStore, since: int, upto: int) -> bool:
         """Whether a retraction in (since, upto] removed events, whatever rows they belonged to."""
@@ -257,21 +277,82 @@ class ChangeReads:
         return any(since < cts <= upto for cts in (*(one.cts for one in pending), *events.retracted_at()))
 
     def _rows_by_key(
-        self, lease: Lease, schema: TableSchema, wanted: Scan, tail: Iterator[pa.RecordBatch]
-    ) -> Iterator[pa.RecordBatch]:
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        wanted: Scan,
+        since: int,
+        tail: Iterator[pa.RecordBatch],
+        forgotten: list[Any],
+    ) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        """In key order, and whether a batch is of removed rows."""
         projection = Projection(schema, wanted.columns, wanted.where)
         low, high = key_range(schema, wanted)
+        removals = _Removals(schema, wanted)
+        floor_us = self.reads.retention.row_floor(schema, since) if schema.forgets_rows else None
 
-        def portions() -> Iterator[list[tuple[bytes, Version]]]:
-            keys = _keys_of(schema, tail)
+        def portions() -> Iterator[tuple[pa.RecordBatch, bool]]:
+            keys = _keys_of(schema, tail, forgotten)
+            if floor_us is not None:  # rows that were gone before, of which events came late
+                keys = keys.filter(pa.array(~KeySlot.of(schema).below(keys, floor_us)))
             first = 0 if low is None else bisect_left(range(len(keys)), low, key=lambda i: keys[i].as_py())
             beyond = len(keys) if high is None else bisect_left(range(len(keys)), high, key=lambda i: keys[i].as_py())
             for at in range(first, beyond, _GET_ROWS):
                 asked = keys.slice(at, min(_GET_ROWS, beyond - at)).to_pylist()
-                found = self.reads.reader.get(lease, schema, asked)
-                yield [(key, version) for key, version in zip(asked, found, strict=True) if version is not None]
+                found = zip(asked, self.reads.reader.get(lease, schema, asked), strict=True)
+                for removed, rows in itertools.groupby(found, lambda row: row[1] is None):
+                    if removed:
+                        yield removals.batch([key for key, _ in rows]), True
+                    else:
+                        portion: Any = list(rows)
+                        yield from ((batch, False) for batch in projection.batches([portion], None))
 
-        return gathered(projection.batches(portions(), None), BATCH_ROWS)
+        return portions()
+
+    def _erased_at(self, schema: TableSchema) -> int:
+        """Rows that a snapshot below this saw may be erased."""
+        erased = self.row_floors.erased(schema.id)
+        return 0 if erased is None else erased.cts
+
+    def _forgotten(self, lease: Lease, schema: TableSchema, wanted: Scan, since: int) -> list[Any]:
+        """The keys, in arrays, of the rows that were there at ``since`` and lie below the floor of the snapshot.
+
+        More may be among them. Raises SnapshotTooOld if some may be erased by now.
+        """
+        if not schema.forgets_rows:
+            return []
+        floor_us, low_us = (self.reads.retention.row_floor(schema, ts) for ts in (lease.ts, since))
+        forgotten = []
+        if floor_us is not None and floor_us != low_us:
+            forgotten = list(self._between(lease, schema, wanted, low_us, floor_us))
+        if since < (erased := self._erased_at(schema)):  # looked at last: they go while others read
+            raise SnapshotTooOld(
+                f"rows of {schema.name!r} that its retention took away after {since} are erased: read the table again, "
+                f"and its changes from then on; or from {erased} on",
+                kept_since=erased,
+            )
+        return forgotten
+
+    def _between(
+        self, lease: Lease, schema: TableSchema, wanted: Scan, low_us: int | None, floor_us: int
+    ) -> Iterator[Any]:
+        low, high = key_range(schema, wanted)
+        slot, prefix = KeySlot.of(schema), table_prefix(Space.ROW, schema.id)
+        indexed, runs = self.reads.pending.capture(schema.id, low, high, lease.ts)
+        for keys in (
+            pa.array([key for key, _ in indexed], pa.large_binary()),
+            *(_keys_in(run, low, high) for run in runs),
+        ):
+            yield keys.filter(pa.array(slot.below(keys, floor_us)))
+        at: bytes | None = prefix + (low or b"")
+        end = prefix_end(prefix) if high is None else prefix + high
+        while at is not None:
+            found, at = keys_between(
+                self.reads.reader.engine, schema, Space.ROW, at, end,
+                lists=pairs_of, low_us=low_us, floor_us=floor_us, rows=_GET_ROWS, seeks=_GET_ROWS,
+            )  # fmt: skip
+            yield pa.array([name[len(prefix) :] for name in found], pa.large_binary())
+        self.reads.reader.check(lease, schema)
 
 
 def _removed(
@@ -312,12 +393,43 @@ def _stamped(batch: pa.RecordBatch, cts: int) -> pa.RecordBatch:
     return batch.append_column(COMMIT_TS, pa.array(np.full(batch.num_rows, cts, np.int64)))
 
 
-def _keys_of(aggregate: TableSchema, tail: Iterator[pa.RecordBatch]) -> Any:
-    """The encoded keys of the rows that these events belong to, sorted, each once."""
+class _Removals:
+    """Makes removed rows: those that a predicate over their keys alone selects, where there is one."""
+
+    def __init__(self, schema: TableSchema, wanted: Scan) -> None:
+        self._schema, self._where = schema, wanted.where
+        self._outputs = schema.output_columns(wanted.columns)
+        self._types = [column.type for column in schema.key]
+        self._nothing = dict.fromkeys(schema.output_names)
+
+    def batch(self, keys: list[bytes]) -> pa.RecordBatch:
+        named = (dict(zip(self._schema.key_names, decode_key(self._types, key), strict=True)) for key in keys)
+        rows = [{**self._nothing, **row} for row in named]
+        if self._where is not None:
+            rows = [row for row in rows if matches(self._where, row)]
+        return rows_batch(self._schema, self._outputs, rows)
+
+
+def _marked(batch: pa.RecordBatch, cts: int | None, removed: bool | None) -> pa.RecordBatch:
+    if cts is not None:
+        batch = batch.append_column(COMMIT_TS, pa.array(np.full(batch.num_rows, cts, np.int64)))
+    if removed is not None:
+        batch = batch.append_column(REMOVED, pa.array(np.full(batch.num_rows, removed, np.bool_)))
+    return batch
+
+
+def _keys_in(run: DeltaRun, low: bytes | None, high: bytes | None) -> Any:
+    rows = run.slice_range(low, high)
+    return run.keys.slice(rows.start, len(rows))
+
+
+def _keys_of(aggregate: TableSchema, tail: Iterator[pa.RecordBatch], others: list[Any]) -> Any:
+    """The encoded keys of the rows that these events belong to, and ``others``, sorted, each once."""
     held: list[Any] = []
     count, limit = 0, _KEYS_HELD
-    for events in gathered(tail, _GROUPED_ROWS):
-        held.append(Events(events).groups(aggregate).keys)
+    of_events = (Events(events).groups(aggregate).keys for events in gathered(tail, _GROUPED_ROWS))
+    for keys in itertools.chain(of_events, others):
+        held.append(keys)
         count += len(held[-1])
         if count > limit:
             held = [_distinct(held)]

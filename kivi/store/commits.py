@@ -275,12 +275,15 @@ class Commits:
             return self.reader.newest(schema, key) if schema is not None and schema.kind == "aggregate" else None
 
         new = new_generations(view, [txn.schemas[table] for table in txn.overwritten])
+        derived = (a for table in txn.event_tables - txn.overwritten for a in view.aggregates.get(table, ()))
+        row_floors = self.retention.newest_of(derived)
         prepared = prepare(
             txn,
             view,
             new,
             request=token,
             batch=batch,
+            row_floors=row_floors,
             newest=newest,
             name_of=lambda t: SYSTEM.get(t) or view.by_id.get(t),
         )
@@ -307,6 +310,8 @@ class Commits:
                 raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
             if any(self.retention.newest(table) != floor_us for table, floor_us in floors.items()):
                 raise StaleCatalog  # the floor moved: what is late is to be found again
+            if any(self.retention.newest(table) != floor_us for table, floor_us in row_floors.items()):
+                raise StaleCatalog  # likewise of an aggregate
             self.retention.check(earliest)
             for bulk in (*commit.appends, *commit.runs):
                 if bulk.stage:
@@ -318,7 +323,7 @@ class Commits:
             if catalog_rows:
                 self.catalog.enter(catalog_rows, cts)
 
-        prepared.on_check = check if named or earliest or gone or floors else None
+        prepared.on_check = check if named or earliest or gone or floors or row_floors else None
         prepared.on_enter = enter if named or catalog_rows or txn.late else None
         if catalog_rows:
             prepared.on_apply = lambda cts: self.catalog.apply(catalog_rows, cts)

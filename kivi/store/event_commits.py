@@ -16,15 +16,16 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from kivi.arrow.columns import padded, trimmed
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc
-from kivi.delta.derive import derive_each
 from kivi.errors import NotFound
 from kivi.model.schema import TableSchema
 from kivi.mvcc.commit import StaleCatalog
 from kivi.mvcc.groups import Answer, Events
 from kivi.mvcc.record import Bulk, Commit, EventsRecord
 from kivi.store.catalog import View, late_row, schema_guard
+from kivi.store.late_deltas import each_in_time
 from kivi.store.retention import Retention, earliest_times
 from kivi.store.transaction import payload_digest
 
@@ -51,8 +52,8 @@ def prepare_events(
         raise NotFound(f"table {schema.name!r} was dropped", table=schema.name)
     schema = now
     members = batch.num_rows
-    whole = coded(batch)
-    sent = encode_ipc(whole)
+    whole = coded(padded(batch, schema))
+    sent = encode_ipc(trimmed(whole, schema))
     digest = payload_digest(Commit(0, appends=[Bulk(schema.origin, 0, [sent])]), each=True)
     floor_us = floor(schema) if drop_late else None
     kept, places, derived = whole, None, []
@@ -63,8 +64,10 @@ def prepare_events(
             kept, places = whole.take(pa.array(in_time)), in_time.astype(np.uint64)
             derived = [late_row(schema.origin, dropped)]
     aggregates = view.aggregates.get(schema.id, ())
-    runs = list(zip((a.id for a in aggregates), derive_each(aggregates, kept, places), strict=True))
-    encoded = sent if kept is whole else encode_ipc(kept)
+    row_floors = retention.newest_of(aggregates)
+    runs, late = each_in_time(aggregates, row_floors, kept, places)
+    derived += [late_row(table, dropped) for table, dropped in late.items()]
+    encoded = sent if kept is whole else encode_ipc(trimmed(kept, schema))
     of_runs = [(table, run.to_buffers()) for table, run in runs]
     record = EventsRecord(schema.id, (token, digest), derived, [encoded], places, of_runs)
     part = Events(view.version, record, kept, runs, members, answer, [schema_guard(schema.id)])
@@ -73,8 +76,10 @@ def prepare_events(
     def check() -> None:
         if drop_late and retention.newest(schema.id) != floor_us:
             raise StaleCatalog  # it moved: what is late is to be found again
+        if any(retention.newest(table) != known for table, known in row_floors.items()):
+            raise StaleCatalog
         retention.check(earliest)
 
-    if drop_late or earliest:
+    if drop_late or earliest or row_floors:
         part.on_check = check
     return part

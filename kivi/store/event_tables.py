@@ -22,8 +22,11 @@ class EventTables:
     def of(self, table: int) -> EventStore | None:
         """The blocks of an event table; None if there is no such table, or it has no events."""
         found = self._open.get(table)
-        if found is None:
-            schema = self._catalog.schema_of(table)
+        schema = self._catalog.schema_of(table)
+        if found is not None:
+            if schema is not None and schema is not found.schema:
+                found.redefine(schema)
+        else:
             if schema is None or schema.kind != "event":
                 return None
             with self._mutex:

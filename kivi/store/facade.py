@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -25,8 +25,9 @@ import pyarrow as pa
 from kivi.engine import Engine
 from kivi.errors import Unavailable
 from kivi.log import CommitLog
-from kivi.model.expressions import Scan
-from kivi.model.schema import TableSchema
+from kivi.model.declarations import with_columns, with_measures
+from kivi.model.scans import Scan
+from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
 from kivi.runtime.forks import register_fork_handler
@@ -144,8 +145,37 @@ class Store(Wiring):
 
         Raises AlreadyExists, and NotFound if an aggregate's source has gone.
         """
-        created = self._tables.create(schema)
-        return self.backfill.build(created, progress) if schema.kind == "aggregate" else created
+        return self.create_all([schema], progress=progress)[0]
+
+    def create_all(self, schemas: Sequence[TableSchema], *, progress: Progress | None = None) -> list[TableSchema]:
+        """``create`` of tables that are all there or none: row and event tables, or aggregates of one source."""
+        created = self._tables.create(schemas)
+        return self.backfill.build(created, progress) if created[0].kind == "aggregate" else created
+
+    def alter_table(self, name: str, columns: Mapping[str, object]) -> TableSchema:
+        """Adds columns to a row table or an event table. Raises NotFound, SchemaError, InvalidArgument."""
+        return self._tables.alter(name, lambda schema: with_columns(schema, columns))
+
+    def alter_aggregate(
+        self,
+        name: str,
+        measures: Mapping[str, OperatorCall],
+        *,
+        backfill: bool = True,
+        derived: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> TableSchema:
+        """Adds measures to an aggregate; returns when they can be read.
+
+        Raises NotFound, SchemaError, InvalidArgument, and what keeps its events from being summed.
+        """
+
+        def altered(schema: TableSchema) -> TableSchema:
+            source = self.catalog.entered.by_id.get(schema.source_id, schema)
+            return with_measures(schema, source, measures, derived, backfill)
+
+        schema = self._tables.alter(name, altered)
+        return self.backfill.build([schema], progress)[0] if backfill else schema
 
     # -- reads and transactions -----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from kivi.engine import Engine
 from kivi.log import CommitLog
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.timeline import Timeline
@@ -47,6 +48,7 @@ class Running(Contents, Protocol):
     committer: Committer
     consolidator: Consolidator
     leases: Leases
+    forgetting: Forgetting
     staging: Staging
     snapshots: Snapshots
 

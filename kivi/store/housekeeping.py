@@ -10,6 +10,8 @@ from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, table_prefix
 from kivi.engine import WriteBatch
 from kivi.events.store import destroy
+from kivi.model.lifetimes import retention_slot, slot_start
+from kivi.model.schema import TableSchema
 from kivi.store.host import Running
 
 __all__ = ["Housekeeping"]
@@ -40,6 +42,7 @@ class Housekeeping:
             store.staging.drop(expired)
         if self._rounds % 100 == 0:
             self.move_floors()
+        self._forget_rows()
         self._release_replaced()
         version = store.catalog.visible.version
         if version != self._catalog_version and not self._waiting():
@@ -54,19 +57,41 @@ class Housekeeping:
         """Moves the retention floors that are due, and drops what lies wholly below old ones."""
         store = self._store
         for schema in list(store.catalog.visible.by_id.values()):
-            events = store.event_tables.of(schema.id)
-            if events is None or schema.retention_us is None:
+            if schema.retention_us is None or schema.state != "ready":
                 continue
-            held = events.time_range_us()
-            if held is not None:
-                target = min(held[1], int(store.clock() * 1_000_000)) - schema.retention_us
-                floor = store.retention.newest(schema.id)
-                due = floor is None or target >= floor + schema.retention_us // _STEP_PARTS
-                if due and held[0] < target:
-                    store.retention.set_floor(schema, target)
-            oldest = store.leases.oldest()
-            upto = store.consolidator.position if oldest is None else min(store.consolidator.position, oldest)
-            store.consolidator.with_mutex(partial(events.drop_below_floor, upto))
+            self._move_floor(schema, schema.retention_us)
+            events = store.event_tables.of(schema.id)
+            if events is not None:
+                oldest = store.leases.oldest()
+                upto = store.consolidator.position if oldest is None else min(store.consolidator.position, oldest)
+                store.consolidator.with_mutex(partial(events.drop_below_floor, upto))
+
+    def _move_floor(self, schema: TableSchema, retention_us: int) -> None:
+        store = self._store
+        of_rows = schema.kind == "aggregate"
+        events = store.event_tables.of(schema.source_id if of_rows else schema.id)
+        held = None if events is None else events.time_range_us()
+        if held is None:
+            return
+        target = min(held[1], int(store.clock() * 1_000_000)) - retention_us
+        with store.committer.entry_lock:
+            floor = store.retention.newest(schema.id)
+            older = of_rows and (floor is not None or store.retention.newest(schema.source_id) is not None)
+        if of_rows:
+            target = slot_start(retention_slot(schema), target)
+        due = floor is None or target >= floor + max(1, retention_us // _STEP_PARTS)
+        if due and (held[0] < target or older):  # an aggregate has rows of events that its source has forgotten
+            store.retention.set_floor(schema, target)
+
+    def _forget_rows(self) -> None:
+        """One bounded step in each aggregate that has rows to erase."""
+        store = self._store
+        for schema in store.catalog.visible.by_id.values():
+            if schema.forgets_rows:
+                store.consolidator.with_mutex(partial(self._forget_rows_of, schema))
+
+    def _forget_rows_of(self, schema: TableSchema) -> None:
+        self._store.forgetting.step(schema, self._store.consolidator.position)
 
     def _release_replaced(self) -> None:
         """Releases overwritten generations that no open snapshot sees."""
@@ -83,13 +108,14 @@ class Housekeeping:
 
     def _orphans(self) -> list[int]:
         """Ids of tables that have rows and no definition: one seek per table and key space."""
-        found: set[int] = set()
+        schema_of = self._store.catalog.schema_of
+        found = {table for table in self._store.forgetting.tables() if schema_of(table) is None}
         for space in self._SPACES:
             at: bytes | None = space_prefix(space)
             end = prefix_end(space_prefix(space))
             while at is not None and (first := next(iter(self._store.engine.scan(at, end)), None)):
                 table = int.from_bytes(first[0][1:5], "big")
-                if self._store.catalog.schema_of(table) is None:
+                if schema_of(table) is None:
                     found.add(table)
                 at = prefix_end(table_prefix(space, table))
         return sorted(found)
@@ -108,6 +134,9 @@ class Housekeeping:
         if len(batch):
             engine.write(batch)
         else:
+            self._store.forgetting.forget(batch, table)
+            if len(batch):
+                engine.write(batch)
             self._store.consolidator.sweeper.forget_versions(table)
             self._store.event_tables.forget(table)
             self._dropped.remove(table)

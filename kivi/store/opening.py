@@ -37,7 +37,7 @@ __all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"
 
 _log = logging.getLogger("kivi")
 
-FORMAT: Final = 5
+FORMAT: Final = 6
 """The format on disk. A program refuses a larger one; it opens a smaller one, and makes it its own.
 
 1  the first
@@ -46,6 +46,7 @@ FORMAT: Final = 5
 4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), which are made rows when it is opened now
 5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
    several members, and commits without a start timestamp
+6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``)
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it

@@ -27,6 +27,7 @@ committed after it: they were never part of any content.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -100,4 +101,19 @@ def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generatio
 
 
 def _next(schema: TableSchema, table_id: int) -> TableSchema:
-    return dataclasses.replace(schema, id=table_id, origin_id=schema.origin, created_ts=0)
+    """Nothing is older than it, so every measure that was added, or was being added, is complete in it."""
+    alterations = tuple(
+        one
+        if one.state == "failed"
+        else dataclasses.replace(one, state="ready", backfilled=True, floor_us=None, more=())
+        for one in schema.alterations
+    )
+    more = itertools.chain.from_iterable(one.more for one in schema.alterations)
+    return dataclasses.replace(
+        schema,
+        id=table_id,
+        origin_id=schema.origin,
+        created_ts=0,
+        derived=(*schema.derived, *more),
+        alterations=alterations,
+    )

@@ -24,14 +24,16 @@ from kivi.arrow.dictionaries import gathered, plain
 from kivi.arrow.predicates import filter_batch
 from kivi.delta.ops import RowOp
 from kivi.encoding.base_rows import RowLayout, Version
+from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.summing import Sums
 from kivi.events.views import EventView, later_of
 from kivi.model.declarations import summary_schema
-from kivi.model.expressions import Expr, Scan, all_of, between, names
-from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.expressions import Expr, all_of, between, names
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.snapshot import Reader
@@ -89,11 +91,20 @@ class Reads:
         if raw and not (txn is not None and txn.sees_none(schema)):
             versions = self.reader.get(lease, schema, raw)
         if txn is not None:
-            own = txn.own_ops(schema)
+            own = self._own(lease, schema, txn)
             if own:
                 versions = [txn.overlay(schema, v, own.get(key)) for key, v in zip(raw, versions, strict=True)]
         rows = (None if v is None else projection.row(key, v) for key, v in zip(raw, versions, strict=True))
         return [None if row is None else projection.narrowed(row) for row in rows]
+
+    def _own(self, lease: Lease, schema: TableSchema, txn: Txn) -> dict[bytes, RowOp]:
+        """The transaction's own operations, without those on rows below the retention floor that it sees."""
+        own = txn.own_ops(schema)
+        floor_us = self.retention.row_floor(schema, lease.ts) if own and schema.forgets_rows else None
+        if floor_us is None or txn.sees_none(schema):
+            return own
+        slot = KeySlot.of(schema)
+        return {key: op for key, op in own.items() if not slot.is_below(key, floor_us)}
 
     def has_row(self, lease: Lease, schema: TableSchema, key: bytes, txn: Txn) -> bool:
         """Whether the transaction sees a row at an encoded key."""
@@ -138,7 +149,7 @@ class Reads:
             projection = Projection.of(schema, wanted.columns)
         else:
             projection = Projection(schema, wanted.columns, wanted.where)
-        own = txn.own_ops(schema) if txn is not None else {}
+        own = self._own(lease, schema, txn) if txn is not None else {}
         none = txn is not None and txn.sees_none(schema)
         limit = wanted.limit if wanted.where is None else None  # of rows that are read
         one_by_one = own or none or wanted.reverse or (limit is not None and limit <= FEW_ROWS)
@@ -156,7 +167,7 @@ class Reads:
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
-        if wanted.changes is not None or not RowLayout.of(schema).fixed:
+        if wanted.changes is not None or not RowLayout.of(schema).in_columns:
             return None
         self.check_visible(lease, schema)
         projection = Projection.of(schema, wanted.columns)
@@ -218,7 +229,7 @@ class Reads:
         self.summary_blocks_read += read
         for batch in memory:
             sums.add(batch)
-        calls = {measure.name: OperatorCall(measure.operator, measure.source) for measure in wanted.measures}
+        calls = {measure.name: measure.call for measure in wanted.measures}
         yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
 
     def watched(

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import together
 from kivi.arrow.ipc import own_batches
 from kivi.delta.ops import Barrier, RowOp
@@ -116,7 +117,7 @@ def _replay_commit(store: Contents, record: Record) -> None:
     for bulk in commit.appends:
         source = known(bulk.table)
         if source is not None and source.kind == "event":  # rows that were staged are among the commit's rows
-            appended += [(bulk.table, batch) for batch in own_batches(_data_of(store, bulk))]
+            appended += [(bulk.table, padded(batch, source)) for batch in own_batches(_data_of(store, bulk))]
     runs: list[tuple[int, DeltaRun]] = []
     for bulk in commit.runs:
         schema = known(bulk.table)
@@ -146,7 +147,7 @@ def _replay_events(store: Contents, record: Record) -> None:
     found = decode_events(record.body)
     known = store.catalog.schema_of
     source = known(found.table)
-    batches = [] if source is None else own_batches(found.events[0])
+    batches = [] if source is None else [padded(batch, source) for batch in own_batches(found.events[0])]
     runs = [
         (table, DeltaRun.from_buffer(schema, 0, data[0]))
         for table, data in found.runs

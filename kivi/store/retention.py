@@ -1,4 +1,4 @@
-"""Retention: how an event table forgets, exactly and in the log.
+"""Retention: how event tables and aggregates forget, exactly and in the log.
 
 A *floor* (CTS, event time) is a record in the commit log. Events before the time are invisible to every snapshot at or
 past the CTS, whatever block holds them. An append that enters the log after it and brings such an event is refused, and
@@ -11,10 +11,22 @@ time, so the same snapshot gives the same answer for ever, on every copy of the 
 
 The floor follows the newest event time, not the wall clock, so that replaying an old trace keeps what the table's
 ``retention`` promises about *it*; an event from the future moves it no further than now. Aggregates never change by
-it: one created after events had been forgotten says since when it is complete (``complete_since_us``).
+the floor of their source: one created after events had been forgotten says since when it is complete
+(``complete_since_us``).
 
-A floor lives here from its record until consolidation has written it beside the blocks; then blocks that lie wholly
-below it are dropped, once no snapshot from before it is open.
+An aggregate with a ``retention`` has floors of its own, and forgets rows. Its floor lies where a slot begins; rows of
+slots before it are invisible to every snapshot at or past its CTS. The newest event time of the source moves it too. A
+delta for such a row is left out of that aggregate when it is derived, and its events are counted, while other
+aggregates get theirs (``kivi.store.late_deltas``); and if the floor moves between deriving and entering, the commit is
+derived again. So from the floor's CTS on nothing happens to these rows::
+
+    events    17:02 17:59 | 18:01                      endpoint_5m, retention 1h: floor 18:00
+    5m rows   17:00 17:55 | 18:00                      gone, at and past the floor's CTS
+    1h rows   17:00         18:00                      endpoint_1h, retention 400d: all three events
+
+A floor lives here from its record until consolidation has written it beside the blocks or among the row floors; then
+blocks that lie wholly below it are dropped, and rows erased (``kivi.mvcc.forgetting``), once no snapshot from before it
+is open.
 """
 
 from __future__ import annotations
@@ -27,6 +39,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from kivi.arrow.columns import padded
 from kivi.encoding.event_names import EventNames
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument
@@ -36,6 +49,7 @@ from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.row_floors import Floor, RowFloors
 from kivi.store.event_tables import EventTables
 
 __all__ = ["Retention", "earliest_times", "first_positions", "is_late", "remembered"]
@@ -48,10 +62,18 @@ _VERSION: Final = 1
 
 
 class Retention:
-    """The floors of all event tables. ``enter`` and ``check`` run under the committer's entry lock."""
+    """The floors of all event tables and aggregates. ``enter`` and ``check`` run under the committer's entry lock."""
 
-    def __init__(self, engine: Engine, event_tables: EventTables, committer: Committer) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        event_tables: EventTables,
+        row_floors: RowFloors,
+        committer: Committer,
+        schema_of: Callable[[int], TableSchema | None],
+    ) -> None:
         self._engine, self._event_tables, self._committer = engine, event_tables, committer
+        self._row_floors, self._schema_of = row_floors, schema_of
         self._unsaved: list[tuple[int, int, int]] = []
         self._entered: dict[int, int | None] = {}
 
@@ -77,8 +99,25 @@ class Retention:
 
     def seen_at(self, table: int, upto: int) -> int | None:
         """The floor that a snapshot at ``upto`` sees; None, too, if the table is gone."""
-        unsaved, events = self.unsaved_at(table, upto), self._event_tables.of(table)
-        return None if events is None else later_of(unsaved, events.complete_since(upto))
+        unsaved = self.unsaved_at(table, upto)
+        schema = self._schema_of(table)
+        return None if schema is None else later_of(unsaved, self._saved_at(schema, upto))
+
+    def row_floor(self, aggregate: TableSchema, upto: int) -> int | None:
+        """``seen_at`` of an aggregate, which may be one that was overwritten."""
+        unsaved = self.unsaved_at(aggregate.id, upto)
+        return later_of(unsaved, self._row_floors.seen_at(aggregate.id, upto))
+
+    def moved_at(self, aggregate: int, upto: int) -> int | None:
+        """The CTS of the newest floor of an aggregate at or below ``upto``; None if there is none."""
+        unsaved = (cts for cts, of, _ in self._unsaved if of == aggregate and cts <= upto)
+        return max((*unsaved, *self._row_floors.stamps(aggregate, upto)), default=None)
+
+    def _saved_at(self, schema: TableSchema, upto: int) -> int | None:
+        if schema.kind == "aggregate":
+            return self._row_floors.seen_at(schema.id, upto)
+        events = self._event_tables.of(schema.id)
+        return None if events is None else events.complete_since(upto)
 
     def captured(
         self,
@@ -110,16 +149,26 @@ class Retention:
                 part._replace(erased=rows) if len(rows := view.names.rows_in(*part.commits(), first)) else part
                 for part, first in zip(parts, first_positions(parts), strict=True)
             ]
+        if (events := self._event_tables.of(table)) is not None:
+            parts = [part._replace(batch=padded(part.batch, events.schema)) for part in parts]
         return view, parts
 
     def newest(self, table: int) -> int | None:
         """The floor that the next commit meets."""
         if table not in self._entered:
-            events = self._event_tables.of(table)
-            if events is None:
+            schema = self._schema_of(table)
+            if schema is None:
                 return None
-            self._entered.setdefault(table, events.complete_since(2**63))
+            self._entered.setdefault(table, self._saved_at(schema, 2**63))
         return self._entered[table]
+
+    def newest_of(self, aggregates: Iterable[TableSchema]) -> dict[int, int | None]:
+        """The floors that the next commit meets in these aggregates; of those with a retention."""
+        found = [aggregate.id for aggregate in aggregates if aggregate.forgets_rows]
+        if not found:
+            return {}
+        with self._committer.entry_lock:
+            return {table: self.newest(table) for table in found}
 
     def check(self, earliest: Iterable[Earliest]) -> None:
         """Refuses a commit whose events lie below the floor."""
@@ -149,15 +198,16 @@ class Retention:
         return cts
 
     def save(self, upto: int) -> None:
-        """Writes floors at or below ``upto`` beside their blocks, before the position passes them."""
+        """Writes floors at or below ``upto`` to base, before the position passes them."""
         due = [floor for floor in self._unsaved if floor[0] <= upto]
         for cts, table, time_us in due:
-            events = self._event_tables.of(table)
+            schema, events, batch = self._schema_of(table), self._event_tables.of(table), WriteBatch()
             if events is not None:
-                batch = WriteBatch()
                 events.set_floor(batch, cts, time_us)
-                if len(batch):
-                    self._engine.write(batch)
+            elif schema is not None and schema.kind == "aggregate":
+                self._row_floors.add(batch, table, Floor(cts, time_us))
+            if len(batch):
+                self._engine.write(batch)
         if due:
             with self._committer.entry_lock:
                 self._unsaved = [floor for floor in self._unsaved if floor[0] > upto]

@@ -42,17 +42,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import together
-from kivi.delta.combine import Combining, is_combinable
-from kivi.delta.derive import derive, derive_all, run_from_rows
+from kivi.delta.combine import Combining, combine, is_combinable
+from kivi.delta.derive import derive_all, run_from_rows
 from kivi.delta.grouping import Events
 from kivi.delta.ops import Barrier
-from kivi.delta.runs import Array, Cells, DeltaRun, with_cts
+from kivi.delta.runs import Array, Cells, DeltaRun, RunColumn, fitted, joined_columns, neutral_column, with_cts
+from kivi.delta.sources import Order
+from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.encoding.event_names import POSITION, STAMP, EventNames
+from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import key_width, large_binary
 from kivi.errors import InvalidArgument, Unavailable
 from kivi.events.views import EventView
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.applied import Applied, PendingEvents
@@ -61,6 +64,7 @@ from kivi.mvcc.groups import Part, Single, Writes
 from kivi.mvcc.record import Bulk
 from kivi.mvcc.turns import Turns
 from kivi.runtime.settings import Settings
+from kivi.states.registry import kind_of
 from kivi.store.catalog import View
 from kivi.store.reads import Reads, event_times, trimmer
 from kivi.store.retention import first_positions, remembered
@@ -133,7 +137,7 @@ class Retractions:
             part.retracted.append((table, names))
             part.commit.retractions.append(Bulk(table, 0, [names.encode()]))
             for aggregate in view.aggregates.get(table, ()):
-                if aggregate.state != "ready":
+                if aggregate.is_building:
                     raise Unavailable(
                         f"aggregate {aggregate.name!r} is still being built from the events: nothing was retracted; "
                         "try again when it is complete"
@@ -162,14 +166,14 @@ class Retractions:
         self, txn: Txn, schema: TableSchema, aggregates: Sequence[TableSchema], names: EventNames, upto: int
     ) -> list[_Rows]:
         """The touched rows of each aggregate, as of ``upto``: from the events that a snapshot there remembers at S."""
-        start_ts, columns = txn.start_ts, _needed(schema, aggregates)
+        start_ts, columns = txn.start_ts, [column.name for column in schema.columns]
         with self._events(schema, start_ts, start_ts, None) as (view, waiting):
             every = [_Rows(one, schema, view.floor_us) for one in aggregates]
             memory = (
                 batch.take(pa.array(at))
                 for part, first in zip(waiting, first_positions(waiting), strict=True)
                 if len(at := names.rows_in(*part.commits(), first))
-                for batch in [_with_stamps(part, columns)]
+                for batch in [_with_names(part, first, columns)]
             )
             for chunk in _whole_commits(itertools.chain(view.picked(names, columns), memory), self.settings.block_rows):
                 with self.computing:
@@ -185,11 +189,15 @@ class Retractions:
                 floor_us=view.floor_us,
             )
         for one in every:
-            one.begin()
+            forgets = one.aggregate.forgets_rows
+            one.begin(self.reads.retention.row_floor(one.aggregate, upto) if forgets else None)
         low, high = _bounds([rows.bounds for rows in every if rows.is_open])
         with self._events(schema, upto, start_ts, names) as (view, waiting):
-            stored = view.scan(time_from=low, time_to=high, columns=columns, naming=[STAMP])
-            memory = (remembered(_left((part, _with_stamps(part, columns))), schema, view.floor_us) for part in waiting)
+            stored = view.scan(time_from=low, time_to=high, columns=columns, naming=[STAMP, POSITION])
+            memory = (
+                remembered(_left((part, _with_names(part, first, columns))), schema, view.floor_us)
+                for part, first in zip(waiting, first_positions(waiting), strict=True)
+            )
             for chunk in _whole_commits(itertools.chain(stored, memory), self.settings.block_rows):
                 if not any(rows.is_open for rows in every):
                     break
@@ -219,9 +227,10 @@ class _Rows:
         self.aggregate = aggregate
         self.is_blocked = False
         self.by_commit = not is_combinable(aggregate)
-        self.is_exact = all(is_wide(column) for column in aggregate.columns)
+        self.is_exact = all(map(_has_inverse, aggregate.columns))
         self._time = source.event_time or ""
-        self._slot_us = max([g.slot_us for g in aggregate.group_by if g.source == source.event_time], default=0)
+        slots = [group.slot for group in aggregate.group_by if group.source == source.event_time and group.slot]
+        self._slot = max(slots, key=lambda slot: slot.nominal_us) if slots else None
         since = aggregate.complete_since_us
         self._forgotten = floor_us if since is None or (floor_us is not None and since < floor_us) else None
         self._removed = Combining(aggregate, _FEW_ROWS)
@@ -246,8 +255,9 @@ class _Rows:
         if self._forgotten is None:
             return
         # Of a row that reaches below the floor there may have been other events.
-        slot_us = self._slot_us
-        reaches = times // slot_us * slot_us < self._forgotten if slot_us else np.ones(len(times), np.bool_)
+        reaches = np.ones(len(times), np.bool_)
+        if self._slot is not None:
+            reaches = self._slot.starts(times) < self._forgotten
         if reaches.any() and self.is_exact:
             self._spared.append(Events(chunk.filter(pa.array(reaches))).groups(self.aggregate).keys)
         self.is_blocked |= bool(reaches.any()) and not self.is_exact
@@ -255,20 +265,24 @@ class _Rows:
     @property
     def bounds(self) -> tuple[int, int] | None:
         """The event times (from, before) of all events of these rows; None: any."""
-        if not self._slot_us:
+        slot = self._slot
+        if slot is None:
             return None
         low, high = min(low for low, _ in self._times), max(high for _, high in self._times)
-        return low // self._slot_us * self._slot_us, (high // self._slot_us + 1) * self._slot_us
+        return slot.start(low), slot.end(slot.start(high))
 
     # The events that remain.
 
-    def begin(self) -> None:
-        """All that are removed are known."""
+    def begin(self, floor_us: int | None) -> None:
+        """All that are removed are known. Rows below the aggregate's own floor are left alone: nobody sees them."""
         if self.is_exact:
             self._minus = self._removed.result()
             self._keys = self._keys if self._minus is None else self._minus.keys
         else:
             self._keys = pc.unique(pa.chunked_array(self._touched, pa.large_binary()))
+        if floor_us is not None and len(self._keys):
+            self._keys = self._keys.filter(pa.array(~KeySlot.of(self.aggregate).below(self._keys, floor_us)))
+            self._minus = None if self._minus is None else _selected(self._minus, self._keys)
         self._seen = np.zeros(len(self._keys), np.bool_)
         for keys in self._spared:
             self._seen |= _is_in(self._keys, keys)
@@ -307,7 +321,11 @@ class _Rows:
             runs = [run for of, run in one.runs if of == table]
             if rows := [(key, cts, dict(op.deltas)) for cts, of, key, op in one.rows if of == table]:
                 runs.append(run_from_rows(self.aggregate, rows))
-            found += [mine for run in runs if (mine := _selected(run, self._keys)).rows]
+            for run in runs:
+                mine = _selected(fitted(run, self.aggregate), self._keys)
+                if mine.rows:  # whose states are to know the commit that they are of
+                    cells = tuple(c.stamped(mine.cts) if isinstance(c, States) else c for c in mine.columns)
+                    found.append(DeltaRun(mine.keys, mine.cts, cells, distinct=mine.distinct))
         return found
 
     def add(self, applied: dict[int, Applied]) -> int:
@@ -325,7 +343,7 @@ class _Rows:
         keys = pa.concat_arrays([run.keys for run in runs])
         order = pc.array_sort_indices(keys).to_numpy()  # stable
         columns = zip(*(run.columns for run in runs), strict=True)
-        cells = tuple(type(parts[0]).joined(parts).take(order) for parts in columns)
+        cells = tuple(joined_columns(parts).take(order) for parts in columns)
         return DeltaRun(keys.take(pa.array(order)), np.zeros(len(order), np.uint64), cells)
 
     def runs(self) -> list[DeltaRun]:
@@ -337,8 +355,7 @@ class _Rows:
             ended = ended.filter(pa.array(~_is_in(ended, state.keys)))
         if len(ended):
             ended = ended.take(pc.array_sort_indices(ended))
-            nothing = run_from_rows(self.aggregate, [(b"", 0, {})])
-            cells = tuple(column.take(np.zeros(len(ended), np.intp)) for column in nothing.columns)
+            cells = tuple(neutral_column(column, len(ended)) for column in self.aggregate.columns)
             found.append(DeltaRun(ended, 0, cells, barrier=Barrier.DELETE))
         return found
 
@@ -346,7 +363,7 @@ class _Rows:
 def _touch(every: Sequence[_Rows], chunk: pa.RecordBatch) -> None:
     """These events are removed."""
     events, exact = Events(chunk), [rows for rows in every if rows.is_exact]
-    runs = dict(zip(exact, derive_all([rows.aggregate for rows in exact], chunk), strict=True))
+    runs = dict(zip(exact, _derived([rows.aggregate for rows in exact], chunk), strict=True))
     for rows in every:
         rows.touch(chunk, events, runs.get(rows))
 
@@ -371,10 +388,10 @@ def _keep(every: Sequence[_Rows], chunk: pa.RecordBatch) -> None:
         if by_commit or _MANY * count < len(mine):
             if count:
                 part = chunk if count == len(mine) else chunk.filter(pa.array(mine))
-                rows.keep(_by_commit(rows.aggregate, part) if by_commit else derive(rows.aggregate, part))
+                rows.keep(_by_commit(rows.aggregate, part) if by_commit else _derived([rows.aggregate], part)[0])
         else:
             together_from.append(rows)
-    runs = derive_all([rows.aggregate for rows in together_from], chunk) if together_from else ()
+    runs = _derived([rows.aggregate for rows in together_from], chunk)
     for rows, run in zip(together_from, runs, strict=True):
         rows.keep(run)
 
@@ -398,13 +415,51 @@ def _is_in(keys: Any, among: Any) -> Array:
     return pc.is_in(keys, value_set=among).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
+def _has_inverse(column: Column) -> bool:
+    """Whether what events added to it is taken away by one more delta."""
+    return is_wide(column) or (column.state is not None and kind_of(column.state).invertible)
+
+
+def _inverse(column: RunColumn) -> RunColumn:
+    if isinstance(column, States):
+        return column.inverted()
+    low, high = column.limbs()
+    return Cells.of_limbs(-low, -high)
+
+
 def _negated(run: DeltaRun, rows: Array) -> DeltaRun:
-    """The inverse of exact sums, of some rows."""
-    columns = []
-    for cells in run.columns:
-        low, high = cells.take(rows).limbs()
-        columns.append(Cells.of_limbs(-low, -high))
-    return DeltaRun(run.keys.take(pa.array(rows)), 0, tuple(columns))
+    """The inverse of some rows, of columns that have one."""
+    return DeltaRun(run.keys.take(pa.array(rows)), 0, tuple(_inverse(column.take(rows)) for column in run.columns))
+
+
+def _derived(aggregates: Sequence[TableSchema], chunk: pa.RecordBatch) -> list[DeltaRun]:
+    """What these events are for the aggregates: for measures that only have later events, nothing."""
+    stamps = chunk.column(STAMP).to_numpy()
+    order = Order(stamps, chunk.column(POSITION).to_numpy().astype(np.uint64))
+    late = [one.cts for aggregate in aggregates for one in aggregate.alterations if not one.backfilled]
+    if not aggregates or not late or int(stamps[0]) > max(late):
+        return derive_all(aggregates, chunk, order=order) if aggregates else []
+    cuts = [0, *np.searchsorted(stamps, np.array(sorted(set(late)), np.uint64), "right").tolist(), len(stamps)]
+    parts: list[list[DeltaRun]] = []
+    for low, high in itertools.pairwise(cuts):
+        if low < high:
+            then, whole = _before(aggregates, int(stamps[low])), Order(*(part[low:high] for part in order))
+            runs = derive_all(then, chunk.slice(low, high - low), order=whole)
+            parts.append([fitted(run, one) for run, one in zip(runs, aggregates, strict=True)])
+    return [combine(one, [runs[i] for runs in parts]) for i, one in enumerate(aggregates)]
+
+
+def _before(aggregates: Sequence[TableSchema], cts: int) -> list[TableSchema]:
+    """The aggregates with those measures that have events of the commit at ``cts``."""
+    found = []
+    for one in aggregates:
+        cut = next((added.columns for added in one.alterations if not added.backfilled and cts <= added.cts), None)
+        if cut is not None:
+            one = dataclasses.replace(
+                one, columns=one.columns[:cut], measures=one.measures[:cut], derived=(), alterations=()
+            )
+        found.append(one)
+    return found
 
 
 def _by_commit(aggregate: TableSchema, chunk: pa.RecordBatch) -> DeltaRun:
@@ -418,7 +473,8 @@ def _by_commit(aggregate: TableSchema, chunk: pa.RecordBatch) -> DeltaRun:
         group_by=(*aggregate.group_by, GroupKey(STAMP, STAMP)),
     )
     at = chunk.schema.get_field_index(STAMP)
-    run = derive(by, chunk.set_column(at, STAMP, chunk.column(at).cast(pa.int64())))
+    order = Order(chunk.column(STAMP).to_numpy(), chunk.column(POSITION).to_numpy().astype(np.uint64))
+    (run,) = derive_all([by], chunk.set_column(at, STAMP, chunk.column(at).cast(pa.int64())), order=order)
     width = key_width([_INT]) or 0
     offsets = np.frombuffer(run.keys.buffers()[1], np.int64, run.rows + 1, 8 * run.keys.offset)
     lengths = np.diff(offsets)
@@ -438,18 +494,6 @@ def _bounds(bounds: Sequence[tuple[int, int] | None]) -> tuple[int | None, int |
 
 
 # -- batches with names -------------------------------------------------------------------------------
-
-
-def _needed(schema: TableSchema, aggregates: Sequence[TableSchema]) -> list[str]:
-    """The columns of events that these aggregates are derived from, in the table's order, and the event time."""
-    used = {schema.event_time}
-    for aggregate in aggregates:
-        used |= {group.source for group in aggregate.group_by} | {measure.source for measure in aggregate.measures}
-    return [column.name for column in schema.columns if column.name in used]
-
-
-def _with_stamps(part: PendingEvents, columns: Sequence[str]) -> pa.RecordBatch:
-    return part.batch.select(list(columns)).append_column(STAMP, pa.array(part.cts_of_each()))
 
 
 def _with_names(part: PendingEvents, first: int, columns: Sequence[str]) -> pa.RecordBatch:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from kivi.arrow.columns import arrow_schema
+from kivi.arrow.columns import arrow_schema, padded
 from kivi.arrow.dictionaries import coded
 from kivi.arrow.ipc import encode_ipc, own_batches
 from kivi.encoding.keyspaces import meta_key
@@ -256,6 +256,8 @@ class Staging:
                 with contextlib.suppress(NotFound):  # it expired meanwhile, and the log was truncated behind it
                     batches = own_batches(staged_data(self.log, sequence))
             batches = batches or [pa.RecordBatch.from_pylist([], arrow_schema(schema))]
+            if schema.kind == "event":  # of rows, a column that is not there is not written
+                batches = [padded(batch, schema) for batch in batches]
             loaded += [Staged(sequence, batch) for batch in batches]
         return loaded
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from kivi.model.expressions import Scan
+from kivi.events.views import later_of
+from kivi.model.scans import Scan
 from kivi.model.schema import Measure, TableSchema
 from kivi.mvcc.shortage import Shortage
 from kivi.mvcc.snapshot import Reader
@@ -31,6 +32,8 @@ class Host(Running, Protocol):
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
     """Numbers about a table's contents that are cheap to have."""
+    if schema.forgets_rows:
+        return _of_rows(store, schema)
     if schema.kind != "event":
         return {}
     with store.snapshots.opened() as lease:
@@ -54,6 +57,17 @@ def retracted_left(store: Host, schema: TableSchema) -> dict[str, int]:
         in_log += events.retracted_from(begins)
         in_blocks += events.erased_left()
     return {"retracted_in_log": in_log, "retracted_in_blocks": in_blocks}
+
+
+def _of_rows(store: Host, schema: TableSchema) -> dict[str, int]:
+    """From which slot on an aggregate with retention is there, and how many events came later than that."""
+    with store.snapshots.opened() as lease:
+        late = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
+        floor = store.retention.seen_at(schema.id, lease.ts)
+    out = {"late_dropped": 0 if late is None else late["dropped"]}
+    complete = later_of(floor, schema.complete_since_us)
+    out |= {} if floor is None else {"floor_us": floor}
+    return out | ({} if complete is None else {"complete_since_us": complete})
 
 
 def split_points(store: Host, schema: TableSchema, rows: int) -> list[tuple[Any, ...]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kivi.errors import AlreadyExists, Conflict, InvalidArgument, NotFound, RowExists
 from kivi.model.schema import TableSchema
-from kivi.store.catalog import COUNTERS, FIRST_ID, NAMES, TABLES, Catalog
+from kivi.store.catalog import COUNTERS, FIRST_ID, NAMES, TABLES, Catalog, dated
 from kivi.store.commits import Commits
 from kivi.store.transaction import Txn
 
@@ -26,89 +26,145 @@ class Tables:
     check_open: Callable[[], None]
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def create(self, schema: TableSchema) -> TableSchema:
-        """Creates a table; an aggregate is building then, and has deltas of all commits after that.
+    def create(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
+        """Creates tables, all in one commit or none; aggregates are building then, and have deltas of later commits.
 
         Raises AlreadyExists, and NotFound if an aggregate's source has gone.
         """
         with self.lock:
             self.check_open()
-            if schema.name in self.catalog.entered.by_name:
-                raise AlreadyExists(f"there is a table {schema.name!r} already: drop it first, or use another name")
-            if schema.kind == "aggregate":
-                source = self.catalog.entered.table(schema.source or "")
-                schema = dataclasses.replace(schema, source_id=source.id, state="building")
-            return self._define(schema)
+            for schema in schemas:
+                if schema.name in self.catalog.entered.by_name:
+                    raise AlreadyExists(f"there is a table {schema.name!r} already: drop it first, or use another name")
+            return self._define(schemas)
 
-    def _define(self, schema: TableSchema) -> TableSchema:
-        """One catalog transaction: name, counter, definition. Repeated if another one came in between."""
+    def _define(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
+        """One catalog transaction: names, counter, definitions. Repeated if another one came in between."""
         while True:
             try:
-                return self._define_once(schema)
+                return self._define_once(schemas)
             except Conflict:
-                if schema.name in self.catalog.entered.by_name:
-                    raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from None
-                if schema.kind == "aggregate" and schema.source not in self.catalog.entered.by_name:
-                    raise NotFound(f"the source {schema.source!r} was dropped meanwhile") from None
+                for schema in schemas:
+                    if schema.name in self.catalog.entered.by_name:
+                        raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from None
+                    gone = [s for s in _sources(schema) if s not in self.catalog.entered.by_name]
+                    if gone:
+                        raise NotFound(f"the source {gone[0]!r} was dropped meanwhile") from None
 
-    def _define_once(self, schema: TableSchema) -> TableSchema:
+    def _define_once(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
         txn = self.transaction()
         try:
             counter = txn.get(COUNTERS, [("table",)])[0]
-            table_id = (counter["value"] if counter else FIRST_ID - 1) + 1
-            if schema.kind == "aggregate":  # which may have been overwritten a moment ago
-                schema = dataclasses.replace(schema, source_id=self.catalog.entered.table(schema.source or "").id)
-            defined = dataclasses.replace(schema, id=table_id)
-            txn.put(COUNTERS, ("table",), {"value": table_id})
-            txn.insert(NAMES, (schema.name,), {"id": table_id})
-            txn.put(TABLES, (table_id,), {"name": schema.name, "definition": defined.to_json().decode()})
-            if schema.source_id:
-                txn.guard(TABLES, (schema.source_id,), "name")
+            last_id = counter["value"] if counter else FIRST_ID - 1
+            guarded: set[int] = set()
+            defined = []
+            for table_id, schema in enumerate(schemas, last_id + 1):
+                sources = [self._source(schema, name).id for name in _sources(schema)]
+                if sources:  # the event table comes first; it may have been overwritten a moment ago
+                    schema = dataclasses.replace(schema, source_id=sources[0], state="building")
+                defined.append(dataclasses.replace(schema, id=table_id))
+                txn.insert(NAMES, (schema.name,), {"id": table_id})
+                txn.put(TABLES, (table_id,), {"name": schema.name, "definition": defined[-1].to_json().decode()})
+                guarded.update(sources)
+            txn.put(COUNTERS, ("table",), {"value": last_id + len(schemas)})
+            for source_id in guarded:
+                txn.guard(TABLES, (source_id,), "name")
             created_ts = self.commits.commit_wait(txn)
         except RowExists:
-            raise AlreadyExists(f"a table {schema.name!r} was created at the same moment") from None
+            names = ", ".join(schema.name for schema in schemas)
+            raise AlreadyExists(f"a table of {names} was created at the same moment") from None
         finally:
             self.commits.rollback(txn)
-        return dataclasses.replace(defined, created_ts=created_ts)
+        return [dataclasses.replace(schema, created_ts=created_ts) for schema in defined]
 
-    def redefine(self, schema: TableSchema, commit_runs: Sequence[int] = ()) -> TableSchema:
-        """Replaces a definition; for a finished backfill, together with the stages that hold its sums.
+    def _source(self, schema: TableSchema, name: str) -> TableSchema:
+        source = self.catalog.entered.table(name)
+        if source.state == "building":  # which may fail
+            raise InvalidArgument(f"{name!r} is still being built: declare {schema.name!r} over it when it is ready")
+        return source
 
-        Returns it as it is then. Raises NotFound if the table was dropped meanwhile.
+    def redefine(self, built: Sequence[tuple[TableSchema, Sequence[int]]]) -> list[TableSchema]:
+        """Replaces definitions in one commit; for a finished backfill, each with the stages that hold its sums.
+
+        Returns them as they are then. Raises NotFound if one of the tables was dropped meanwhile.
         """
         txn = self.transaction()
         try:
-            txn.put(TABLES, (schema.id,), {"name": schema.name, "definition": schema.to_json().decode()})
-            if txn.get(NAMES, [(schema.name,)])[0] != {"name": schema.name, "id": schema.id}:
-                raise NotFound(f"table {schema.name!r} was dropped meanwhile")
-            txn.guard(NAMES, (schema.name,), "id")
-            txn.run_stages[schema.id] = list(commit_runs)
-            return dataclasses.replace(schema, created_ts=self.commits.commit_wait(txn))
+            for schema, commit_runs in built:
+                txn.put(TABLES, (schema.id,), {"name": schema.name, "definition": schema.to_json().decode()})
+                if txn.get(NAMES, [(schema.name,)])[0] != {"name": schema.name, "id": schema.id}:
+                    raise NotFound(f"table {schema.name!r} was dropped meanwhile")
+                txn.guard(NAMES, (schema.name,), "id")
+                txn.run_stages[schema.id] = list(commit_runs)
+            created_ts = self.commits.commit_wait(txn)
+            return [dataclasses.replace(schema, created_ts=created_ts) for schema, _ in built]
         finally:
             self.commits.rollback(txn)
 
-    def drop(self, name: str, *, only_id: int | None = None) -> None:
-        """Drops a table and its rows. InvalidArgument while aggregates depend on it.
+    def alter(
+        self, name: str, altered: Callable[[TableSchema], TableSchema], commit_runs: Sequence[int] = ()
+    ) -> TableSchema:
+        """Replaces the definition of a table by what ``altered`` makes of it, while it is read and written.
 
-        With ``only_id`` it does nothing if the name belongs to another table by now.
+        ``altered`` may be called again, if somebody else changed the definition meanwhile. ``commit_runs``: stages of
+        runs that apply with it. Returns the definition as it is then. Raises NotFound, and what ``altered`` raises.
         """
+        with self.lock:
+            while True:
+                self.check_open()
+                txn = self.transaction()
+                try:
+                    schema = altered(self.catalog.entered.table(name))  # after the snapshot: one in between conflicts
+                    txn.put(TABLES, (schema.id,), {"altered": schema.to_json().decode()})
+                    txn.guard(NAMES, (name,), "id")
+                    txn.run_stages[schema.id] = list(commit_runs)
+                    return dated(schema, self.commits.commit_wait(txn))
+                except Conflict:
+                    self.commits.wait_for_entered(1.0)
+                finally:
+                    self.commits.rollback(txn)
+
+    def drop(self, name: str) -> None:
+        """Drops a table and its rows. InvalidArgument while aggregates depend on it."""
+        self._drop(lambda: [self.catalog.entered.table(name)])
+
+    def drop_those(self, schemas: Sequence[TableSchema]) -> None:
+        """Drops these tables in one commit, but for those that are not there any more."""
+        self._drop(lambda: [schema for schema in schemas if schema.id in self.catalog.entered.by_id])
+
+    def _drop(self, wanted: Callable[[], list[TableSchema]]) -> None:
         with self.lock:
             self.check_open()
             while True:
                 txn = self.transaction()
                 try:
-                    if only_id is not None and only_id not in self.catalog.entered.by_id:
+                    schemas = wanted()  # after the snapshot: one in between conflicts
+                    if not schemas:
                         return
-                    schema = self.catalog.entered.table(name)  # after the snapshot: one in between conflicts
-                    dependent = self.catalog.entered.aggregates.get(schema.id, ())
-                    if dependent:
-                        names = ", ".join(aggregate.name for aggregate in dependent)
-                        raise InvalidArgument(f"{name!r} is the source of {names}: drop these first")
-                    txn.delete(TABLES, (schema.id,))
-                    txn.delete(NAMES, (name,))
+                    for schema in schemas:
+                        together = {each.id for each in schemas}
+                        dependent = [each.name for each in self._dependent(schema) if each.id not in together]
+                        if dependent:
+                            raise InvalidArgument(
+                                f"{schema.name!r} is the source of {', '.join(dependent)}: drop these first"
+                            )
+                        txn.delete(TABLES, (schema.id,))
+                        txn.delete(NAMES, (schema.name,))
                     self.commits.commit_wait(txn)
                     return
                 except Conflict:
                     self.commits.wait_for_entered(1.0)  # the next attempt begins after the commits in flight
                 finally:
                     self.commits.rollback(txn)
+
+    def _dependent(self, schema: TableSchema) -> list[TableSchema]:
+        """The aggregates that were declared over this table."""
+        aggregates = self.catalog.entered.aggregates
+        if schema.kind == "aggregate":
+            return [each for each in aggregates.get(schema.source_id, ()) if each.declared_source == schema.name]
+        return list(aggregates.get(schema.id, ()))
+
+
+def _sources(schema: TableSchema) -> list[str]:
+    """What an aggregate is of, and was declared over, by name."""
+    return [name for name in (schema.source, schema.declared_source) if name is not None]

@@ -21,17 +21,17 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from kivi.arrow.columns import stored_rows
+from kivi.arrow.columns import padded, stored_rows, trimmed
 from kivi.arrow.dictionaries import coded, compact, plain, together
 from kivi.arrow.ipc import encode_ipc
-from kivi.delta.derive import derive, derive_all, derive_small
+from kivi.delta.derive import derive, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key
 from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
 from kivi.mvcc.leases import Lease
@@ -41,6 +41,7 @@ from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import RETRACTIONS, TABLES, View, changes, late_row, retraction_row, schema_guard
 from kivi.store.checks import check_events, too_long
+from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
 from kivi.store.retention import remembered
 from kivi.store.staging import Staged
@@ -371,17 +372,13 @@ def _derived(aggregate: TableSchema, batches: list[pa.RecordBatch]) -> Iterable[
     if not batches:
         return []
     if _row_count(batches) <= SMALL_EVENTS:
-        return derive_small(aggregate, _rows_of(batches))
+        return derive_few([aggregate], together(batches))[0]
     run = derive(aggregate, together(batches))
     return [(key, deltas) for key, _, deltas in run.items(range(run.rows))]
 
 
 def _row_count(batches: Iterable[pa.RecordBatch]) -> int:
     return sum(batch.num_rows for batch in batches)
-
-
-def _rows_of(batches: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in batches for row in stored_rows(plain(batch))]
 
 
 def prepare(
@@ -391,12 +388,13 @@ def prepare(
     *,
     request: str | None,
     batch: tuple[str, int] | None,
+    row_floors: Mapping[int, int | None],
     newest: Callable[[int, bytes], int | None],
     name_of: Callable[[int], TableSchema | None],
 ) -> Single:
     """Derive, validate and encode. ``view`` is the catalog as entered; its version is compared again at entry.
 
-    ``new``: the generations that the tables it overwrites will have.
+    ``new``: the generations that the tables it overwrites will have. ``row_floors``: of aggregates with retention.
     """
     commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
@@ -409,35 +407,38 @@ def prepare(
     txn.late = txn.count_late()
     for old in sorted(txn.event_tables):
         table = new.id(old)
-        direct = txn.kept(old)
+        schema = new.of.get(old) or view.by_id.get(old) or txn.schemas[old]  # the last: the commit will be refused
+        direct = [padded(batch, schema) for batch in txn.kept(old)]
         if direct:
             joined = coded(together(direct))
-            bulk = Bulk(table, 0, [encode_ipc(joined)])
+            bulk = Bulk(table, 0, [encode_ipc(trimmed(joined, schema))])
             if joined.num_rows:
                 commit.appends.append(bulk)
                 events.append((table, joined))
             if old in txn.late and request is not None:
-                bulk = Bulk(table, 0, [encode_ipc(coded(together(txn.sent(old))))])
+                whole = coded(together([padded(batch, schema) for batch in txn.sent(old)]))
+                bulk = Bulk(table, 0, [encode_ipc(trimmed(whole, schema))])
             sent.append(bulk)
         for staged in txn.staged_kept(old):
             commit.appends.append(Bulk(table, staged.sequence, []))
             sent.append(commit.appends[-1])
-            events.append((table, staged.batch))
+            events.append((table, padded(staged.batch, schema)))
         batches = [batch for of, batch in events if of == table]
         small = _row_count(batches) <= SMALL_EVENTS
         aggregates = new.aggregates_of(old, view)
-        rows = _rows_of(batches) if small and aggregates else []
+        if not batches:
+            continue
+        late: dict[int, int] = {}
         if small:
-            for aggregate in aggregates:
-                commit.derived += [
-                    (aggregate.id, key, RowOp(Barrier.PATCH, {}, deltas))
-                    for key, deltas in derive_small(aggregate, rows)
-                ]
+            few, late = few_in_time(aggregates, row_floors, together(batches))
+            for aggregate_id, rows in few:
+                commit.derived += [(aggregate_id, key, RowOp(Barrier.PATCH, {}, deltas)) for key, deltas in rows]
         elif aggregates:
-            derived = derive_all(aggregates, together(batches))
-            for aggregate, run in zip(aggregates, derived, strict=True):
-                runs.append((aggregate.id, run))
-                commit.runs.append(Bulk(aggregate.id, 0, run.to_buffers()))
+            derived, late = runs_in_time(aggregates, row_floors, together(batches))
+            for aggregate_id, run in derived:
+                runs.append((aggregate_id, run))
+                commit.runs.append(Bulk(aggregate_id, 0, run.to_buffers()))
+        commit.derived += [late_row(aggregate_id, left_out) for aggregate_id, left_out in late.items()]
     commit.derived += [late_row(txn.schemas[table].origin, dropped) for table, dropped in txn.late.items()]
     for table, sequences in sorted(txn.staged_rows.items()):
         named = [Bulk(new.id(table), sequence, []) for sequence in sequences]

@@ -12,8 +12,10 @@ from collections.abc import Callable
 from kivi.errors import KiviError, Unavailable
 from kivi.mvcc.commit import Committer
 from kivi.mvcc.consolidate import Consolidator
+from kivi.mvcc.forgetting import Forgetting
 from kivi.mvcc.leases import Leases
 from kivi.mvcc.pending import Pending
+from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.shortage import LOG, Shortage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.timeline import Timeline
@@ -87,7 +89,8 @@ class Wiring:
             shortage=self.shortage,
             clock=clock,
         )
-        self.retention = Retention(engine, self.event_tables, self.committer)
+        self.row_floors = RowFloors(engine)
+        self.retention = Retention(engine, self.event_tables, self.row_floors, self.committer, self.catalog.schema_of)
         self.computing = Turns(COMPUTING)
 
     def _wire(self, position: int) -> None:
@@ -116,9 +119,12 @@ class Wiring:
             self.pending,
             self.leases,
             self.consolidator.sweeper.history_floor_of,
+            row_floor=self.retention.row_floor,
+            schema_of=self.catalog.schema_of,
             exists=self.catalog.is_visible,
             missing=self.catalog.missing,
         )
+        self.forgetting = Forgetting(self.engine, self.leases, self.row_floors, self.consolidator.sweeper)
         self.committer.on_pressure = self.consolidator.hurry
 
         opened = self.check_open
@@ -138,7 +144,7 @@ class Wiring:
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows
         self.get_plan = GetPlan.of
 
-        changes = self.changes = ChangeReads(reads, self.moved, self.parts.store_id)
+        changes = self.changes = ChangeReads(reads, self.row_floors, self.moved, self.parts.store_id)
         self.tail_points = changes.tail_points
 
         retractions = Retractions(

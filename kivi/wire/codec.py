@@ -7,12 +7,14 @@ contents: what a stranger sent is checked against the schema by the server.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.expressions import Expr
-from kivi.model.schema import Column, GroupKey, Measure, TableSchema
+from kivi.model.expressions import COMPARISONS, Expr
+from kivi.model.expressions.nodes import check_shape
+from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
 from kivi.model.types import ColumnType
 from kivi.wire.frames import NONE, Bodies
 from kivi.wire.v1 import types_pb2 as pb
@@ -23,6 +25,7 @@ __all__ = [
     "from_expr",
     "from_table",
     "from_values",
+    "to_columns",
     "to_expr",
     "to_table",
 ]
@@ -81,7 +84,7 @@ def _long_value(kind: str, body: memoryview) -> str | bytes:
         raise InvalidArgument("a string's body is not UTF-8") from None
 
 
-# -- predicates -------------------------------------------------------------------------------------
+# -- expressions ------------------------------------------------------------------------------------
 
 _OPS: Final[dict[str, pb.Expr.Op]] = {
     "==": pb.Expr.OP_EQ,
@@ -95,42 +98,45 @@ _OPS: Final[dict[str, pb.Expr.Op]] = {
     "and": pb.Expr.OP_AND,
     "or": pb.Expr.OP_OR,
     "not": pb.Expr.OP_NOT,
+    "col": pb.Expr.OP_COLUMN,
+    "lit": pb.Expr.OP_LITERAL,
+    "+": pb.Expr.OP_ADD,
+    "-": pb.Expr.OP_SUBTRACT,
+    "*": pb.Expr.OP_MULTIPLY,
+    "/": pb.Expr.OP_DIVIDE,
+    "neg": pb.Expr.OP_NEGATE,
+    "coalesce": pb.Expr.OP_COALESCE,
+    "case": pb.Expr.OP_CASE,
 }
 _NAMES: Final = {number: name for name, number in _OPS.items()}
 
 
 def to_expr(expr: Expr) -> pb.Expr:
-    """A bound predicate as a message."""
-    out = pb.Expr(op=_OPS[expr.op], column=expr.column)
-    if expr.op in ("and", "or"):
-        out.args.extend(to_expr(arg) for arg in expr.args)
-    elif expr.op == "not":
-        out.args.append(to_expr(expr.args[0]))
-    elif expr.op == "isin":
+    """A bound expression as a message."""
+    out = pb.Expr(op=_OPS[expr.op], column=expr.column, args=map(to_expr, expr.args))
+    if expr.op == "isin":
         fill_values(out.values, expr.value)
-    elif expr.op != "is_null":
+    elif expr.op == "lit" or (expr.column and expr.op in COMPARISONS):
         fill_values(out.values, (expr.value,))
+    if expr.op == "lit":
+        out.type = str(expr.type)
     return out
 
 
 def from_expr(message: pb.Expr) -> Expr:
-    """A message as a predicate. Literals are what was sent: check them against the schema."""
+    """A message as an expression, to be bound again: literals are what was sent, and values do not know their types."""
     op = _NAMES.get(message.op)
     if op is None:
         raise InvalidArgument(f"{message.op} is not an operator of a predicate")
-    if op in ("and", "or", "not"):
-        args = [from_expr(arg) for arg in message.args]
-        if not args or (op == "not" and len(args) != 1):
-            raise InvalidArgument(f"{op!r} with {len(args)} operands")
-        return Expr(op, args=tuple(args))
     values = from_values(message.values)
-    if op == "is_null":
-        return Expr(op, message.column)
-    if op == "isin":
-        return Expr(op, message.column, tuple(values))
-    if len(values) != 1:
-        raise InvalidArgument(f"{op!r} compares with one value, not {len(values)}")
-    return Expr(op, message.column, values[0])
+    single = op == "lit" or bool(message.column and op in COMPARISONS)
+    if single and len(values) != 1:
+        raise InvalidArgument(f"{op!r} takes one value, not {len(values)}")
+    value = values[0] if single else tuple(values) if op == "isin" else None
+    type_ = ColumnType.parse(message.type) if op == "lit" else None
+    expr = Expr(op, message.column, value, tuple(map(from_expr, message.args)), type_)
+    check_shape(expr)
+    return expr
 
 
 # -- table definitions ------------------------------------------------------------------------------
@@ -146,24 +152,79 @@ _KIND_NAMES: Final = {number: name for name, number in _KINDS.items()}
 _OPERATORS: Final = _numbers(pb.Column.Operator)
 OPERATOR_NAMES: Final = {number: name for name, number in _OPERATORS.items()}
 _MEASURES: Final = _numbers(pb.Measure.Kind)
+del _MEASURES["other"]
 _MEASURE_NAMES: Final = {number: name for name, number in _MEASURES.items()}
 
 
 def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
-    return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us) for g in groups]
+    return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us, width=g.width, tz=g.tz) for g in groups]
 
 
 def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:
-    return [pb.Measure(name=m.name, kind=_MEASURES[m.operator], source=m.source or "") for m in measures]
+    return [
+        pb.Measure(
+            name=m.name,
+            kind=_MEASURES.get(m.operator, pb.Measure.KIND_OTHER),
+            source=m.source or "",
+            operator="" if m.operator in _MEASURES else m.operator,
+            expression=m.expression or "",
+            where=m.where or "",
+            options=json.dumps(m.options) if m.options else "",
+        )
+        for m in measures
+    ]
 
 
 def from_measures(measures: Iterable[pb.Measure]) -> tuple[Measure, ...]:
+    """Raises SchemaError, InvalidArgument for what is no measure; whether it fits a table is for the table to say."""
     out = []
     for m in measures:
-        if m.kind not in _MEASURE_NAMES:
+        operator = m.operator if m.kind == pb.Measure.KIND_OTHER else _MEASURE_NAMES.get(m.kind)
+        if not operator:
             raise SchemaError(f"measure {m.name!r} does not say what it measures")
-        out.append(Measure(m.name, _MEASURE_NAMES[m.kind], m.source or None))
+        options = _options(m)
+        out.append(Measure(m.name, operator, m.source or None, m.expression or None, m.where or None, options))
     return tuple(out)
+
+
+def _options(message: pb.Measure) -> tuple[tuple[str, Any], ...]:
+    if not message.options:
+        return ()
+    try:
+        return tuple((str(name), value) for name, value in json.loads(message.options))
+    except (ValueError, TypeError, RecursionError):
+        raise InvalidArgument(f"the options of measure {message.name!r} are no list of pairs") from None
+
+
+def _state(column: Column) -> str:
+    return column.operator if column.operator and column.operator not in _OPERATORS else ""
+
+
+def to_columns(columns: Iterable[Column]) -> list[pb.Column]:
+    return [
+        pb.Column(name=c.name, type=str(c.type), operator=_OPERATORS.get(c.operator or ""), state=_state(c))
+        for c in columns
+    ]
+
+
+def _to_alterations(schema: TableSchema) -> list[pb.Alteration]:
+    """Those that readers see, of columns that they see."""
+    return [
+        pb.Alteration(
+            columns=sum(schema.is_shown(i) for i in range(one.columns)),
+            derived=one.derived,
+            commit_ts=one.cts,
+            only_later=not one.backfilled,
+            event_time_us=one.floor_us,
+        )
+        for one in schema.alterations
+        if one.state == "ready"
+    ]
+
+
+def _from_alteration(one: pb.Alteration) -> Alteration:
+    floor_us = one.event_time_us if one.HasField("event_time_us") else None
+    return Alteration(one.columns, one.derived, one.commit_ts, backfilled=not one.only_later, floor_us=floor_us)
 
 
 def to_table(schema: TableSchema) -> pb.Table:
@@ -174,19 +235,18 @@ def to_table(schema: TableSchema) -> pb.Table:
         state=pb.Table.STATE_BUILDING if schema.state == "building" else pb.Table.STATE_READY,
         created_ts=schema.created_ts,
         key=[pb.Column(name=c.name, type=str(c.type)) for c in schema.key],
-        columns=[
-            pb.Column(name=c.name, type=str(c.type), operator=c.operator and _OPERATORS[c.operator])
-            for c in schema.columns
-        ],
+        columns=to_columns(schema.shown_columns),
         history_us=schema.history_us,
         event_time=schema.event_time or "",
         retention_us=schema.retention_us,
         source=schema.source or "",
         source_id=schema.source_id,
+        declared_source=schema.declared_source or "",
         group_by=to_groups(schema.group_by),
-        measures=to_measures(schema.measures),
+        measures=to_measures(schema.shown_measures),
         derived=[pb.Derived(name=name, expression=text) for name, text in schema.derived],
         complete_since_us=schema.complete_since_us,
+        alterations=_to_alterations(schema),
     )
 
 
@@ -197,7 +257,10 @@ def from_table(table: pb.Table) -> TableSchema:
         name=table.name,
         kind=_KIND_NAMES[table.kind],
         key=tuple(Column(c.name, ColumnType.parse(c.type)) for c in table.key),
-        columns=tuple(Column(c.name, ColumnType.parse(c.type), OPERATOR_NAMES.get(c.operator)) for c in table.columns),
+        columns=tuple(
+            Column(c.name, ColumnType.read(c.type), OPERATOR_NAMES.get(c.operator) or c.state or None)
+            for c in table.columns
+        ),
         id=table.id,
         state="building" if table.state == pb.Table.STATE_BUILDING else "ready",
         created_ts=table.created_ts,
@@ -206,8 +269,10 @@ def from_table(table: pb.Table) -> TableSchema:
         retention_us=table.retention_us if table.HasField("retention_us") else None,
         source=table.source or None,
         source_id=table.source_id,
-        group_by=tuple(GroupKey(g.name, g.source, g.slot_us) for g in table.group_by),
+        declared_source=table.declared_source or None,
+        group_by=tuple(GroupKey(g.name, g.source, g.slot_us, g.width, g.tz) for g in table.group_by),
         measures=from_measures(table.measures),
         derived=tuple((d.name, d.expression) for d in table.derived),
         complete_since_us=table.complete_since_us if table.HasField("complete_since_us") else None,
+        alterations=tuple(map(_from_alteration, table.alterations)),
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from kivi.model.schema import TableSchema
-from kivi.model.types import ColumnType
+from kivi.model.types import STATES, ColumnType
 from kivi.wire.v1 import types_pb2 as pb
 
 __all__ = ["column_writer", "row_reader", "rows_of"]
@@ -24,7 +24,9 @@ _MEMBER: Final[dict[str, str]] = {
     "float64": "floats",
     "string": "strings",
     "bytes": "blobs",
+    **dict.fromkeys(STATES, "blobs"),
 }
+_CONVERTED: Final = frozenset({"decimal", "timestamp", *STATES})
 _ABSENT: Final[dict[str, Any]] = {"bools": False, "ints": 0, "floats": 0.0, "strings": "", "blobs": b""}
 
 
@@ -42,7 +44,7 @@ def _column_writer(schema: TableSchema, names: Sequence[str]) -> Callable[[Any, 
         column = schema.by_name.get(name)
         type_ = _FLOAT if column is None else column.type
         member = _MEMBER[type_.name]
-        sums = column is not None and column.operator is not None
+        sums = column is not None and column.operator is not None and not type_.is_state
         plan.append((member, _ABSENT[member], _checked(type_, name) if sums else None))
 
     def write(target: Any, columns: Iterable[Sequence[Any]]) -> None:
@@ -86,15 +88,20 @@ def rows_of(columns: Iterable[pb.ColumnValues]) -> list[tuple[Any, ...]]:
 
 
 def row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
-    """Makes one of ``rows_of`` what callers see; made once for each choice of columns."""
+    """Makes one of ``rows_of`` what callers see; made once for each choice of columns.
+
+    A row of fewer columns was read at a snapshot that does not see all that were added to the table.
+    """
     return schema.remembered((row_reader, names), lambda: _row_reader(schema, names))
 
 
 def _row_reader(schema: TableSchema, names: Sequence[str]) -> Callable[[Sequence[Any]], dict[str, Any]]:
     types = [(name, schema.by_name[name].type) for name in names if name in schema.by_name]
-    converted = [(name, type_.from_stored) for name, type_ in types if type_.name in ("decimal", "timestamp")]
+    converted = [(name, type_.from_stored) for name, type_ in types if type_.name in _CONVERTED]
 
     def read(values: Sequence[Any]) -> dict[str, Any]:
+        if len(values) != len(names) and (fewer := schema.first_outputs(len(values))):
+            return row_reader(schema, fewer)(values)
         row: dict[str, Any] = dict(zip(names, values, strict=True))
         for name, as_seen in converted:
             if row[name] is not None:

@@ -47,11 +47,11 @@ from kivi_server.wsgi import TIMEOUT_S
 from kivi.api.arguments import ScanArguments, type_of
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import InvalidArgument, KiviError
-from kivi.model.declarations import parse_duration_us
 from kivi.model.derived_columns import evaluator, parse_expression
 from kivi.model.expressions import Expr
 from kivi.model.predicate_text import parse_moment, parse_value, where
 from kivi.model.schema import TableSchema
+from kivi.model.slots import Slot
 from kivi.store.facade import Lease, Scan, Store
 from kivi.wire.status import status_code
 
@@ -152,6 +152,7 @@ class _Asked:
         return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
 
 
+_MICROSECOND: Final = dt.timedelta(microseconds=1)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -162,11 +163,11 @@ def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
         schema = store.table(asked.table, lease)
         names = asked.given.get("columns")
         asked.names = schema.output_columns(None if names is None else [name.strip() for name in names.split(",")])
-        step_us = _step_us(schema, asked)
-        wanted = _wanted(schema, asked, None if step_us else asked.names, None if step_us else asked.limit + 1)
+        step = _step(schema, asked)
+        wanted = _wanted(schema, asked, None if step else asked.names, None if step else asked.limit + 1)
         rows: Iterator[Row] = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
-        if step_us:
-            rows = itertools.islice(_stepped(schema, rows, step_us, asked), asked.limit + 1)
+        if step is not None:
+            rows = itertools.islice(_stepped(schema, rows, step, asked), asked.limit + 1)
         found = list(rows)
         return found[: asked.limit], lease.ts, len(found) > asked.limit
     finally:
@@ -225,28 +226,27 @@ def _time_column(schema: TableSchema) -> str | None:
 # -- coarser slots ------------------------------------------------------------------------------------------
 
 
-def _step_us(schema: TableSchema, asked: _Asked) -> int:
-    """The slots asked for, 0 for the table's own."""
+def _step(schema: TableSchema, asked: _Asked) -> Slot | None:
+    """The slots asked for, in the table's time zone; None for the table's own."""
     if "step" not in asked.given:
-        return 0
-    step_us = parse_duration_us(asked.given["step"], "parameter step")
-    slot = next((group for group in schema.group_by if group.slot_us), None)
-    if slot is None or slot.name != schema.key[-1].name:
+        return None
+    slot = schema.group_by[-1].slot if schema.group_by else None
+    if slot is None:
         raise InvalidArgument(f"step is for aggregates whose key ends in a time slot, and {schema.name!r} is none")
-    if step_us % slot.slot_us:
-        raise InvalidArgument(f"step must be a multiple of the slots of {schema.name!r}, {slot.slot_us / 1e6:g} s")
-    return 0 if step_us == slot.slot_us else step_us
+    step = Slot.parse(asked.given["step"], slot.zone or None)
+    if not slot.nests_in(step):
+        raise InvalidArgument(f"step must be a multiple of the slots of {schema.name!r}, {slot}")
+    return None if step == slot else step
 
 
-def _stepped(schema: TableSchema, rows: Iterator[Row], step_us: int, asked: _Asked) -> Iterator[Row]:
+def _stepped(schema: TableSchema, rows: Iterator[Row], step: Slot, asked: _Asked) -> Iterator[Row]:
     """Neighbouring rows of one longer slot as one: measures by their operators, derived columns computed anew."""
-    step = dt.timedelta(microseconds=step_us)
     slot = schema.key_names[-1]
-    numeric = {c.name for c in schema.columns}
-    expressions = [(name, evaluator(parse_expression(text, numeric))) for name, text in schema.derived]
+    types = {column.name: column.type for column in schema.columns}
+    expressions = [(name, evaluator(parse_expression(text, types))) for name, text in schema.derived]
 
     def in_longer_slot(row: Row) -> Row:
-        row[slot] = _EPOCH + (row[slot] - _EPOCH) // step * step
+        row[slot] = _EPOCH + step.start((row[slot] - _EPOCH) // _MICROSECOND) * _MICROSECOND
         return row
 
     def combined(held: Row, row: Row) -> Row:

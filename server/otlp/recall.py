@@ -15,7 +15,7 @@ from kivi_server.otlp.window import ID, SLOTS, Ids, Window, first_ones
 
 from kivi.errors import SnapshotTooOld
 from kivi.model.changes import Changes
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.store.facade import Store
 

@@ -107,9 +107,9 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def _clean(db: Any) -> None:
-    names = db.tables()
-    for name in sorted(names, key=lambda name: db.describe(name)["kind"]):  # aggregates before their sources
-        db.drop(name)
+    described = [db.describe(name) for name in db.tables()]
+    for found in sorted(described, key=lambda found: (found["kind"], -found["id"])):  # aggregates before their sources
+        db.drop(found["name"])
 
 
 @pytest.fixture(params=["memory", "disk", "sync", "asyncio"])

@@ -190,6 +190,21 @@ def test_retract_asks_and_removes(cli):
     assert [json.loads(line)["user"] for line in cli("scan", "visits", "-o", "json").splitlines()] == list("abca")
 
 
+def test_aggregates_of_levels_and_over_aggregates(cli):
+    with cli.server.connect() as db:
+        db.create_event_table("seen", event_time="ts", columns={"e": "int64", "s": "string", "ts": "timestamp"})
+        db.append("seen", [{"e": i % 3, "s": "x", "ts": i * 3_600_000_000} for i in range(48)])
+    slots = ["--slot", "1h", "--slot", "1month", "--tz", "Europe/Madrid"]
+    out = cli("aggregate", "lv", "seen", "n=count", "--level", "e", "--level", "e,s", *slots, "-o", "json")
+    assert json.loads(out)["aggregate"] == "lv_e_1h, lv_e_1month, lv_e_s_1h, lv_e_s_1month"
+    day = ["--by", "e", "--by", "day=slot/1d", "--tz", "Europe/Madrid"]
+    cli("aggregate", "daily", "lv_e_s_1h", "n=combine:n", *day)
+    assert "aggregate of lv_e_s_1h" in cli("describe", "daily")
+    with cli.server.connect() as db, db.snapshot() as snap:
+        days = [(row["day"].isoformat(), row["n"]) for row in snap.scan("daily", prefix=(0,))]
+    assert days == [(f"{day}T23:00:00+00:00", n) for day, n in (("1969-12-31", 8), ("1970-01-01", 8))]
+
+
 def test_aggregate_sums_what_is_there_and_shows_it(cli, tmp_path):
     with ServerProcess(tmp_path / "data", "--set", "block_rows=1000") as server:
         with server.connect() as db:

@@ -107,7 +107,8 @@ def test_combining_many_chunks_of_events() -> None:
         combining.add(run)
         chunks.append({key: deltas for key, _, deltas in run.items(range(run.rows))})
     combined = combining.result()
-    assert combined is not None and combined.columns[3].high is not None
+    assert combined is not None and isinstance(combined.columns[3], Cells)
+    assert combined.columns[3].high is not None
     assert contents(combined) == folded(SUMS, chunks)
 
 

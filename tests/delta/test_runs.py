@@ -22,7 +22,7 @@ from kivi.arrow.columns import arrow_from_stored
 from kivi.delta.derive import derive, derive_all, derive_small, run_from_rows
 from kivi.delta.gather import gather, merged_items
 from kivi.delta.ops import Barrier, RowOp, fold
-from kivi.delta.runs import DeltaRun, with_cts
+from kivi.delta.runs import Cells, DeltaRun, with_cts
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keys import encode_key
 from kivi.errors import DataLoss, InvalidArgument, OutOfRange
@@ -178,6 +178,7 @@ def test_derive_of_many_events_is_the_model() -> None:
         schema = aggregate(*group_by)
         run = derive(schema, batch_of(rows))
         assert contents(run) == [(key, 0, exact(deltas)) for key, deltas in derived(schema, rows)]
+        assert isinstance(run.columns[3], Cells)
         assert (run.columns[3].high is not None) == (group_by != ("i", SLOT))
 
 

@@ -143,6 +143,19 @@ def test_scan_sees_the_moment_of_the_call(engine: Engine, reverse: bool) -> None
     assert list(engine.scan(b"", None)) != expected
 
 
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_keys_are_those_of_a_scan(engine: Engine, rows: int) -> None:
+    engine.write(batch({b"%03d" % i: b"v" * (i % 5) for i in range(20)}))
+    for start, end in ((b"", None), (b"004", b"011"), (b"0045", b"0115"), (b"7", None), (b"01", b"01")):
+        lists = list(engine.keys(start, end, rows))
+        assert [key for part in lists for key in part] == [key for key, _ in engine.scan(start, end)]
+        assert all(len(part) == rows for part in lists[:-1])
+        assert all(lists)
+    before = engine.keys(b"", None, rows)
+    engine.write(batch({b"000": None, b"0001": b""}))
+    assert [key for part in before for key in part] == [b"%03d" % i for i in range(20)]
+
+
 def test_scans_stay_whole_while_threads_write(engine: Engine) -> None:
     """Writers keep every key of the store at one value per batch: a scan must see one value only."""
     keys = [b"%04d" % i for i in range(200)]

@@ -89,6 +89,7 @@ def hits(matcher: Matcher[Any], columns: Any) -> list[tuple[int, Any]]:
     """(row, query) for each; a query's rows come in order, and each once."""
     found: dict[Any, list[int]] = {}
     for query, rows in matcher.selected(columns):
+        assert isinstance(rows, list)
         found.setdefault(query, []).extend(rows)
     assert all(a < b for rows in found.values() for a, b in itertools.pairwise(rows))
     return [(row, query) for query, rows in found.items() for row in rows]

@@ -16,7 +16,7 @@ import kivi
 from kivi.embedded.database import Database
 from kivi.errors import NotFound, OutOfRange, ResourceExhausted
 from kivi.live import schedule, windows
-from kivi.model.expressions import Scan
+from kivi.model.scans import Scan
 from kivi.model.subscriptions import Query, Terms, Update
 from kivi.runtime.settings import Settings
 from kivi.store.facade import Store

@@ -67,7 +67,7 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "flushed": (RocksEngine, "flush", "after"),
     "events sealed": (Pending, "drop_events", "before"),
     "compaction": (Consolidator, "_compact", "after"),
-    "swept": (Sweeper, "_write_swept", "after"),
+    "swept": (Sweeper, "write_swept", "after"),
     # the rest
     "stage": (Staging, "log_stage", "after"),
     "backfill chunk": (backfill, "derive", "after"),

@@ -7,6 +7,8 @@ from decimal import Decimal
 
 import pytest
 
+from kivi.model.expressions import bind, matches
+from kivi.model.predicate_text import where
 from kivi.model.types import ColumnType
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.schemas import Target
@@ -107,3 +109,36 @@ def test_the_same_rows_whoever_filters(spark, server, db, pushed):
             plan = frame._jdf.queryExecution().executedPlan().toString()
             stays = not pushed or "like" in condition or " or " in condition
             assert ("Filter " in plan) == stays, plan
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(240)
+def test_expressions_mean_what_spark_means(spark):
+    """Nulls, divisors of 0, mixed types. Spark divides by 0 with an error; ``try_divide`` is its way to a null."""
+    types = {"i": "int64", "j": "int64", "f": "float64", "d": "decimal(9,2)", "b": "bool"}
+    numbers = [None, -3, 0, 1, 2**40 + 1]
+    rows = [
+        {"i": i, "j": j, "f": f, "d": None if d is None else Decimal(d), "b": b}
+        for i in numbers
+        for j in (None, 0, 2)
+        for f, d, b in ((None, "0.10", True), (0.1, None, False), (float(2**53), "-1.50", None))
+    ]
+    frame = spark.createDataFrame(rows, "i long, j long, f double, d decimal(9,2), b boolean")
+    bound = {name: ColumnType.parse(text) for name, text in types.items()}
+    stored = [{name: bound[name].to_stored(value) for name, value in row.items()} for row in rows]
+    for text, sql in {
+        "i + j > i - 1": None,
+        "i * d <= 0": None,
+        "i / j >= 0.5": "try_divide(i, j) >= 0.5D",
+        "(i / j) is null": "try_divide(i, j) is null",
+        "not (i < j | b)": "not (i < j or b)",
+        "coalesce(i, j, 7) == 7": None,
+        "case((i > j, 'x'), (b, 'y')) == 'x'": "case when i > j then 'x' when b then 'y' end = 'x'",
+        "case((b, i), otherwise=d) > 0": "case when b then i else d end > 0",
+        "-d * 2 == 3": None,
+        "f + j > 0.5": "f + j > 0.5D",
+    }.items():
+        expr = bind(where(text, types), bound.__getitem__)
+        selected = frame.where(sql or text.replace("==", "=")).collect()
+        wanted = [row for row, kept in zip(rows, stored, strict=True) if matches(expr, kept)]
+        assert sorted(str(row.asDict()) for row in selected) == sorted(map(str, wanted)), text

@@ -452,7 +452,7 @@ def test_whatever_goes_wrong_in_a_backfill_leaves_no_aggregate(
     db.append("inv", [event(rng) for _ in range(300)])
     armed = True
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise error("no")
 
     def progress(done: int, total: int) -> None:
@@ -465,7 +465,7 @@ def test_whatever_goes_wrong_in_a_backfill_leaves_no_aggregate(
 
     with monkeypatch.context() as patched:
         if where == "derive":
-            patched.setattr(backfill, "derive", fail)
+            patched.setattr(backfill, "derive_all", fail)
         elif where == "stage":
             patched.setattr(Staging, "log_stage", fail)
         with pytest.raises(error, match="no"):
@@ -538,11 +538,11 @@ def test_a_backfill_that_cannot_go_on_is_an_error_in_the_log(
 ) -> None:
     left_building(driver, random.Random(3))
 
-    def fail(*_: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise MemoryError("no memory")
 
     with monkeypatch.context() as patched, caplog.at_level("INFO", "kivi.store"):
-        patched.setattr(backfill, "derive", fail)
+        patched.setattr(backfill, "derive_all", fail)
         driver.crash()
         assert driver.store._resumed is not None
         driver.store._resumed.join(20)

@@ -75,22 +75,98 @@ class CreateTableResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
 
 class CreateAggregateRequest(_message.Message):
-    __slots__ = ("name", "source", "group_by", "measures", "derived", "history_us")
+    __slots__ = ("name", "source", "group_by", "measures", "derived", "history_us", "retention_us")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     GROUP_BY_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     DERIVED_FIELD_NUMBER: _ClassVar[int]
     HISTORY_US_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_US_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     group_by: _containers.RepeatedCompositeFieldContainer[_types_pb2.GroupKey]
     measures: _containers.RepeatedCompositeFieldContainer[_types_pb2.Measure]
     derived: _containers.RepeatedCompositeFieldContainer[_types_pb2.Derived]
     history_us: int
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., group_by: _Optional[_Iterable[_Union[_types_pb2.GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ...) -> None: ...
+    retention_us: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., group_by: _Optional[_Iterable[_Union[_types_pb2.GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ..., retention_us: _Optional[int] = ...) -> None: ...
 
 class CreateAggregateResponse(_message.Message):
+    __slots__ = ("done_rows", "total_rows", "table")
+    DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    done_rows: int
+    total_rows: int
+    table: _types_pb2.Table
+    def __init__(self, done_rows: _Optional[int] = ..., total_rows: _Optional[int] = ..., table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
+class Level(_message.Message):
+    __slots__ = ("columns",)
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, columns: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CreateAggregatesRequest(_message.Message):
+    __slots__ = ("name", "source", "levels", "slots", "measures", "derived", "history_us", "tz", "retention_us")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LEVELS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_US_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_US_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    source: str
+    levels: _containers.RepeatedCompositeFieldContainer[Level]
+    slots: _containers.RepeatedScalarFieldContainer[str]
+    measures: _containers.RepeatedCompositeFieldContainer[_types_pb2.Measure]
+    derived: _containers.RepeatedCompositeFieldContainer[_types_pb2.Derived]
+    history_us: int
+    tz: str
+    retention_us: int
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., levels: _Optional[_Iterable[_Union[Level, _Mapping]]] = ..., slots: _Optional[_Iterable[str]] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., history_us: _Optional[int] = ..., tz: _Optional[str] = ..., retention_us: _Optional[int] = ...) -> None: ...
+
+class CreateAggregatesResponse(_message.Message):
+    __slots__ = ("done_rows", "total_rows", "tables")
+    DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_ROWS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    done_rows: int
+    total_rows: int
+    tables: _containers.RepeatedCompositeFieldContainer[_types_pb2.Table]
+    def __init__(self, done_rows: _Optional[int] = ..., total_rows: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[_types_pb2.Table, _Mapping]]] = ...) -> None: ...
+
+class AlterTableRequest(_message.Message):
+    __slots__ = ("name", "columns")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    columns: _containers.RepeatedCompositeFieldContainer[_types_pb2.Column]
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.Column, _Mapping]]] = ...) -> None: ...
+
+class AlterTableResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: _types_pb2.Table
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ...) -> None: ...
+
+class AlterAggregateRequest(_message.Message):
+    __slots__ = ("name", "measures", "derived", "only_later")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    ONLY_LATER_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    measures: _containers.RepeatedCompositeFieldContainer[_types_pb2.Measure]
+    derived: _containers.RepeatedCompositeFieldContainer[_types_pb2.Derived]
+    only_later: bool
+    def __init__(self, name: _Optional[str] = ..., measures: _Optional[_Iterable[_Union[_types_pb2.Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[_types_pb2.Derived, _Mapping]]] = ..., only_later: _Optional[bool] = ...) -> None: ...
+
+class AlterAggregateResponse(_message.Message):
     __slots__ = ("done_rows", "total_rows", "table")
     DONE_ROWS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_ROWS_FIELD_NUMBER: _ClassVar[int]

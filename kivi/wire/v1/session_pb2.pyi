@@ -131,16 +131,18 @@ class Begin(_message.Message):
     def __init__(self, as_of_ts: _Optional[int] = ..., as_of_us: _Optional[int] = ..., min_snapshot: _Optional[int] = ..., ttl_ms: _Optional[int] = ..., shared: _Optional[bool] = ..., lease: _Optional[bytes] = ...) -> None: ...
 
 class Get(_message.Message):
-    __slots__ = ("table", "table_id", "keys", "columns")
+    __slots__ = ("table", "table_id", "keys", "columns", "known_columns")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     keys: _containers.RepeatedCompositeFieldContainer[_types_pb2.Key]
     columns: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ...) -> None: ...
+    known_columns: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., keys: _Optional[_Iterable[_Union[_types_pb2.Key, _Mapping]]] = ..., columns: _Optional[_Iterable[str]] = ..., known_columns: _Optional[int] = ...) -> None: ...
 
 class ScanOpen(_message.Message):
     __slots__ = ("spec", "page_rows", "rows")

@@ -48,7 +48,7 @@ class ColumnValues(_message.Message):
     def __init__(self, bools: _Optional[_Iterable[bool]] = ..., ints: _Optional[_Iterable[int]] = ..., floats: _Optional[_Iterable[float]] = ..., strings: _Optional[_Iterable[str]] = ..., blobs: _Optional[_Iterable[bytes]] = ..., nulls: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Expr(_message.Message):
-    __slots__ = ("op", "column", "values", "args")
+    __slots__ = ("op", "column", "values", "args", "type")
     class Op(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OP_UNSPECIFIED: _ClassVar[Expr.Op]
@@ -63,6 +63,15 @@ class Expr(_message.Message):
         OP_AND: _ClassVar[Expr.Op]
         OP_OR: _ClassVar[Expr.Op]
         OP_NOT: _ClassVar[Expr.Op]
+        OP_COLUMN: _ClassVar[Expr.Op]
+        OP_LITERAL: _ClassVar[Expr.Op]
+        OP_ADD: _ClassVar[Expr.Op]
+        OP_SUBTRACT: _ClassVar[Expr.Op]
+        OP_MULTIPLY: _ClassVar[Expr.Op]
+        OP_DIVIDE: _ClassVar[Expr.Op]
+        OP_NEGATE: _ClassVar[Expr.Op]
+        OP_COALESCE: _ClassVar[Expr.Op]
+        OP_CASE: _ClassVar[Expr.Op]
     OP_UNSPECIFIED: Expr.Op
     OP_EQ: Expr.Op
     OP_NE: Expr.Op
@@ -75,18 +84,29 @@ class Expr(_message.Message):
     OP_AND: Expr.Op
     OP_OR: Expr.Op
     OP_NOT: Expr.Op
+    OP_COLUMN: Expr.Op
+    OP_LITERAL: Expr.Op
+    OP_ADD: Expr.Op
+    OP_SUBTRACT: Expr.Op
+    OP_MULTIPLY: Expr.Op
+    OP_DIVIDE: Expr.Op
+    OP_NEGATE: Expr.Op
+    OP_COALESCE: Expr.Op
+    OP_CASE: Expr.Op
     OP_FIELD_NUMBER: _ClassVar[int]
     COLUMN_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
     ARGS_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
     op: Expr.Op
     column: str
     values: _containers.RepeatedCompositeFieldContainer[Value]
     args: _containers.RepeatedCompositeFieldContainer[Expr]
-    def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ...) -> None: ...
+    type: str
+    def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +118,7 @@ class ScanSpec(_message.Message):
     REVERSE_FIELD_NUMBER: _ClassVar[int]
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -109,16 +130,18 @@ class ScanSpec(_message.Message):
     reverse: bool
     measures: _containers.RepeatedCompositeFieldContainer[Measure]
     changes: Changes
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ...) -> None: ...
+    known_columns: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ...) -> None: ...
 
 class Changes(_message.Message):
-    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "retractions")
+    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "removed", "retractions")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     TAKE_FIELD_NUMBER: _ClassVar[int]
     REMEMBERED_AT_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
     RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
     since: int
     commit_ts: bool
@@ -126,8 +149,9 @@ class Changes(_message.Message):
     take: int
     remembered_at: int
     partial: bool
+    removed: bool
     retractions: str
-    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ..., retractions: _Optional[str] = ...) -> None: ...
+    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ..., removed: _Optional[bool] = ..., retractions: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "reason", "metadata")
@@ -149,7 +173,7 @@ class Error(_message.Message):
     def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ..., metadata: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Column(_message.Message):
-    __slots__ = ("name", "type", "operator")
+    __slots__ = ("name", "type", "operator", "state")
     class Operator(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OPERATOR_UNSPECIFIED: _ClassVar[Column.Operator]
@@ -163,23 +187,29 @@ class Column(_message.Message):
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     operator: Column.Operator
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ...) -> None: ...
+    state: str
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., operator: _Optional[_Union[Column.Operator, str]] = ..., state: _Optional[str] = ...) -> None: ...
 
 class GroupKey(_message.Message):
-    __slots__ = ("name", "source", "slot_us")
+    __slots__ = ("name", "source", "slot_us", "width", "tz")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SLOT_US_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
     name: str
     source: str
     slot_us: int
-    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., slot_us: _Optional[int] = ...) -> None: ...
+    width: str
+    tz: str
+    def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., slot_us: _Optional[int] = ..., width: _Optional[str] = ..., tz: _Optional[str] = ...) -> None: ...
 
 class Measure(_message.Message):
-    __slots__ = ("name", "kind", "source")
+    __slots__ = ("name", "kind", "source", "operator", "expression", "where", "options")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Measure.Kind]
@@ -187,18 +217,42 @@ class Measure(_message.Message):
         KIND_COUNT: _ClassVar[Measure.Kind]
         KIND_MIN: _ClassVar[Measure.Kind]
         KIND_MAX: _ClassVar[Measure.Kind]
+        KIND_OTHER: _ClassVar[Measure.Kind]
     KIND_UNSPECIFIED: Measure.Kind
     KIND_SUM: Measure.Kind
     KIND_COUNT: Measure.Kind
     KIND_MIN: Measure.Kind
     KIND_MAX: Measure.Kind
+    KIND_OTHER: Measure.Kind
     NAME_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
+    OPERATOR_FIELD_NUMBER: _ClassVar[int]
+    EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+    WHERE_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Measure.Kind
     source: str
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ...) -> None: ...
+    operator: str
+    expression: str
+    where: str
+    options: str
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Measure.Kind, str]] = ..., source: _Optional[str] = ..., operator: _Optional[str] = ..., expression: _Optional[str] = ..., where: _Optional[str] = ..., options: _Optional[str] = ...) -> None: ...
+
+class Alteration(_message.Message):
+    __slots__ = ("columns", "derived", "commit_ts", "only_later", "event_time_us")
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_LATER_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TIME_US_FIELD_NUMBER: _ClassVar[int]
+    columns: int
+    derived: int
+    commit_ts: int
+    only_later: bool
+    event_time_us: int
+    def __init__(self, columns: _Optional[int] = ..., derived: _Optional[int] = ..., commit_ts: _Optional[int] = ..., only_later: _Optional[bool] = ..., event_time_us: _Optional[int] = ...) -> None: ...
 
 class Derived(_message.Message):
     __slots__ = ("name", "expression")
@@ -209,7 +263,7 @@ class Derived(_message.Message):
     def __init__(self, name: _Optional[str] = ..., expression: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us")
+    __slots__ = ("name", "kind", "id", "state", "created_ts", "key", "columns", "history_us", "event_time", "retention_us", "source", "source_id", "group_by", "measures", "derived", "complete_since_us", "declared_source", "alterations")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Table.Kind]
@@ -244,6 +298,8 @@ class Table(_message.Message):
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     DERIVED_FIELD_NUMBER: _ClassVar[int]
     COMPLETE_SINCE_US_FIELD_NUMBER: _ClassVar[int]
+    DECLARED_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    ALTERATIONS_FIELD_NUMBER: _ClassVar[int]
     name: str
     kind: Table.Kind
     id: int
@@ -260,7 +316,9 @@ class Table(_message.Message):
     measures: _containers.RepeatedCompositeFieldContainer[Measure]
     derived: _containers.RepeatedCompositeFieldContainer[Derived]
     complete_since_us: int
-    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ...) -> None: ...
+    declared_source: str
+    alterations: _containers.RepeatedCompositeFieldContainer[Alteration]
+    def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Table.Kind, str]] = ..., id: _Optional[int] = ..., state: _Optional[_Union[Table.State, str]] = ..., created_ts: _Optional[int] = ..., key: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., columns: _Optional[_Iterable[_Union[Column, _Mapping]]] = ..., history_us: _Optional[int] = ..., event_time: _Optional[str] = ..., retention_us: _Optional[int] = ..., source: _Optional[str] = ..., source_id: _Optional[int] = ..., group_by: _Optional[_Iterable[_Union[GroupKey, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., complete_since_us: _Optional[int] = ..., declared_source: _Optional[str] = ..., alterations: _Optional[_Iterable[_Union[Alteration, _Mapping]]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("message_bytes_max", "key_bytes_max", "value_bytes_max", "transaction_operations_max", "batch_rows_max", "batch_bytes_max", "session_transactions_max", "session_scans_max", "session_requests_max", "get_keys_max", "frame_requests_max", "commit_each_max", "commit_each_bytes_max", "commit_each_operations_max", "header_bytes_max")

@@ -1,0 +1,257 @@
+"""The nodes of expressions, and the operators and functions that build them. Nothing here knows a schema."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kivi.errors import InvalidArgument
+from kivi.model.types import ColumnType, shown
+
+__all__ = [
+    "ARITHMETIC",
+    "COMPARISONS",
+    "Expr",
+    "Value",
+    "all_of",
+    "between",
+    "case",
+    "check_shape",
+    "coalesce",
+    "col",
+    "lit",
+    "names",
+]
+
+COMPARISONS: Final = frozenset({"==", "!=", "<", "<=", ">", ">="})
+ARITHMETIC: Final = frozenset({"+", "-", "*", "/"})
+_MIRRORED: Final = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Expr:
+    """One node of an expression; by its ``op``:
+
+    ============================= ==========================================================================
+    "and" "or" "not"              of the predicates ``args``
+    a comparison                  ``column`` with the literal ``value``; without a column, of the two ``args``
+    "isin" "is_null"              of ``column``, or of ``args[0]``; ``value`` is a tuple of literals
+    "col" "lit"                   the value of ``column``; the literal ``value``
+    "+" "-" "*" "/" "neg"         of ``args``
+    "coalesce" "case"             of ``args``, which of "case" are condition, value, ..., value otherwise
+    ============================= ==========================================================================
+
+    "and" and "or" have one or more arguments: ``a & b & c`` is one node, so long chains nest no deeper than short ones.
+    ``type`` is that of a bound value; of a bound predicate it is None.
+    """
+
+    op: str
+    column: str = ""
+    value: Any = None
+    args: tuple[Expr, ...] = ()
+    type: ColumnType | None = None
+
+    def __and__(self, other: Expr) -> Expr:
+        return Expr("and", args=(*_operands(self, "and"), *_operands(other, "and")))
+
+    def __or__(self, other: Expr) -> Expr:
+        return Expr("or", args=(*_operands(self, "or"), *_operands(other, "or")))
+
+    def __invert__(self) -> Expr:
+        return Expr("not", args=(self,))
+
+    def __bool__(self) -> bool:
+        raise InvalidArgument("combine predicates with & | ~ and parentheses, not with and, or, not")
+
+    def __str__(self) -> str:
+        of = self.column or (str(self.args[0]) if self.args else "")
+        match self.op:
+            case "and" | "or":
+                return f"({(' & ' if self.op == 'and' else ' | ').join(map(str, self.args))})"
+            case "not":
+                return f"~{of}"
+            case "isin":
+                return f"{of}.isin({list(self.value)!r})"
+            case "is_null":
+                return f"{of}.is_null()"
+            case "col":
+                return self.column
+            case "lit":
+                return repr(self.value)
+            case "neg":
+                return f"(-{of})"
+            case "coalesce":
+                return f"coalesce({', '.join(map(str, self.args))})"
+            case "case":
+                pairs = zip(self.args[::2], self.args[1::2], strict=False)
+                return f"case({', '.join(f'({a}, {b})' for a, b in pairs)}, otherwise={self.args[-1]})"
+            case _:
+                return f"({of} {self.op} {repr(self.value) if self.column else self.args[1]})"
+
+
+def _operands(value: object, op: str) -> tuple[Expr, ...]:
+    """Side by side, where an operand is a chain of the same operator."""
+    if not isinstance(value, Expr):
+        raise InvalidArgument(f"{value!r} is not a predicate: compare kivi.col(name) with a value first")
+    return value.args if value.op == op else (value,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value(Expr):
+    """An expression that stands for a value: it has arithmetic, and comparing it gives a predicate."""
+
+    def __eq__(self, other: object) -> Expr:  # type: ignore[override]
+        return self.is_null() if other is None else _compared("==", self, other)
+
+    def __ne__(self, other: object) -> Expr:  # type: ignore[override]
+        return ~self.is_null() if other is None else _compared("!=", self, other)
+
+    def __lt__(self, other: object) -> Expr:
+        return _compared("<", self, other)
+
+    def __le__(self, other: object) -> Expr:
+        return _compared("<=", self, other)
+
+    def __gt__(self, other: object) -> Expr:
+        return _compared(">", self, other)
+
+    def __ge__(self, other: object) -> Expr:
+        return _compared(">=", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: object) -> Value:
+        return Value("+", args=(self, _node(other)))
+
+    def __radd__(self, other: object) -> Value:
+        return Value("+", args=(_node(other), self))
+
+    def __sub__(self, other: object) -> Value:
+        return Value("-", args=(self, _node(other)))
+
+    def __rsub__(self, other: object) -> Value:
+        return Value("-", args=(_node(other), self))
+
+    def __mul__(self, other: object) -> Value:
+        return Value("*", args=(self, _node(other)))
+
+    def __rmul__(self, other: object) -> Value:
+        return Value("*", args=(_node(other), self))
+
+    def __truediv__(self, other: object) -> Value:
+        return Value("/", args=(self, _node(other)))
+
+    def __rtruediv__(self, other: object) -> Value:
+        return Value("/", args=(_node(other), self))
+
+    def __neg__(self) -> Value:
+        return Value("neg", args=(self,))
+
+    def isin(self, values: Iterable[object]) -> Expr:
+        """True where it equals one of ``values``, which are no expressions."""
+        found = tuple(values)
+        if any(isinstance(value, Expr) for value in found):
+            raise InvalidArgument("isin takes values, not other columns or predicates: use == and |")
+        if self.op == "col":
+            return Expr("isin", self.column, found)
+        return Expr("isin", value=found, args=(self,))
+
+    def is_null(self) -> Expr:
+        return Expr("is_null", self.column) if self.op == "col" else Expr("is_null", args=(self,))
+
+    # NumPy would make an array of expressions of ``np.int64(3) < kivi.col("n")``.
+    __array_ufunc__ = None
+
+
+def _compared(op: str, left: Expr, right: object) -> Expr:
+    """A column beside a literal is one node, which most predicates are, and the readers of blocks know."""
+    if not isinstance(right, Expr):
+        right = _node(right)
+    if left.op == "col" and right.op == "lit":
+        return Expr(op, left.column, right.value)
+    if left.op == "lit" and right.op == "col":
+        return Expr(_MIRRORED[op], right.column, left.value)
+    return Expr(op, args=(left, right))
+
+
+def _node(value: object) -> Expr:
+    return value if isinstance(value, Expr) else lit(value)
+
+
+def lit(value: object) -> Value:
+    """A literal as a value: only where Python's own operators would not make one."""
+    if isinstance(value, dt.timedelta):
+        value = value // dt.timedelta(microseconds=1)
+    return Value("lit", value=value)
+
+
+def col(name: str) -> Value:
+    """A column, to compare or to calculate with: ``kivi.col("resp_time_us") > 120_000``."""
+    return Value("col", name)
+
+
+def coalesce(*values: object) -> Value:
+    """The first of the values that is not null: ``kivi.coalesce(kivi.col("discount"), 0)``."""
+    if not values:
+        raise InvalidArgument("coalesce takes one value or more")
+    return Value("coalesce", args=tuple(map(_node, values)))
+
+
+def case(*pairs: tuple[Expr, object], otherwise: object = None) -> Value:
+    """The value beside the first condition that is true: ``kivi.case((kivi.col("status") >= 500, 1), otherwise=0)``."""
+    args: list[Expr] = []
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], Expr):
+            raise InvalidArgument(f"case takes pairs of a condition and a value, not {shown(pair)}")
+        args += (pair[0], _node(pair[1]))
+    if not args:
+        raise InvalidArgument("case takes one pair of a condition and a value, or more")
+    return Value("case", args=(*args, _node(otherwise)))
+
+
+def all_of(*terms: Expr | None) -> Expr | None:
+    """The terms that there are, joined by "and"; None if there are none."""
+    there = [term for term in terms if term is not None]
+    return functools.reduce(operator.and_, there) if there else None
+
+
+def between(column: str, low: Any, beyond: Any) -> Expr | None:
+    """low <= column < beyond, in stored form, None being no bound."""
+    return all_of(
+        None if low is None else Expr(">=", column, low), None if beyond is None else Expr("<", column, beyond)
+    )
+
+
+def names(expr: Expr) -> set[str]:
+    """The columns that an expression reads."""
+    return {expr.column} if expr.column else set().union(*(names(arg) for arg in expr.args))
+
+
+def check_shape(expr: Expr) -> None:
+    """Raises InvalidArgument for a node that the functions here do not make. Its operands are not looked at."""
+    op, count = expr.op, len(expr.args)
+    if expr.column:
+        right = count == 0 and (op in COMPARISONS or op in ("isin", "is_null", "col"))
+    elif op in ("and", "or", "coalesce"):
+        right = count > 0
+    elif op == "case":
+        right = count > 2 and count % 2 == 1
+    else:
+        right = _OPERANDS.get(op) == count
+    if not right or (op == "isin" and not isinstance(expr.value, tuple)):
+        raise InvalidArgument(
+            f"{shown(op)} with {count} operands{' and a column' if expr.column else ''} is no expression"
+        )
+
+
+_OPERANDS: Final = dict.fromkeys((*COMPARISONS, *ARITHMETIC), 2) | {
+    "lit": 0,
+    "neg": 1,
+    "not": 1,
+    "isin": 1,
+    "is_null": 1,
+}

@@ -1,0 +1,32 @@
+"""What tables, columns and measures may be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from kivi.errors import SchemaError
+from kivi.model.types import shown
+
+__all__ = ["check_disjoint", "check_name"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}\Z")
+
+
+def check_name(name: object, what: str) -> str:
+    """The name, if it is one. Raises SchemaError."""
+    if not isinstance(name, str) or not _NAME.match(name):
+        raise SchemaError(
+            f"{what} name {shown(name)} must be letters, digits and '_', not begin with a digit, at most 128"
+        )
+    return name
+
+
+def check_disjoint(table: str, names: Iterable[str]) -> None:
+    """Raises SchemaError for a name that is there twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SchemaError(f"table {table!r} names the column {name!r} twice")
+        seen.add(name)

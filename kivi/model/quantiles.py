@@ -1,0 +1,213 @@
+"""Quantiles: log-spaced buckets of exact counts, and what is read from them.
+
+The buckets are those of OpenTelemetry's exponential histograms: with g = 2**(2**-scale), bucket i holds the values in
+(g**(i-1), g**i]. The value given for a bucket, 2 g**i / (g + 1), is within (g - 1) / (g + 1) of every value in it,
+relative to that value. ``scale_of(0.01)`` is 6, whose g is 1.0109 and whose error is 0.54 %.
+
+A value becomes one integer, its *code*, which orders as the values do: 0 for zero, i + bias + 1 for a positive value in
+bucket i, and the negative of that for its negative. ``bias`` makes room for the buckets below 1, down to the least
+positive float64, so codes begin at 1. An integer is put into the bucket of the float64 nearest to it.
+
+The state is the counts by code, those that are zero left out: a commutative group under addition, so neither batching
+nor order nor when it was consolidated changes a bit of it (R20), and removing an event is adding -1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal, localcontext
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kivi.errors import InvalidArgument
+from kivi.model import varints
+
+__all__ = ["SCALE_MAX", "Quantiles", "accuracy_of", "codes_of", "quantile_of", "scale_of"]
+
+Array = npt.NDArray[Any]
+SCALE_MAX: Final = 16
+_SCALE_MIN: Final = -4
+_MANTISSA: Final = 52
+_LOWEST_EXPONENT: Final = -1075
+"""Below the exponent of every positive float64, subnormal ones included."""
+
+
+def accuracy_of(scale: int) -> float:
+    """The relative error of a bucket's value: (g - 1) / (g + 1)."""
+    g = 2.0**2.0**-scale
+    return float((g - 1) / (g + 1))
+
+
+def scale_of(accuracy: float) -> int:
+    """The least scale whose buckets are that accurate. Raises InvalidArgument."""
+    if (
+        not isinstance(accuracy, (int, float))
+        or isinstance(accuracy, bool)
+        or not accuracy_of(SCALE_MAX) <= accuracy < 1
+    ):
+        raise InvalidArgument(
+            f"accuracy {accuracy!r} is not a relative error from {accuracy_of(SCALE_MAX):.1e} to below 1, such as 0.01"
+        )
+    return next(s for s in range(_SCALE_MIN, SCALE_MAX + 1) if accuracy_of(s) <= accuracy)
+
+
+def bias_of(scale: int) -> int:
+    """What makes the number of the lowest bucket 0."""
+    return -math.floor(_LOWEST_EXPONENT * 2.0**scale)
+
+
+@lru_cache(maxsize=SCALE_MAX + 1)
+def _cells(scale: int) -> tuple[Array, Array]:
+    """For each value of a mantissa's first ``scale + 1`` bits: how many bounds lie below its cell, and the mantissa of
+    the one bound that may lie in it. Bounds are 2**(j / 2**scale), rounded once."""
+    with localcontext() as context:
+        context.prec = 60
+        ratio = Decimal(2) ** (Decimal(1) / Decimal(2**scale))
+        bounds, bound = [], Decimal(1)
+        for _ in range(2**scale):
+            bounds.append(int(((bound - 1) * 2**_MANTISSA).to_integral_value(rounding="ROUND_FLOOR")))
+            bound *= ratio
+    mantissas = np.array(bounds, np.int64)
+    width = 1 << (_MANTISSA - scale - 1)
+    starts = np.arange(2 ** (scale + 1), dtype=np.int64) * width
+    before = np.searchsorted(mantissas, starts)
+    ends = np.append(mantissas, np.iinfo(np.int64).max)[before]
+    return before.astype(np.int64), np.where(ends < starts + width, ends, np.iinfo(np.int64).max)
+
+
+def codes_of(values: Array, scale: int) -> Array:
+    """The code of each of some finite float64: int64."""
+    size = np.abs(values)
+    small = size < np.finfo(np.float64).tiny  # subnormal, or zero
+    raised = bool(small.any())
+    if raised:
+        size = np.where(small, np.where(small, size, 0) * 2.0**64, size)
+    bits = size.view(np.int64)
+    exponent = (bits >> _MANTISSA) - 1023
+    if raised:
+        exponent = np.where(small, exponent - 64, exponent)
+    mantissa = bits & ((1 << _MANTISSA) - 1)
+    fine = max(scale, 0)
+    before, bound = _cells(fine)
+    cell = mantissa >> (_MANTISSA - fine - 1)
+    buckets = (exponent << fine) + before[cell] + (mantissa > bound[cell])
+    if scale < 0:
+        buckets = -(-buckets >> -scale)  # rounded up: a bucket's upper bound belongs to it
+    codes = buckets + (bias_of(scale) + 1)
+    codes = np.where(values < 0, -codes, codes)
+    return np.where(values == 0, 0, codes) if raised else codes
+
+
+def coarser(codes: Array, scale: int, to: int) -> Array:
+    """Codes of ``scale`` as those of a smaller one: exactly the codes that the values have there."""
+    buckets = np.abs(codes) - (bias_of(scale) + 1)
+    raised = -(-buckets >> (scale - to)) + (bias_of(to) + 1)
+    return np.where(codes == 0, 0, np.where(codes < 0, -raised, raised))
+
+
+class Quantiles:
+    """The distribution of a measure's values, as it is read: ``row["latency"]``.
+
+    ``count`` is how many values there were (nulls are none). Answers are within ``accuracy``, relative to the value.
+    """
+
+    __slots__ = ("_codes", "_counts", "accuracy", "count", "scale")
+
+    def __init__(self, scale: int, codes: Iterable[int] | Array, counts: Iterable[int] | Array) -> None:
+        self.scale = scale
+        self.accuracy = accuracy_of(scale)
+        self._codes = np.asarray(codes, np.int64)  # ascending
+        self._counts = np.asarray(counts, np.int64)
+        self.count = int(self._counts.sum())
+
+    @staticmethod
+    def from_state(scale: int, state: bytes) -> Quantiles:
+        """From the stored form: the first code, its count, the distance to the next code, its count ..."""
+        numbers, _ = varints.decode([state])
+        signed = varints.unzigzag(numbers)
+        return Quantiles(scale, np.cumsum(signed[::2]), signed[1::2])
+
+    def quantile(self, q: float) -> float | None:
+        """The value at the nearest rank, ceil(q * count), at least the first; None if there were no values.
+
+        Raises InvalidArgument unless 0 <= q <= 1.
+        """
+        if isinstance(q, bool) or not isinstance(q, (int, float)) or not 0 <= q <= 1:
+            raise InvalidArgument(f"a quantile is a fraction from 0 to 1, such as 0.99, not {q!r}")
+        if self.count <= 0:
+            return None
+        rank = rank_of(q, self.count)
+        return value_of(int(self._codes[np.searchsorted(np.cumsum(self._counts), rank)]), self.scale)
+
+    def fraction_below(self, value: float) -> float | None:
+        """The exact fraction of values below some bound that is within ``accuracy`` of ``value``; None without values.
+
+        The bound is the nearer end of the value's bucket, so that an end that is asked for is met exactly.
+        """
+        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or not math.isfinite(value):
+            raise InvalidArgument(f"fraction_below takes a finite number, not {value!r}")
+        if self.count <= 0:
+            return None
+        number = float(value)
+        code = int(codes_of(np.array([number]), self.scale)[0])
+        inclusive = code != 0 and number >= value_of(code, self.scale)
+        below = int(np.searchsorted(self._codes, code, "right" if inclusive else "left"))
+        return int(self._counts[:below].sum()) / self.count
+
+    def buckets(self) -> list[tuple[int, int]]:
+        """(code, count) of every bucket that has any, in the order of the values."""
+        return list(zip(self._codes.tolist(), self._counts.tolist(), strict=True))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Quantiles) and self.scale == other.scale and self.buckets() == other.buckets()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Quantiles(count={self.count}, p50={self.quantile(0.5)}, p99={self.quantile(0.99)})"
+
+
+def rank_of(q: float, count: int) -> int:
+    """The nearest rank: ceil(q * count), from 1 to ``count``; q as it is written, so that 0.9 of 10 is the ninth."""
+    return min(count, max(1, math.ceil(Fraction(repr(float(q))) * count)))
+
+
+@lru_cache(maxsize=SCALE_MAX + 5)
+def _values(scale: int) -> Array:
+    """What is given for the buckets of one octave, 2**(j / 2**scale) * 2 / (g + 1); of a negative scale, of the one."""
+    g = 2.0**2.0**-scale
+    return np.array([2.0 ** (j / 2.0**scale) * 2.0 / (g + 1) for j in range(2 ** max(scale, 0))])
+
+
+def values_of(codes: Array, scale: int) -> Array:
+    """What is given for the values in each bucket: float64."""
+    buckets = np.abs(codes) - (bias_of(scale) + 1)
+    fine = max(scale, 0)
+    with np.errstate(over="ignore"):
+        sizes = np.ldexp(_values(scale)[buckets & (2**fine - 1)], (buckets >> fine) << max(-scale, 0))
+    sizes = np.minimum(sizes, np.finfo(np.float64).max)
+    return np.where(codes == 0, 0.0, np.where(codes < 0, -sizes, sizes))
+
+
+def value_of(code: int, scale: int) -> float:
+    """``values_of`` one."""
+    return float(values_of(np.array([code]), scale)[0])
+
+
+def quantile_of(codes: Array, counts: Array, offsets: Array, scale: int, q: float) -> tuple[Array, Array]:
+    """``Quantiles.quantile`` of many states: (values, which of them have any)."""
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    before = ends[offsets[:-1]]
+    totals = ends[offsets[1:]] - before
+    distinct, which = np.unique(totals, return_inverse=True)
+    ranks = np.array([rank_of(q, int(n)) if n > 0 else 0 for n in distinct.tolist()], np.int64)
+    found = np.searchsorted(ends[1:], before + ranks[which])
+    known = totals > 0
+    values = np.zeros(len(totals))
+    values[known] = values_of(codes[found[known]].astype(np.int64), scale)
+    return values, known

@@ -1,0 +1,35 @@
+"""What to read of a table: a ``Scan``, which is a predicate with a range of keys, columns and a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kivi.model.changes import Changes
+from kivi.model.expressions import Expr
+from kivi.model.schema import Measure
+
+__all__ = ["Scan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """A scan. ``prefix``, ``start`` (inclusive) and ``end`` (exclusive) are keys or their first columns, in
+    stored form; ``where`` is bound; ``limit`` counts rows that match. ``changes``: only what is new since then."""
+
+    prefix: tuple[Any, ...] = ()
+    start: tuple[Any, ...] | None = None
+    end: tuple[Any, ...] | None = None
+    where: Expr | None = None
+    columns: Sequence[str] | None = None
+    limit: int | None = None
+    reverse: bool = False
+    measures: tuple[Measure, ...] = ()
+    """Of events: one row with these, instead of the rows."""
+    changes: Changes | None = None
+
+    @property
+    def times(self) -> tuple[Any, Any]:
+        """Of events: the moment from which on and the one before which they lie; None is no bound."""
+        return self.start[0] if self.start else None, self.end[0] if self.end else None

@@ -1,0 +1,123 @@
+"""Distinct counts: HyperLogLog (Flajolet and others, 2007), its registers combined by MAX.
+
+A value is hashed to 64 bits (``kivi.states.hashing``). With p bits, the first p number a register, and its rank is the
+number of leading zeros of the rest plus one. An item is one integer, register * 64 + rank; reduced: by register, the
+greatest rank of each. The standard error is 1.04 / sqrt(2**p): ``kivi.model.states.precision_of(0.01)`` is 14, whose
+error is 0.81 %.
+
+Read by the improved estimator of Ertl, "New cardinality estimation algorithms for HyperLogLog sketches" (2017),
+section 4: without bias from empty registers to full ones, and without tables.
+
+The stored form is varints of the distances between items, one or two bytes each: at most 16 KiB where p is 14.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from kivi.model import varints
+from kivi.states.hashing import hashed
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+
+__all__ = ["DistinctKind"]
+
+_RANKS: Final = 64
+
+
+class DistinctKind(Kind):
+    columns = ("int32",)
+
+    def of_events(self, seen: Observed) -> Items:
+        hashes = hashed(seen.values)
+        p = self.state.size
+        rest = (hashes << np.uint64(p)) | np.uint64(1 << (p - 1))  # a rank of at most 65 - p
+        registers = (hashes >> np.uint64(64 - p)).astype(np.int64)
+        return ((registers * _RANKS + _leading_zeros(rest) + 1).astype(np.int32),)
+
+    def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
+        lengths = np.diff(offsets)
+        span = np.int64(2**self.state.size * _RANKS)
+        keys = np.sort(np.repeat(np.arange(len(lengths), dtype=np.int64) * span, lengths) + items[0])
+        last = np.ones(len(keys), np.bool_)
+        np.not_equal(keys[1:] // _RANKS, keys[:-1] // _RANKS, out=last[:-1])
+        keys = keys[last]
+        row = keys // span
+        return ((keys - row * span).astype(np.int32),), offsets_of(np.bincount(row, minlength=len(lengths)))
+
+    def encode(self, items: Items, offsets: Array) -> list[bytes]:
+        numbers = items[0].astype(np.int64)
+        gaps = np.diff(numbers, prepend=0)
+        starts = offsets[:-1][offsets[1:] > offsets[:-1]]
+        gaps[starts] = numbers[starts]
+        return varints.encode(gaps.view(np.uint64), offsets)
+
+    def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
+        gaps, offsets = varints.decode(states)
+        numbers = np.cumsum(gaps.view(np.int64))
+        if len(numbers):
+            starts = offsets[:-1]
+            before = np.where(starts > 0, numbers[np.maximum(starts, 1) - 1], 0)
+            numbers -= np.repeat(before, np.diff(offsets))
+        return (numbers.astype(np.int32),), offsets
+
+    def values(self, states: Sequence[bytes]) -> list[Any]:
+        (numbers,), offsets = self.decode(states)
+        rows = np.repeat(np.arange(len(states)), np.diff(offsets))
+        table = np.bincount(rows * _RANKS + numbers % _RANKS, minlength=len(states) * _RANKS)
+        return [estimated(ranks, self.state.size) for ranks in table.reshape(len(states), _RANKS).tolist()]
+
+
+def estimated(ranks: Sequence[int], p: int) -> int:
+    """The number of distinct values, where ``ranks[r]`` registers have rank r > 0, of 2**p."""
+    m, most = 2**p, 64 - p
+    used = sum(ranks)
+    if not used:
+        return 0
+    z = m * _tau((m - ranks[most + 1]) / m) if most + 1 < len(ranks) else 0.0
+    for rank in range(most, 0, -1):
+        z = 0.5 * (z + ranks[rank])
+    z += m * _sigma((m - used) / m)
+    estimate: float = m / (2 * math.log(2)) * m / z
+    return round(estimate)
+
+
+def _sigma(x: float) -> float:
+    """x + x**2 + 2 x**4 + 4 x**8 ...: what empty registers add."""
+    if x == 1.0:
+        return math.inf
+    y, z = 1.0, x
+    while True:
+        x *= x
+        before, z = z, z + x * y
+        y += y
+        if z == before:
+            return z
+
+
+def _tau(x: float) -> float:
+    """What registers of the greatest rank add."""
+    if x in (0.0, 1.0):
+        return 0.0
+    y, z = 1.0, 1 - x
+    while True:
+        x = math.sqrt(x)
+        before = z
+        y *= 0.5
+        z -= (1 - x) ** 2 * y
+        if z == before:
+            return z / 3
+
+
+def _leading_zeros(values: Array) -> Array:
+    """Of uint64, none of them 0."""
+    zeros = np.zeros(len(values), np.int64)
+    left = values.copy()
+    for bits in (32, 16, 8, 4, 2, 1):
+        low = left >> np.uint64(64 - bits) == 0
+        zeros += low * bits
+        left = np.where(low, left << np.uint64(bits), left)
+    return zeros

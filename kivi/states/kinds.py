@@ -1,0 +1,146 @@
+"""Kinds of states: the contract.
+
+*Items* are a tuple of columns of one length (NumPy arrays, or an Arrow LargeBinaryArray for text), one item a row. None
+for a column of counts means that each is 1: most items of a fresh delta are single observations.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from kivi.model.states import State
+
+__all__ = ["Array", "Items", "Kind", "Observed", "joined", "offsets_of", "taken"]
+
+Array = npt.NDArray[Any]
+Items = tuple[Any, ...]
+
+
+class Observed(NamedTuple):
+    """What a measure sees of events: those that it counts, in their order.
+
+    ``values`` of its source, in stored form (text: an Arrow array), without nulls; ``by`` likewise for argmax and
+    argmin; ``times`` the event times and ``places`` the places in their commit, for kinds that use the order.
+    ``stamps``: the CTS of each, where events of several commits are derived together; None: that of the run.
+    """
+
+    values: Any
+    by: Array | None = None
+    times: Array | None = None
+    places: Array | None = None
+    stamps: Array | None = None
+
+
+class Kind(ABC):
+    """One kind of state with its parameters. Immutable; what it is given, it does not change."""
+
+    columns: ClassVar[tuple[str, ...]]
+    """The types of an item's columns: "int32", "int64", "uint64", "float64", "binary", or "void" and its bytes."""
+    ordered: bool = False
+    """Whether it must be reduced in commit order, and never across commits before it is folded (sums of floats)."""
+    stamped: bool = False
+    """Whether its items hold the CTS of their event, in the column ``stamp_column``, 0 until it is known."""
+    stamp_column: ClassVar[int] = 1
+    invertible: bool = False
+    """Whether ``inverted`` items take away what the items added."""
+    timed: bool = False
+    """Whether ``of_events`` needs times and places."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    @abstractmethod
+    def of_events(self, seen: Observed) -> Items:
+        """One item for each event, in their order."""
+
+    def grouped(self, seen: Observed, group_of: Array, groups: int) -> tuple[Items, Array] | None:
+        """(items, offsets) of events by the number of their group, where that is quicker than an item for each."""
+        return None
+
+    @abstractmethod
+    def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
+        """The canonical bags: items in a kind's own order within each state. ``offsets`` begin at 0."""
+
+    @abstractmethod
+    def encode(self, items: Items, offsets: Array) -> list[bytes]:
+        """Reduced states as bytes; the empty bag is b""."""
+
+    @abstractmethod
+    def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
+        """``encode`` backwards. Raises DataLoss."""
+
+    @abstractmethod
+    def values(self, states: Sequence[bytes]) -> list[Any]:
+        """What is read of each, in the stored form of the column's type; None is null."""
+
+    def inverted(self, items: Items) -> Items:
+        """Items that take these away."""
+        raise NotImplementedError
+
+    # -- what follows ------------------------------------------------------------------------------
+
+    def empty(self) -> Items:
+        """No items."""
+        return tuple(_blank(name) for name in self.columns)
+
+    def combined(self, parts: Sequence[tuple[int, bytes]]) -> bytes:
+        """One state of encoded ones, which are in commit order, each with the CTS of its commit."""
+        filled = [part for part in parts if part[1]]
+        items, offsets = self.decode([data for _, data in filled])
+        if self.stamped:
+            lengths = np.diff(offsets)
+            items = self.stamped_by(items, np.repeat(np.array([cts for cts, _ in filled], np.uint64), lengths))
+        count = len(items[0])
+        return self.encode(*self.reduce(items, np.array([0, count])))[0]
+
+    def stamped_by(self, items: Items, stamps: Array) -> Items:
+        """The items, those that do not know their CTS yet with the one given for each."""
+        known = items[self.stamp_column]
+        if known.all():
+            return items
+        listed = list(items)
+        listed[self.stamp_column] = np.where(known == 0, stamps, known)
+        return tuple(listed)
+
+
+def _blank(name: str) -> Any:
+    if name == "binary":
+        return pa.array([], pa.large_binary())
+    return np.zeros(0, f"V{name[4:]}" if name.startswith("void") else name)
+
+
+def taken(items: Items, index: Array) -> Items:
+    """Some of the items."""
+    return tuple(
+        None if part is None else part.take(pa.array(index)) if isinstance(part, pa.Array) else part[index]
+        for part in items
+    )
+
+
+def joined(parts: Sequence[Items]) -> Items:
+    """Items one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(_joined(columns, parts) for columns in zip(*parts, strict=True))
+
+
+def _joined(columns: tuple[Any, ...], parts: Sequence[Items]) -> Any:
+    if all(column is None for column in columns):
+        return None
+    if isinstance(columns[0], pa.Array):
+        return pa.concat_arrays(columns)
+    filled = [np.ones(len(part[0]), np.int64) if c is None else c for c, part in zip(columns, parts, strict=True)]
+    return np.concatenate(filled)
+
+
+def offsets_of(lengths: Array) -> Array:
+    """Where each state begins, and where the last ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets

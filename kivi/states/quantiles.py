@@ -1,0 +1,99 @@
+"""Quantiles: an item is (code, count), ``kivi.model.quantiles`` says what a code is. Reduced: by code, none of count 0.
+
+The stored form is varints: the first code, its count, the distance to the next code, its count, and so on, all zigzag.
+1,000 events of a log-normal latency (sigma 1) at 1 % have about 330 codes: 730 bytes, of which LZ4 leaves some 430.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kivi.model import varints
+from kivi.model.quantiles import codes_of
+from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+
+__all__ = ["QuantilesKind", "counted"]
+
+_DENSE: int = 8
+"""Up to so many codes for each item a table of them is faster than sorting."""
+
+
+class QuantilesKind(Kind):
+    columns = ("int32", "int64")
+    invertible = True
+
+    def of_events(self, seen: Observed) -> Items:
+        values, type_ = seen.values, self.state.value
+        floats = values.astype(np.float64)
+        if type_.scale:
+            floats /= 10.0**type_.scale
+        return codes_of(floats, self.state.size).astype(np.int32), None
+
+    def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
+        codes, counts, offsets = counted(items[0], items[1], offsets)
+        return (codes, counts), offsets
+
+    def encode(self, items: Items, offsets: Array) -> list[bytes]:
+        codes = items[0].astype(np.int64)
+        gaps = np.diff(codes, prepend=0)
+        starts = offsets[:-1][offsets[1:] > offsets[:-1]]
+        gaps[starts] = codes[starts]
+        numbers = np.empty(2 * len(codes), np.int64)
+        numbers[::2], numbers[1::2] = gaps, items[1]
+        return varints.encode(varints.zigzag(numbers), 2 * offsets)
+
+    def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
+        numbers, offsets = varints.decode(states)
+        signed = varints.unzigzag(numbers)
+        offsets >>= 1
+        codes = np.cumsum(signed[::2])
+        starts = offsets[:-1]
+        before = (
+            np.where(starts > 0, codes[np.maximum(starts, 1) - 1], 0) if len(codes) else np.zeros(len(starts), np.int64)
+        )
+        codes -= np.repeat(before, np.diff(offsets))
+        return (codes.astype(np.int32), signed[1::2]), offsets
+
+    def values(self, states: Sequence[bytes]) -> list[Any]:
+        return list(states)
+
+    def inverted(self, items: Items) -> Items:
+        codes, counts = items
+        return codes, np.full(len(codes), -1, np.int64) if counts is None else -counts
+
+
+def counted(codes: Array, counts: Array | None, offsets: Array) -> tuple[Array, Array, Array]:
+    """(codes, counts, offsets) with each code of a state once, in order, and none of count 0."""
+    lengths = np.diff(offsets)
+    states = len(lengths)
+    if not len(codes):
+        return codes.astype(np.int32), np.zeros(0, np.int64), offsets
+    low = int(codes.min())
+    span = int(codes.max()) - low + 1
+    keys = np.repeat(np.arange(states, dtype=np.int64) * span - low, lengths) + codes
+    if states * span <= _DENSE * len(codes):
+        table = np.zeros(states * span, np.int64)
+        if counts is None:
+            table = np.bincount(keys, minlength=states * span).astype(np.int64, copy=False)
+        else:
+            np.add.at(table, keys, counts)
+        keys = np.flatnonzero(table)
+        sums = table[keys]
+    else:
+        if counts is None:
+            keys = np.sort(keys)
+        else:
+            order = np.argsort(keys, kind="stable")
+            keys, counts = keys[order], counts[order]
+        first = np.ones(len(keys), np.bool_)
+        np.not_equal(keys[1:], keys[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        sums = np.diff(starts, append=len(keys)) if counts is None else np.add.reduceat(counts, starts)
+        keys = keys[starts]
+        if not sums.all():
+            keys, sums = keys[sums != 0], sums[sums != 0]
+    row = keys // span
+    return (keys - row * span + low).astype(np.int32), sums, offsets_of(np.bincount(row, minlength=states))

@@ -1,0 +1,132 @@
+"""``alter_table`` and ``alter_aggregate`` over every database, beside others that know the table as it was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.errors import InvalidArgument, NotFound, SchemaError
+
+
+def filled(db: Any) -> None:
+    db.create_table("t", key={"id": "int64"}, columns={"v": "string", "n": kivi.sum("int64")})
+    db.create_event_table("e", event_time="ts", columns={"ts": "timestamp", "a": "int64", "x": "int64"})
+    db.create_aggregate("agg", source="e", group_by=["a"], measures={"n": kivi.count()}, derived={"twice": "n * 2"})
+    with db.transaction() as tx:
+        tx.put("t", (1,), v="old")
+        tx.append("e", [{"ts": i, "a": 0, "x": i} for i in range(100)])
+
+
+def test_columns_and_measures_are_added(db: Any) -> None:
+    filled(db)
+    db.alter_table("t", add_columns={"m": kivi.max("float64"), "calls": kivi.count(), "w": "decimal(9,2)"})
+    db.alter_table("e", {"s": "string"})
+    assert list(db.describe("t")["columns"].values()) == [
+        "string", "sum(int64)", "max(float64)", "sum(int64)", "decimal(9,2)",
+    ]  # fmt: skip
+    told: list[tuple[int, int]] = []
+    db.alter_aggregate(
+        "agg",
+        add_measures={"sx": kivi.sum("x"), "ns": kivi.count("s")},
+        derived={"avg": "sx / n"},
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[-1] == (100, 100)
+    db.alter_aggregate("agg", add_measures={"later": kivi.max("x")}, backfill=False)
+    db.append("e", [{"ts": 5, "a": 0, "x": 7, "s": "s"}])
+    with db.transaction() as tx:
+        tx.delta("t", (1,), m=2.5, calls=1)
+        tx.put("t", (2,), w=1)
+    with db.snapshot() as snap:
+        assert list(snap.scan("t")) == [
+            {"id": 1, "v": "old", "n": 0, "m": 2.5, "calls": 1, "w": None},
+            {"id": 2, "v": None, "n": 0, "m": None, "calls": 0, "w": 1},
+        ]
+        row = {"a": 0, "n": 101, "sx": 4957, "ns": 1, "later": 7, "twice": 202.0, "avg": 4957 / 101}
+        assert snap.get("agg", (0,)) == row and list(snap.scan("agg")) == [row]
+        assert [event["s"] for event in snap.scan("e")] == [None] * 100 + ["s"]
+    described = db.describe("agg")
+    since = described["measures_since"]
+    assert since.pop("later").keys() == {"commit_ts"}
+    assert since == {"n": None, "sx": None, "ns": None}
+    assert described["derived"] == {"twice": "n * 2", "avg": "sx / n"}
+
+
+def test_errors_are_typed(db: Any) -> None:
+    filled(db)
+    for call, error in (
+        (lambda: db.alter_table("none", {"c": "int64"}), NotFound),
+        (lambda: db.alter_aggregate("none", {"c": kivi.count()}), NotFound),
+        (lambda: db.alter_table("t", {"v": "int64"}), SchemaError),
+        (lambda: db.alter_table("e", {"c": kivi.sum("int64")}), SchemaError),
+        (lambda: db.alter_table("t", {}), SchemaError),
+        (lambda: db.alter_table("t", 5), SchemaError),
+        (lambda: db.alter_table("agg", {"c": "int64"}), InvalidArgument),
+        (lambda: db.alter_aggregate("t", {"c": kivi.count()}), InvalidArgument),
+        (lambda: db.alter_aggregate("agg", {"twice": kivi.count()}), SchemaError),
+        (lambda: db.alter_aggregate("agg", {"c": "count"}), SchemaError),
+        (lambda: db.alter_aggregate("agg", {}), SchemaError),
+    ):
+        with pytest.raises(error):
+            call()
+    assert db.describe("t")["columns"] == {"v": "string", "n": "sum(int64)"}
+
+
+def test_a_snapshot_of_before_sees_the_tables_as_they_were(db: Any) -> None:
+    filled(db)
+    with db.snapshot() as before:
+        assert list(before.scan("t")) == [{"id": 1, "v": "old", "n": 0}]
+        db.alter_table("t", {"w": "int64"})
+        db.alter_aggregate("agg", {"sx": kivi.sum("x")}, derived={"avg": "sx / n"})
+        with db.transaction() as tx:
+            tx.put("t", (1,), w=5)
+        assert list(before.scan("t")) == [{"id": 1, "v": "old", "n": 0}]
+        assert before.get("agg", (0,)) == {"a": 0, "n": 100, "twice": 200.0}
+    with db.snapshot() as now:
+        assert list(now.scan("t")) == [{"id": 1, "v": "old", "n": 0, "w": 5}]
+
+
+def test_clients_that_described_the_table_before_go_on(server: Any) -> None:
+    """They send and get the columns that they know, until they ask for others."""
+    with kivi.connect(server.endpoint) as db, kivi.connect(server.endpoint) as other:
+        for name in sorted(db.tables(), key=lambda name: db.describe(name)["kind"]):
+            db.drop(name)
+        filled(db)
+        row = {"id": 1, "v": "old", "n": 0}
+        with other.snapshot() as snap:
+            assert list(snap.scan("t")) == [row]
+            assert snap.get("agg", (0,)) == {"a": 0, "n": 100, "twice": 200.0}
+            assert len(list(snap.scan("e"))) == 100
+        with other.subscribe("t") as rows, other.subscribe("e") as tail:
+            changes, events = iter(rows), iter(tail)
+            assert [change.row for change in next(changes).changes] == [row]
+            db.alter_table("t", {"w": "int64"})
+            db.alter_table("e", {"s": "string"})
+            db.alter_aggregate("agg", {"sx": kivi.sum("x")})
+            with db.transaction() as tx:
+                tx.put("t", (1,), w=5)
+                tx.put("t", (2,), v="new")
+                tx.append("e", [{"ts": 1, "a": 0, "x": 0, "s": "s"}])
+            seen: dict[int, Any] = {}
+            while 2 not in seen:
+                seen |= {change.row["id"]: change.row for change in next(changes).changes if change.row}
+            assert seen[2] == {"id": 2, "v": "new", "n": 0}
+            count = 0
+            while count < 101:
+                for change in next(events).changes:
+                    assert change.row is not None and change.row.keys() == {"ts", "a", "x"}
+                    count += 1
+        other.append("e", [{"ts": 1, "a": 0, "x": 1}] * 50)
+        with other.transaction() as tx:
+            tx.delta("t", (1,), n=1)
+        with other.snapshot() as snap:
+            assert snap.get("t", (1,)) == {"id": 1, "v": "old", "n": 1}
+            assert snap.to_arrow("t").to_pylist()[0] == {"id": 1, "v": "old", "n": 1}
+            assert list(snap.scan("agg")) == [{"a": 0, "n": 151, "twice": 302.0}]
+            assert snap.get("agg", (0,), columns=["sx"]) == {"sx": 5000}
+            assert snap.get("t", (1,)) == {"id": 1, "v": "old", "n": 1}
+        assert other.get("t", (1,)) in ({"id": 1, "v": "old", "n": 1}, {"id": 1, "v": "old", "n": 1, "w": 5})
+        other.describe("t")
+        assert other.get("t", (1,)) == {"id": 1, "v": "old", "n": 1, "w": 5}
