@@ -436,7 +436,7 @@ class Consolidator:
     def _compact(self, schema: TableSchema) -> None:
         if (sealer := self.sealer_of(schema.id)) is not None:
             oldest = self.leases.oldest()
-            unneeded = self.position if oldest is None else min(self.position, oldest)
+            unneeded = self.durable_position if oldest is None else min(self.durable_position, oldest)
             with self.computing:
                 merged = sealer.compact(self.settings.block_rows, unneeded)
             if merged:

@@ -421,13 +421,13 @@ def test_no_value_stays_in_blocks(tmp_path: Path) -> None:
     assert len(stored(db, marks)) > len(marks) // 2
     remove(history.model, cts, old.ts, lambda event: event["name"] == "user 4")
     gone = sum(event["name"] == "user 4" for event in history.model.events.values())
+    store.consolidator.close()
     for _ in range(20):
-        db.consolidate()
         store.consolidator.compact()
     assert statistics(db)["retracted_in_blocks"] == gone  # the snapshot still sees them
     history.check_at(old)
     old.close()
-    db.consolidate()
+    store.consolidator.close()  # which flushes
     for _ in range(300):  # of which few look for what a snapshot had held back
         store.consolidator.compact()
     assert statistics(db)["retracted_in_blocks"] == 0
