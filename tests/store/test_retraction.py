@@ -7,6 +7,7 @@ of: each commit's delta, its events added left to right from 0.0, and these fold
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import threading
@@ -218,14 +219,20 @@ STATES = {
 }
 
 
+INVERSE = {name: STATES[name] for name in ("p90", "mean", "plus")}
+"""Measures that a retraction takes away by one more delta."""
+
+
 def states_of(db: Database) -> list[dict[str, Any]]:
     with db.snapshot() as now:
-        return [{**row, "p90": row["p90"].quantile(0.9)} for row in now.scan("states")]
+        rows = itertools.chain(now.scan("states"), now.scan("inverse"))
+        return [{**row, "p90": row["p90"].quantile(0.9), "n": row["p90"].count} for row in rows]
 
 
 def declare_states(db: Database) -> None:
     group_by: list[Any] = ["k", kivi.time_slot("ts", "1d", tz="Europe/Madrid", name="day")]
     db.create_aggregate("states", source="calls", group_by=group_by, measures=STATES)
+    db.create_aggregate("inverse", source="calls", group_by=group_by, measures=INVERSE)
 
 
 @pytest.mark.parametrize("seed", range(1))
