@@ -90,11 +90,10 @@ class States:
     def grouped(self, group_of: Array, groups: int) -> States:
         """Rows combined by the number of their group, which they are in no order of."""
         items = np.repeat(group_of, np.diff(self.offsets))
-        together = States.of_groups(self.kind, self.items, items, groups)
         if self.kind.ordered or len(items) > _REDUCED_ITEMS * groups:
-            reduced, offsets = self.kind.reduce(together.items, together.offsets)
+            reduced, offsets = self.kind.reduce_groups(self.items, items, groups)
             return States(self.kind, offsets, reduced)
-        return together
+        return States.of_groups(self.kind, self.items, items, groups)
 
     def stamped(self, stamps: Array | int) -> States:
         """Items that do not know their CTS yet with that of their row."""

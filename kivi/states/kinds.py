@@ -67,6 +67,12 @@ class Kind(ABC):
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         """The canonical bags: items in a kind's own order within each state. ``offsets`` begin at 0."""
 
+    def reduce_groups(self, items: Items, group_of: Array, groups: int) -> tuple[Items, Array]:
+        """``reduce`` of items that are in no order of their states: each has the number of its own."""
+        small = group_of.astype(np.uint16) if groups <= 2**16 else group_of
+        order = np.argsort(small, kind="stable")
+        return self.reduce(taken(items, order), offsets_of(np.bincount(group_of, minlength=groups)))
+
     @abstractmethod
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
         """Reduced states as bytes; the empty bag is b""."""
