@@ -155,7 +155,7 @@ class Quantiles:
             return None
         number = float(value)
         code = int(codes_of(np.array([number]), self.scale)[0])
-        inclusive = code != 0 and number >= value_of(code, self.scale)
+        inclusive = code != 0 and number >= _middle(code, self.scale)
         below = int(np.searchsorted(self._codes, code, "right" if inclusive else "left"))
         return int(self._counts[:below].sum()) / self.count
 
@@ -202,6 +202,13 @@ def values_of(codes: Array, scale: int) -> Array:
 def value_of(code: int, scale: int) -> float:
     """``values_of`` one."""
     return float(values_of(np.array([code]), scale)[0])
+
+
+def _middle(code: int, scale: int) -> float:
+    """Halfway between a bucket's ends: from there on the farther one from zero is within the accuracy, before it the
+    other one. ``value_of``, whose distance to both is the same relative to them, lies below it."""
+    g = 2.0**2.0**-scale
+    return value_of(code, scale) * ((g + 1) ** 2 / (4 * g))
 
 
 def quantile_of(codes: Array, counts: Array, offsets: Array, scale: int, q: float) -> tuple[Array, Array]:
