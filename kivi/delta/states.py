@@ -8,6 +8,7 @@ is computed for a row and a batch that folding computes again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -15,10 +16,45 @@ import pyarrow as pa
 
 from kivi.states.kinds import Array, Items, Kind, joined, offsets_of, taken
 
-__all__ = ["States"]
+__all__ = ["ByGroup", "States"]
 
 _REDUCED_ITEMS: Final = 64
 """Bags of more items than this, on average, are reduced when they are combined: there will be equal ones."""
+
+
+class ByGroup:
+    """Rows in the order of their groups, and those of one group in their own order.
+
+    Found when it is first asked for, and then shared by the columns of states of the same rows.
+    """
+
+    def __init__(self, group_of: Array, groups: int) -> None:
+        self._group_of = group_of
+        self._groups = groups
+
+    @cached_property
+    def order(self) -> Array | None:
+        """The rows, or None if they are in that order already.
+
+        NumPy sorts numbers of 16 bits by counting, in 2.5 ns a row. Of more groups, a row's number and its place are
+        sorted as one integer: a tenth of the time of a stable sort by the number.
+        """
+        group_of, rows = self._group_of, len(self._group_of)
+        if not (group_of[1:] < group_of[:-1]).any():
+            return None
+        place_bits = rows.bit_length()
+        if self._groups <= 2**16 or self._groups.bit_length() + place_bits > 63:
+            return np.argsort(group_of.astype(np.uint16) if self._groups <= 2**16 else group_of, kind="stable")
+        packed = group_of << place_bits
+        packed |= np.arange(rows)
+        packed.sort()
+        packed &= (1 << place_bits) - 1
+        return packed
+
+    @cached_property
+    def offsets(self) -> Array:
+        """Where the rows of each group begin, and where the last ones end."""
+        return offsets_of(np.bincount(self._group_of, minlength=self._groups))
 
 
 class States:
@@ -37,11 +73,9 @@ class States:
         return States(kind, np.zeros(rows + 1, np.int64), kind.empty())
 
     @staticmethod
-    def of_groups(kind: Kind, items: Items, group_of: Array, groups: int) -> States:
-        """Items in any order, each with the number of its row; those of one row stay in theirs."""
-        small = group_of.astype(np.uint16) if groups <= 2**16 else group_of
-        order = np.argsort(small, kind="stable")
-        return States(kind, offsets_of(np.bincount(group_of, minlength=groups)), taken(items, order))
+    def of_groups(kind: Kind, items: Items, by: ByGroup) -> States:
+        """Items in any order, grouped by the row that each is of; those of one row stay in theirs."""
+        return States(kind, by.offsets, items if by.order is None else taken(items, by.order))
 
     @staticmethod
     def decoded(kind: Kind, states: Sequence[bytes]) -> States:
@@ -84,17 +118,26 @@ class States:
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         starts, lengths = self.offsets[:-1][index], np.diff(self.offsets)[index]
         offsets = offsets_of(lengths)
-        within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - starts, lengths)
-        return States(self.kind, offsets, taken(self.items, within))
+        return States(self.kind, offsets, taken(self.items, _stretches(starts, lengths)))
 
-    def grouped(self, group_of: Array, groups: int) -> States:
-        """Rows combined by the number of their group, which they are in no order of."""
-        items = np.repeat(group_of, np.diff(self.offsets))
-        together = States.of_groups(self.kind, self.items, items, groups)
-        if self.kind.ordered or len(items) > _REDUCED_ITEMS * groups:
-            reduced, offsets = self.kind.reduce(together.items, together.offsets)
-            return States(self.kind, offsets, reduced)
-        return together
+    def grouped(self, by: ByGroup) -> States:
+        """The rows of each group combined."""
+        rows = self if by.order is None else self.take(by.order)
+        items, offsets = rows.items, rows.offsets[by.offsets]
+        if self.kind.ordered or int(offsets[-1]) > _REDUCED_ITEMS * (len(offsets) - 1):
+            items, offsets = self.kind.reduce(items, offsets)
+        return States(self.kind, offsets, items)
+
+    def followed_by(self, other: States) -> States:
+        """Of each row its items, and then those of the same row of ``other``."""
+        count, more = int(self.offsets[-1]), int(other.offsets[-1])
+        if not count or not more:
+            return self if count else other
+        index = np.empty(count + more, np.int64)
+        index[np.arange(count) + np.repeat(other.offsets[:-1], np.diff(self.offsets))] = np.arange(count)
+        index[np.arange(more) + np.repeat(self.offsets[1:], np.diff(other.offsets))] = np.arange(count, count + more)
+        items = taken(joined([self.items, other.items]), index)
+        return States(self.kind, self.offsets + other.offsets, items)
 
     def stamped(self, stamps: Array | int) -> States:
         """Items that do not know their CTS yet with that of their row."""
@@ -149,6 +192,20 @@ class States:
         if fields:
             raise ValueError(f"states of {kind.state.kind} have the columns {names}")
         return States(kind, offsets - offsets[0], parts)
+
+
+def _stretches(starts: Array, lengths: Array) -> Array:
+    """The numbers from each start on, so many of each, one stretch after the other."""
+    if not lengths.all():
+        filled = np.flatnonzero(lengths)
+        starts, lengths = starts[filled], lengths[filled]
+    if not len(starts):
+        return starts
+    ends = np.cumsum(lengths)
+    steps = np.ones(int(ends[-1]), np.int64)
+    steps[0] = starts[0]
+    steps[ends[:-1]] = starts[1:] - starts[:-1] - lengths[:-1] + 1
+    return np.cumsum(steps, out=steps)
 
 
 def _arrow(part: Any) -> Any:

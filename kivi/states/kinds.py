@@ -118,7 +118,7 @@ def _blank(name: str) -> Any:
 def taken(items: Items, index: Array) -> Items:
     """Some of the items."""
     return tuple(
-        None if part is None else part.take(pa.array(index)) if isinstance(part, pa.Array) else part[index]
+        None if part is None else part.take(pa.array(index)) if isinstance(part, pa.Array) else part.take(index)
         for part in items
     )
 
