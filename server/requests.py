@@ -25,7 +25,7 @@ from kivi_server.sessions import Sessions
 from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
-from kivi.store.facade import Commit, Lease, Outcome, Txn
+from kivi.store.facade import Commit, Lease, Outcome, Rolled, Txn
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["SLOW_OPERATIONS", "Requests", "Transaction", "stopping"]
@@ -237,7 +237,12 @@ class Requests(ABC):
             if open_scans > limits.SESSION_SCANS_MAX:
                 raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
             transaction.scans[number] = pages
-        self._succeed(asked, transaction, page=session_pb2.ScanPage(scan=number), arrow=data)
+        page = session_pb2.ScanPage(scan=number)
+        if isinstance(batches, Rolled):
+            page.explanation = batches.explanation
+            if batches.complete_since_us is not None:
+                page.complete_since_us = batches.complete_since_us
+        self._succeed(asked, transaction, page=page, arrow=data)
 
     def _do_scan_next(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)

@@ -28,7 +28,7 @@ from kivi.model.schema import Measure, OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.store.facade import Lease, Scan, Store, Txn
-from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_values
+from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_rollup, from_values
 from kivi.wire.columns import column_writer
 from kivi.wire.frames import KEPT_MAX, Bodies
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -252,6 +252,7 @@ class Translator:
             reverse=spec.reverse,
             measures=self._measures(schema, spec),
             changes=_changes(spec.changes) if spec.HasField("changes") else None,
+            rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
         )
 
     def _measures(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> tuple[Measure, ...]:

@@ -28,12 +28,13 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from kivi.errors import Conflict
+from tests.measures import Cell, Measure, plain
 
 __all__ = [
     "Aggregate",
@@ -78,31 +79,49 @@ class EventTable:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """``group(event)`` is the key; ``measures``: name -> (operator, event -> observation or None)."""
+    """``group(event)`` is the key; ``measures``: name -> (operator, event -> observation or None).
+
+    An operator is sum, fsum, min or max, or a measure that keeps a state, whose observation may be (value, by). ``time``
+    names the events' time in microseconds.
+    """
 
     source: str
     key: tuple[str, ...]
     group: Callable[[Row], Key]
-    measures: Mapping[str, tuple[str, Callable[[Row], Any]]]
+    measures: Mapping[str, tuple[str | Measure, Callable[[Row], Any]]]
     since: int = 0
+    time: str = "ts"
 
     @property
-    def columns(self) -> Mapping[str, str | None]:
+    def columns(self) -> Mapping[str, str | Measure | None]:
         return {name: operator for name, (operator, _) in self.measures.items()}
+
+    def observed(self, event: Row, cts: float, place: int) -> Row:
+        """What each measure sees of an event that is the ``place``th of its commit."""
+        seen: Row = {}
+        for name, (operator, of) in self.measures.items():
+            what = of(event)
+            is_state = isinstance(operator, Measure)
+            seen[name] = operator.observed(what, event.get(self.time, 0), cts, place) if is_state else what
+        return seen
 
 
 Table = RowTable | EventTable | Aggregate
 
 
-def identity(operator: str | None) -> Any:
+def identity(operator: str | Measure | None) -> Any:
+    if isinstance(operator, Measure):
+        return Cell(operator)
     return {"sum": 0, "fsum": 0.0}.get(operator or "")
 
 
-def combine(operator: str, cell: Any, delta: Any) -> Any:
+def combine(operator: str | Measure, cell: Any, delta: Any) -> Any:
     if delta is None:
         return cell
     if cell is None:
         return delta
+    if isinstance(operator, Measure):
+        return cell.combined(delta)
     match operator:
         case "sum" | "fsum":
             return cell + delta
@@ -200,11 +219,11 @@ class Oracle:
 
     def read(self, read: Read) -> None:
         with self._mutex:
-            self.reads.append(read)
+            self.reads.append(replace(read, found=plain(read.found)))
 
     def glimpse(self, glimpse: Glimpse) -> None:
         with self._mutex:
-            self.glimpses.append(glimpse)
+            self.glimpses.append(replace(glimpse, found=plain(glimpse.found)))
 
     def copied(self) -> Oracle:
         """Another one that knows the same so far, for a history that branches."""
@@ -361,11 +380,12 @@ class Replay:
     def glimpsed(self, glimpse: Glimpse) -> list[Row | None]:
         return [self.answer(Read(0, glimpse.table, key, None)) for key in glimpse.keys]
 
-    def change(self, ops: Iterable[Op], rows: dict[str, dict[Key, Row]], cts: int) -> None:
+    def change(self, ops: Iterable[Op], rows: dict[str, dict[Key, Row]], cts: float) -> None:
         """Own operations in program order, deltas of one transaction combined before they meet the cell (R10)."""
         deltas: dict[tuple[str, Key, str], Any] = {}
         put: set[tuple[str, Key, str]] = set()
         fresh: set[tuple[str, Key]] = set()
+        places: Counter[str] = Counter()
 
         def add(table: str, key: Key, values: Mapping[str, Any]) -> None:
             spec = self.tables[table]
@@ -408,8 +428,8 @@ class Replay:
                     for event in op.events:
                         for name, spec in self.tables.items():
                             if isinstance(spec, Aggregate) and spec.source == op.table:
-                                observed = {m: of(event) for m, (_, of) in spec.measures.items()}
-                                add(name, spec.group(event), observed)
+                                add(name, spec.group(event), spec.observed(event, cts, places[op.table]))
+                        places[op.table] += 1
         for (table, key, name), delta in deltas.items():
             spec = self.tables[table]
             assert isinstance(spec, RowTable | Aggregate)
@@ -434,11 +454,16 @@ class Replay:
         if read.own:
             touched = {read.table: {k: dict(row) for k, row in self.rows[read.table].items()}}
             rows = defaultdict(dict, touched)
-            self.change(read.own, rows, 0)
+            self.change(read.own, rows, math.inf)  # what is not committed yet comes behind everything that is
         if read.key is not None:
             found = rows[read.table].get(read.key)
-            return None if found is None else {**dict(zip(spec.key, read.key, strict=True)), **found}
-        return [{**dict(zip(spec.key, key, strict=True)), **rows[read.table][key]} for key in sorted(rows[read.table])]
+            return None if found is None else {**dict(zip(spec.key, read.key, strict=True)), **_shown(found)}
+        held = rows[read.table]
+        return [{**dict(zip(spec.key, key, strict=True)), **_shown(held[key])} for key in sorted(held)]
+
+
+def _shown(row: Row) -> Row:
+    return {name: value.shown if isinstance(value, Cell) else value for name, value in row.items()}
 
 
 # -- conflicts --------------------------------------------------------------------------------------

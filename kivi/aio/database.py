@@ -24,6 +24,7 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    RollupArguments,
     ScanArguments,
     SubscribeArguments,
     SummaryArguments,
@@ -230,6 +231,7 @@ class Snapshot(_Reads):
         self._core.release()
 
     to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
+    rollup = takes(RollupArguments)(asks(TransactionCore.rollup))
 
     @property
     def ts(self) -> int:

@@ -14,7 +14,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
 
 from kivi.errors import InvalidArgument, SchemaError
@@ -22,6 +22,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, Changes
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
+from kivi.model.rollups import rolled_outputs, rollup_of
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
@@ -40,6 +41,7 @@ __all__ = [
     "ChangesArguments",
     "GetArguments",
     "LevelsArguments",
+    "RollupArguments",
     "ScanArguments",
     "SnapshotArguments",
     "SubscribeArguments",
@@ -205,6 +207,50 @@ def summary_arguments(
 
 
 @dataclass(slots=True)
+class RollupArguments:
+    """Of ``rollup``; ``kivi.model.rollups`` says what they mean."""
+
+    table: str
+    by: Iterable[str] = ()
+    step: str | int | dt.timedelta | None = None
+    start: int | dt.datetime | None = None
+    end: int | dt.datetime | None = None
+    prefix: Sequence[Any] = ()
+    where: Expr | None = None
+    measures: Iterable[str] | None = None
+    _: KW_ONLY
+    tz: str | None = None
+    last: str | int | dt.timedelta | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        for name in ("by", "measures"):
+            value = getattr(self, name)
+            if isinstance(value, Iterable) and not isinstance(value, str):  # which may be read only once
+                setattr(self, name, tuple(value))
+
+    def bound(self, schema: TableSchema) -> Scan:
+        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        moments = (self.start, self.end, self.last)
+        rollup = rollup_of(schema, self.by, self.step, self.tz, *moments, self.measures)
+        return replace(Selection(self.table, self.prefix, where=self.where).scan(schema), rollup=rollup)
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        """Of the result."""
+        import pyarrow as pa
+
+        from kivi.arrow.columns import arrow_schema
+
+        rollup = self.bound(schema).rollup
+        assert rollup is not None
+        whole = arrow_schema(schema)
+        return pa.schema([whole.field(name) for name in rolled_outputs(schema, rollup)])
+
+
+_ROLLUP: Final = tuple(each.name for each in fields(RollupArguments) if each.name != "table")
+
+
+@dataclass(slots=True)
 class ChangesArguments(ScanArguments):
     """Of ``changes`` and ``change_batches``: those of a scan, and ``kivi.model.changes.Changes``."""
 
@@ -263,6 +309,8 @@ class SubscribeArguments(Selection):
     user: str = ""
     expires_in: str | int | dt.timedelta = "30d"
     unseen: bool = False
+    rollup: Mapping[str, Any] | None = None
+    last: str | int | dt.timedelta | None = None
     ttl_us: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -273,6 +321,7 @@ class SubscribeArguments(Selection):
             raise InvalidArgument("user and unseen are of durable subscriptions, which have a name")
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
+        self._check_rollup()
         order: Any = self.order_by
         self.order_by = tuple(order) if isinstance(order, Sequence) and not isinstance(order, str) else (order,)
         for term in self.order_by:
@@ -295,6 +344,24 @@ class SubscribeArguments(Selection):
                 raise InvalidArgument("rows are those that the query gave at since: give that, too")
             if not isinstance(self.rows, Sequence) or not all(isinstance(row, dict) for row in self.rows):
                 raise InvalidArgument(f"rows are a list of dicts, as live.rows has them, not {self.rows!r:.200}")
+
+    def _check_rollup(self) -> None:
+        if self.rollup is None:
+            if self.last is not None:
+                raise InvalidArgument("last is the range of a rollup: give rollup=dict(by=[...], step=...) too")
+            return
+        if not isinstance(self.rollup, Mapping):
+            raise InvalidArgument(f"rollup is a dict of the arguments of snapshot.rollup, not {self.rollup!r}")
+        if unknown := [name for name in self.rollup if name not in _ROLLUP]:
+            raise InvalidArgument(f"rollup has {', '.join(_ROLLUP)}, and no {unknown[0]!r}")
+        others = (self.prefix or None, self.start, self.end, self.where, self.columns)
+        if any(other is not None for other in others):
+            raise InvalidArgument("prefix, start, end, where and measures of a rollup are given in rollup=dict(...)")
+        self.rollup = dict(self.rollup)
+        if self.last is not None:
+            if "last" in self.rollup:
+                raise InvalidArgument("last is given twice")
+            self.rollup["last"] = self.last
 
     @property
     def until_us(self) -> int | None:
@@ -321,6 +388,9 @@ class SubscribeArguments(Selection):
         """Raises SchemaError, InvalidArgument."""
         if schema.kind != "event" and not (self.from_time is None and self.until_time is None):
             raise InvalidArgument(f"{schema.name!r} is no event table: from_time and until_time bound event times")
+        if self.rollup is not None:
+            scan = RollupArguments(self.table, **self.rollup).bound(schema)
+            return Query.of(schema, scan, self.order_by, self.limit, self.offset)
         if schema.kind == "event" and self.prefix:
             raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where")
         start = self.start if self.from_time is None else (self.from_time,)

@@ -23,6 +23,7 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.api.appender import Appender
+    from kivi.api.results import Result
     from kivi.api.subscription import Subscription
     from kivi.model.changes import TailPoints
     from kivi.model.outcomes import Outcome
@@ -526,6 +528,25 @@ class Snapshot(Reads):
     @takes(ScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         """A scan as one Arrow table."""
+
+    @takes(RollupArguments)
+    def rollup(self, wanted: RollupArguments) -> Result:
+        """An aggregate's rows, their states combined to a coarser level: p99 of an application from those of endpoints.
+
+        ``by``: key columns that are no time slot, in the order of the result; none: all rows are one. ``step``: the
+        width of its slots ("1h", "1month", in the time zone ``tz`` or that of the table's slots), made of whole slots
+        of the table; without it the result has no slot. ``start`` and ``end`` (exclusive) are moments where slots of
+        the table begin; ``last="15m"``: the slots of that time up to the end of the newest one. ``prefix`` as of a
+        scan; ``where`` selects the table's rows before they are combined. ``measures``: which measures and derived
+        columns to give; derived columns are computed from the combined row.
+
+        It equals what an aggregate declared at that level would hold over the same events, bit for bit; sums of floats
+        up to the order of addition. Rows come in the order of ``by`` and slot. Raises SchemaError, InvalidArgument.
+        """
+        return self._rollup(wanted)
+
+    @abstractmethod
+    def _rollup(self, wanted: RollupArguments) -> Result: ...
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:

@@ -162,7 +162,9 @@ def _is_text(type_: Any) -> bool:
 
 
 def _of(columns: list[Any], like: Any) -> Any:
-    return pa.RecordBatch.from_arrays(columns, like.schema.names)
+    """With the fields of ``like``, whose metadata say which columns are states."""
+    fields = [field.with_type(column.type) for field, column in zip(like.schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _is_varied(column: Any) -> bool:

@@ -185,6 +185,29 @@ def scan(db: Any, args: argparse.Namespace) -> None:
         print_rows(rows, outputs(found, args.columns), args.output)
 
 
+def rollup(db: Any, args: argparse.Namespace) -> None:
+    found = db.describe(args.table)
+    times = {
+        name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
+        for name in ("start", "end")
+    }
+    with db.snapshot(as_of=as_of(args)) as snap:
+        result = snap.rollup(
+            args.table,
+            by=args.by.split(",") if args.by else (),
+            step=args.step,
+            tz=args.tz,
+            last=args.last,
+            prefix=key_of(found, args.prefix, partial=True),
+            where=where(args.where, type_names(found)) if args.where else None,
+            measures=args.columns.split(",") if args.columns else None,
+            **times,
+        )
+    if args.explain:
+        print(result.explain(), file=sys.stderr)
+    print_rows(result, result.to_arrow().column_names, args.output)
+
+
 def watch(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.watch import follow
 
@@ -355,6 +378,18 @@ def parser() -> argparse.ArgumentParser:
     add_query(sub)
     sub.add_argument("--reverse", action="store_true")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("rollup", rollup, "rows of an aggregate, combined to fewer key columns or longer slots", "table")
+    sub.add_argument("prefix", nargs="*", help="only keys that begin with these values")
+    sub.add_argument("--by", metavar="A,B", help="key columns to keep; default none: all rows are one")
+    sub.add_argument("--step", metavar="WIDTH", help="slots of the result: 1h, 1d, 1month")
+    sub.add_argument("--tz", metavar="ZONE", help="the time zone of --step; default the table's")
+    sub.add_argument("--start", metavar="TIME", help="from this slot on")
+    sub.add_argument("--end", metavar="TIME", help="up to this slot, exclusive")
+    sub.add_argument("--last", metavar="DURATION", help="the time up to the end of the newest slot: 15m")
+    sub.add_argument("--where", metavar="EXPR", help="of rows, before they are combined: 'calls > 10'")
+    sub.add_argument("--columns", metavar="A,B", help="measures and derived columns; default all")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub.add_argument("--explain", action="store_true", help="say what was read, on standard error")
     sub = command("watch", watch, "rows as they change, events as they come")
     add_query(sub)
     sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")

@@ -352,7 +352,9 @@ def received(data: bytes) -> tuple[session_pb2.ServerFrame, list[tuple[int, Answ
             case "page":
                 page = reply.page
                 arrow = bodies.take(reply.body_bytes) if reply.body_bytes else b""
-                found.append((reply.id, Page(reply.start_ts, page.scan, arrow, page.columns)))
+                since_us = page.complete_since_us if page.HasField("complete_since_us") else None
+                told = (page.explanation, since_us)
+                found.append((reply.id, Page(reply.start_ts, page.scan, arrow, page.columns, *told)))
             case _:
                 found.append((reply.id, reply))
     return frame, found

@@ -154,6 +154,7 @@ class Snapshot(_Reads, interface.Snapshot):
         return self._core.lease
 
     to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
+    _rollup = asks(TransactionCore.rollup)
 
 
 @documented_by(interface.Database)

@@ -135,6 +135,8 @@ class Page(NamedTuple):
     scan: int
     arrow: bytes | memoryview
     columns: Sequence[types_pb2.ColumnValues]
+    explanation: str = ""
+    complete_since_us: int | None = None
 
 
 Answer = session_pb2.Response | Committed | Rows | Page

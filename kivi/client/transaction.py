@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi import errors
 from kivi.api.arguments import (
     GetArguments,
+    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     TransactionArguments,
     drops_late,
     stage_ids,
 )
+from kivi.api.results import Result
 from kivi.api.retry import backoff_s
 from kivi.api.writes import Write
 from kivi.client.core import Core
@@ -432,7 +434,7 @@ class TransactionCore:
         return got(schema, wanted, reply)
 
     def scan_open(
-        self, wanted: ScanArguments, page_rows: int | None = None, *, rows: bool = False
+        self, wanted: ScanArguments | RollupArguments, page_rows: int | None = None, *, rows: bool = False
     ) -> Steps[tuple[TableSchema, Page]]:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
@@ -441,6 +443,15 @@ class TransactionCore:
             return session_pb2.Request(scan_open=session_pb2.ScanOpen(spec=spec, page_rows=page_rows or 0, rows=rows))
 
         return (yield from self._read(wanted.table, request))
+
+    def rollup(self, wanted: RollupArguments) -> Steps[Result]:
+        """All of the result."""
+        schema, page = yield from self.scan_open(wanted)
+        batches, scan = read_batches(page.arrow), page.scan
+        while scan:
+            data, scan = yield from self.scan_next(scan)
+            batches += read_batches(data)
+        return Result(wanted.arrow_schema(schema), batches, page.explanation, page.complete_since_us)
 
     def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, Page]]:
         """A scan for its rows: all of them if they are few, and else None and the first page of batches."""

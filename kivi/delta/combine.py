@@ -52,11 +52,12 @@ from kivi.delta.runs import (
     neutral_of,
     ufunc_of,
 )
-from kivi.delta.states import ByGroup, States
+from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX
+from kivi.states.kinds import ByGroup
 from kivi.states.registry import kind_of
 
 __all__ = ["Combining", "combine", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]

@@ -31,11 +31,11 @@ from kivi.delta.combine import exact_sums, extremes
 from kivi.delta.grouping import Events, Groups, no_slot, null_key
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, dtype_of, neutral_column
 from kivi.delta.sources import Order, Sources
-from kivi.delta.states import ByGroup, States
+from kivi.delta.states import States
 from kivi.encoding.keys import encode_key
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, GroupKey, Measure, TableSchema
-from kivi.states.kinds import offsets_of
+from kivi.states.kinds import ByGroup, offsets_of
 from kivi.states.registry import kind_of
 
 __all__ = ["derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]

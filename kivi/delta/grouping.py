@@ -32,12 +32,12 @@ from kivi.arrow.columns import flat, stored_array
 from kivi.arrow.dictionaries import is_coded
 from kivi.delta.order import numbered
 from kivi.delta.runs import Array
-from kivi.delta.states import ByGroup
 from kivi.encoding.keys import encode_key_columns
 from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import INT64_MAX, ColumnType
+from kivi.states.kinds import ByGroup
 
 __all__ = ["Events", "Groups", "no_slot", "null_key"]
 

@@ -19,6 +19,7 @@ from kivi.api.arguments import (
     AlterTableArguments,
     GetArguments,
     LevelsArguments,
+    RollupArguments,
     ScanArguments,
     SnapshotArguments,
     SubscribeArguments,
@@ -37,6 +38,7 @@ from kivi.api.arguments import (
     table_name,
     takes,
 )
+from kivi.api.results import Result
 from kivi.api.subscription import Follower, Subscription, listed, told
 from kivi.arrow.records import event_batch, table_batch
 from kivi.errors import InvalidArgument, KiviError
@@ -173,6 +175,11 @@ class Snapshot(interface.Snapshot):
     def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
+
+    def _rollup(self, wanted: RollupArguments) -> Result:
+        schema = self._db._schema(wanted.table, self._lease)
+        rolled = self._db.store.rollup(self._lease, schema, wanted.bound(schema))
+        return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
 
     @takes(ScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:

@@ -66,17 +66,21 @@ class KeySlot:
 
     def below(self, keys: Any, floor_us: int) -> npt.NDArray[np.bool_]:
         """Of a LargeBinaryArray of full keys: which lie below the floor."""
+        return np.asarray(self.slots(keys) < floor_us)
+
+    def slots(self, keys: Any) -> npt.NDArray[np.int64]:
+        """Of a LargeBinaryArray of full keys: where their slots begin, in microseconds since 1970."""
         rows = len(keys)
         if not rows:
-            return np.zeros(0, np.bool_)
+            return np.zeros(0, np.int64)
         if self.after is None and self.before is None:
-            slots = decode_key_columns(self.types, keys)[self.index].cast(pa.int64()).to_numpy()
-            return np.asarray(slots < floor_us)
+            found: npt.NDArray[np.int64] = decode_key_columns(self.types, keys)[self.index].cast(pa.int64()).to_numpy()
+            return found
         offsets = np.frombuffer(keys.buffers()[1], np.int64, rows + 1, 8 * keys.offset)
         data = np.frombuffer(keys.buffers()[2], np.uint8)
         at = offsets[1:] - (self.after + SLOT_BYTES) if self.after is not None else offsets[:-1] + (self.before or 0)
-        slots = data[at[:, None] + np.arange(SLOT_BYTES)].view(">u8")[:, 0]
-        return np.asarray(slots < int.from_bytes(slot_bound(floor_us), "big"))
+        words = data[at[:, None] + np.arange(SLOT_BYTES)].view(">u8")[:, 0].astype(np.uint64)
+        return np.asarray((words ^ np.uint64(1 << 63)).view(np.int64))
 
 
 def slot_bound(floor_us: int) -> bytes:

@@ -30,6 +30,7 @@ from kivi.encoding.token_blocks import decode_block
 from kivi.errors import KiviError
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
+from kivi.states.registry import kind_of
 
 __all__ = ["cells", "entry", "key_text", "moment", "operation", "row", "table_of", "value"]
 
@@ -53,15 +54,20 @@ def value(column: Column, stored: Any) -> str:
     """A value in stored form. A sum that has outgrown its column is shown as the exact number it is."""
     if stored is None:
         return "null"
-    if column.type == _TIMESTAMP:
+    if column.type == _TIMESTAMP and column.state is None:
         return moment(stored)
     try:
+        if column.state is not None and not column.type.is_state:
+            stored = kind_of(column.state).values([stored])[0]
         shown = column.type.from_stored(stored, column.name)
     except KiviError:
         return f"{stored!r} (out of range)"
     match column.type.name:
         case "decimal" | "int64" | "bool":
             return str(shown)
+        case "quantiles" | "list" | "top":
+            text = repr(shown)
+            return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
         case _:
             text = repr(shown)
             return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(shown)} long)"
@@ -111,7 +117,7 @@ def operation(
     words += [f"{schema.columns[i].name}={value(schema.columns[i], cell)}" for i, cell in sorted(puts.items())]
     for i, delta in sorted(deltas.items()):
         column = schema.columns[i]
-        sign = "+=" if column.operator == "sum" else f" {column.operator}="
+        sign = "+=" if column.operator == "sum" or column.state is not None else f" {column.operator}="
         words.append(f"{column.name}{sign}{value(column, delta)}")
     at = "" if cts is None else f" @{stamp(cts)}"
     return f"{key_text(schema, key)}{at}  {' '.join(words)}".rstrip()

@@ -25,6 +25,7 @@ from kivi.live.covering import Cover
 from kivi.live.lives import EventsLive, Live, RowsLive
 from kivi.live.matching import BatchColumns, Columns, Matcher
 from kivi.live.reading import event_key, floor_of, promising, read_window, types_of
+from kivi.live.rollups import rolled_again
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between
 from kivi.model.schema import TableSchema
@@ -190,6 +191,24 @@ class RowGroup(Group):
         """Rows to be read again."""
         self._floor = floor_of(store, schema, store.watermark()) if schema.forgets_rows else None
 
+    def _is_rolled(self, live: Live) -> bool:
+        return live.query.scan.rollup is not None
+
+    def add(self, live: Live) -> None:
+        if self._is_rolled(live):  # its rows are not the table's: no matcher selects them, and nobody holds them
+            self._cover = None
+            self.lives.add(live)
+        else:
+            super().add(live)
+
+    def _hold(self, live: RowsLive) -> None:
+        if not self._is_rolled(live):
+            super()._hold(live)
+
+    def _let_go(self, live: RowsLive) -> None:
+        if not self._is_rolled(live):
+            super()._let_go(live)
+
     @property
     def can_note(self) -> bool:
         """Whether ``note`` is enough for a while."""
@@ -219,7 +238,22 @@ class RowGroup(Group):
             return []
         for live in self.joining:
             live.missed |= changed
-        return list(self._update(sorted(changed), lease)) if self.lives else []
+        keys = sorted(changed)
+        rolled = [live for live in self.lives if isinstance(live, RowsLive) and self._is_rolled(live)]
+        touched = {live for live in rolled if self._roll_up(keys, lease, live)}
+        return list(touched | self._update(keys, lease)) if len(self.matcher) else [*touched]
+
+    def _roll_up(self, keys: list[bytes], lease: Lease, live: RowsLive) -> bool:
+        """Brings a rollup up to date, given the rows that changed. Whether it is touched."""
+        try:
+            current = rolled_again(self.store, lease, self.schema, live, keys)
+        except KiviError as error:
+            self._failed(live, error)
+            return True
+        if not current or live.window.short:
+            self._read_again(live, lease)
+            return True
+        return live.window.changed
 
     def _forgotten(self, lease: Lease) -> set[bytes]:
         """The rows that somebody holds and that a retention floor has taken away."""
@@ -229,6 +263,9 @@ class RowGroup(Group):
         self._floor = floor
         for live in self.joining:  # what they hold is not known yet
             live.reread = True
+        for live in self.lives:
+            if isinstance(live, RowsLive) and self._is_rolled(live):
+                self._read_again(live, lease)
         slot = KeySlot.of(self.schema)
         return {key for key in self._holders if slot.is_below(key, floor)}
 
@@ -320,6 +357,8 @@ class RowGroup(Group):
         try:
             if live.reread:
                 self._read_again(live, lease)
+            elif missed and self._is_rolled(live):
+                self._roll_up(sorted(missed), lease, live)
             elif missed:
                 self._update(sorted(missed), lease, live)
             if live.failure is None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
 from kivi.live.matching import Array, BatchColumns, Columns
+from kivi.live.rollups import rolled_window
 from kivi.live.windows import Window
 from kivi.model.changes import COMMIT_TS, Changes
 from kivi.model.expressions import all_of, between
@@ -49,6 +50,8 @@ def floor_of(store: Store, schema: TableSchema, ts: int) -> int | None:
 
 def read_window(store: Store, lease: Lease, schema: TableSchema, query: Query) -> Window:
     """Raises what a scan raises, and ResourceExhausted for more rows than a window holds."""
+    if query.scan.rollup is not None:
+        return rolled_window(store, lease, schema, query)
     return _of_events(store, lease, schema, query) if schema.kind == "event" else _of_rows(store, lease, schema, query)
 
 

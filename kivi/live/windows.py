@@ -26,7 +26,7 @@ _SLACK_MIN: Final = 16
 class Window:
     """Not thread safe. ``rows`` are in stored form, of the columns that are shown."""
 
-    __slots__ = ("_order", "_query", "_ranks", "_rows", "_sort_key", "changed", "dropped", "slack", "whole")
+    __slots__ = ("_order", "_query", "_ranks", "_rows", "_sort_key", "changed", "dropped", "low_us", "slack", "whole")
 
     def __init__(self, query: Query) -> None:
         self._query = query
@@ -38,6 +38,8 @@ class Window:
         self.whole = True
         self.changed = True
         """Since whoever looks at it made it False."""
+        self.low_us: int | None = None
+        """Of a rollup of the last time: where that begins."""
         self.dropped: list[bytes] = []
         """Keys that gave way to others; whoever indexes what is held empties it."""
 

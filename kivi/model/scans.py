@@ -8,6 +8,7 @@ from typing import Any
 
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr
+from kivi.model.rollups import Rollup
 from kivi.model.schema import Measure
 
 __all__ = ["Scan"]
@@ -28,6 +29,8 @@ class Scan:
     measures: tuple[Measure, ...] = ()
     """Of events: one row with these, instead of the rows."""
     changes: Changes | None = None
+    rollup: Rollup | None = None
+    """Of an aggregate: its rows combined, instead of the rows. ``where`` selects rows before that."""
 
     @property
     def times(self) -> tuple[Any, Any]:

@@ -23,11 +23,12 @@ import itertools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
 from kivi.errors import InvalidArgument
 from kivi.model.expressions import Expr
+from kivi.model.rollups import rolled_outputs, rolled_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 
@@ -162,6 +163,9 @@ class Query:
         offset: int,
     ) -> Query:
         """Raises SchemaError, InvalidArgument."""
+        if (rollup := scan.rollup) is not None:
+            scan = replace(scan, columns=rolled_outputs(schema, rollup))
+            schema = rolled_schema(schema, rollup)
         order = []
         for term in order_by:
             name = term.removeprefix("-")

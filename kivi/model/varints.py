@@ -78,18 +78,19 @@ def decode(sequences: Sequence[bytes]) -> tuple[Array, Array]:
     closed = ends[1:][ends[1:] > ends[:-1]] - 1
     if not last[closed].all():
         raise DataLoss("a stored state is cut short: run kivi verify")
-    starts = np.empty(len(places), np.int64)
-    starts[:1] = 0
-    starts[1:] = places[:-1] + 1
-    lengths = places - starts + 1
-    longest = int(lengths.max()) if len(lengths) else 0
-    if longest > _BYTES_MAX:
+    values = data[places].astype(np.uint64)
+    lengths = np.diff(places, prepend=-1)
+    longer = np.flatnonzero(lengths > 1)  # most are of one byte: of the others the bytes are added from behind
+    at, left = places[longer], lengths[longer]
+    for _ in range(_BYTES_MAX - 1):
+        if not len(longer):
+            break
+        at = at - 1
+        values[longer] = values[longer] << np.uint64(7) | (data[at] & 0x7F).astype(np.uint64)
+        more = left > 2
+        longer, at, left = longer[more], at[more], left[more] - 1
+    if len(longer):
         raise DataLoss("a stored state has an integer of more than 64 bits: run kivi verify")
-    values = (data[starts] & 0x7F).astype(np.uint64) if longest else np.zeros(0, np.uint64)
-    index = np.arange(len(places))
-    for place in range(1, longest):
-        index = index[lengths[index] > place]
-        values[index] |= (data[starts[index] + place] & 0x7F).astype(np.uint64) << np.uint64(7 * place)
     offsets = np.zeros(len(ends), np.int64)
     offsets[1:] = np.searchsorted(places, ends[1:])
     return values, offsets

@@ -33,7 +33,11 @@ class QuantilesKind(Kind):
         return codes_of(floats, self.state.size).astype(np.int32), None
 
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
-        codes, counts, offsets = counted(items[0], items[1], offsets)
+        states = len(offsets) - 1
+        return self.reduce_groups(items, np.repeat(np.arange(states), np.diff(offsets)), states)
+
+    def reduce_groups(self, items: Items, group_of: Array, groups: int) -> tuple[Items, Array]:
+        codes, counts, offsets = counted(items[0], items[1], group_of, groups)
         return (codes, counts), offsets
 
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
@@ -65,15 +69,15 @@ class QuantilesKind(Kind):
         return codes, np.full(len(codes), -1, np.int64) if counts is None else -counts
 
 
-def counted(codes: Array, counts: Array | None, offsets: Array) -> tuple[Array, Array, Array]:
+def counted(codes: Array, counts: Array | None, state_of: Array, states: int) -> tuple[Array, Array, Array]:
     """(codes, counts, offsets) with each code of a state once, in order, and none of count 0."""
-    lengths = np.diff(offsets)
-    states = len(lengths)
     if not len(codes):
-        return codes.astype(np.int32), np.zeros(0, np.int64), offsets
+        return codes.astype(np.int32), np.zeros(0, np.int64), np.zeros(states + 1, np.int64)
     low = int(codes.min())
     span = int(codes.max()) - low + 1
-    keys = np.repeat(np.arange(states, dtype=np.int64) * span - low, lengths) + codes
+    keys = state_of * span
+    keys += codes
+    keys -= low
     if states * span <= _DENSE * len(codes):
         table = np.zeros(states * span, np.int64)
         if counts is None:

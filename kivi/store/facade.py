@@ -40,11 +40,25 @@ from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
+from kivi.store.rollups import Rolled, rolled_batches
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.wiring import Wiring
 
-__all__ = ["Commit", "GetPlan", "Lease", "Outcome", "Scan", "Store", "Txn", "WritePlan", "WriteSet", "Writes"]
+__all__ = [
+    "Commit",
+    "GetPlan",
+    "Lease",
+    "Outcome",
+    "Rolled",
+    "Scan",
+    "Store",
+    "Txn",
+    "WritePlan",
+    "WriteSet",
+    "Writes",
+    "rolled_batches",
+]
 
 _log = logging.getLogger("kivi.store")
 
@@ -188,6 +202,10 @@ class Store(Wiring):
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)
+
+    def rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Rolled:
+        """The rows of an aggregate combined, as record batches that say how they were made."""
+        return self.reads.rollup(lease, schema, wanted)
 
     def transaction(self, lease: Lease | None = None) -> Txn:
         self.check_open()

@@ -32,6 +32,7 @@ from kivi.events.summing import Sums
 from kivi.events.views import EventView, later_of
 from kivi.model.declarations import summary_schema
 from kivi.model.expressions import Expr, all_of, between, names
+from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.leases import Lease, Leases
@@ -41,6 +42,7 @@ from kivi.store.catalog import Catalog
 from kivi.store.event_tables import EventTables
 from kivi.store.plans import GetPlan
 from kivi.store.retention import Retention
+from kivi.store.rollups import Rolled, RolledUp, Rollups, rolled_batches
 from kivi.store.transaction import Txn, encoded_key, merged
 
 __all__ = ["Reads", "event_times", "key_range", "limited", "pieces", "trimmer"]
@@ -144,6 +146,10 @@ class Reads:
             raise InvalidArgument(f"{schema.name!r} is no event table, and only events are summed up: read its rows")
         if schema.kind == "event":
             return limited(self._events(lease, schema, wanted, txn), wanted.limit)
+        if wanted.rollup is not None:
+            if txn is not None:
+                raise InvalidArgument("rollups are read in a snapshot, not in a transaction")
+            return self.rollup(lease, schema, wanted)
         start, end = key_range(schema, wanted)
         if wanted.where is None:
             projection = Projection.of(schema, wanted.columns)
@@ -162,12 +168,30 @@ class Reads:
         rows = self._rows_of(lease, schema, wanted, txn, own)
         return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
 
+    def rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Rolled:
+        """The rows that a scan would give, combined. Arguments are checked at the call; it is made when it is read."""
+        self.check_open()
+        self.check_visible(lease, schema)
+        assert wanted.rollup is not None
+        outputs = rolled_outputs(schema, wanted.rollup)
+        complete_since_us = later_of(self.retention.row_floor(schema, lease.ts), schema.complete_since_us)
+
+        def batches(rolled: RolledUp) -> Iterator[pa.RecordBatch]:
+            return rolled_batches(rolled, outputs, wanted.limit)
+
+        roll = functools.partial(self.rollups.roll, lease, schema, wanted, key_range(schema, wanted))
+        return Rolled(roll, batches, complete_since_us)
+
+    @property
+    def rollups(self) -> Rollups:
+        return Rollups(self.reader, self.pending)
+
     def few_rows(self, lease: Lease, schema: TableSchema, wanted: Scan) -> list[tuple[Any, ...]] | None:
         """A scan of some dozen rows of fixed width, as values of its columns; None: it is not that, call ``scan``."""
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
-        if wanted.changes is not None or not RowLayout.of(schema).in_columns:
+        if wanted.changes is not None or wanted.rollup is not None or not RowLayout.of(schema).in_columns:
             return None
         self.check_visible(lease, schema)
         projection = Projection.of(schema, wanted.columns)

@@ -14,7 +14,9 @@ from typing import Any, Final
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.nodes import check_shape
+from kivi.model.rollups import Rollup, rollup_of
 from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
+from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.wire.frames import NONE, Bodies
 from kivi.wire.v1 import types_pb2 as pb
@@ -158,6 +160,32 @@ _MEASURE_NAMES: Final = {number: name for name, number in _MEASURES.items()}
 
 def to_groups(groups: Sequence[GroupKey]) -> list[pb.GroupKey]:
     return [pb.GroupKey(name=g.name, source=g.source, slot_us=g.slot_us, width=g.width, tz=g.tz) for g in groups]
+
+
+def to_rollup(rollup: Rollup) -> pb.Rollup:
+    step = rollup.step
+    return pb.Rollup(
+        by=rollup.by,
+        step="" if step is None else step.width,
+        tz="" if step is None else step.zone,
+        start_us=rollup.start_us,
+        end_us=rollup.end_us,
+        last_us=rollup.last_us,
+        measures=rollup.measures,
+    )
+
+
+def from_rollup(schema: TableSchema, rollup: pb.Rollup) -> Rollup:
+    """Checked against the table. Raises SchemaError, InvalidArgument."""
+    return rollup_of(
+        schema,
+        rollup.by,
+        Slot.parse(rollup.step, rollup.tz or None) if rollup.step else None,
+        start=rollup.start_us if rollup.HasField("start_us") else None,
+        end=rollup.end_us if rollup.HasField("end_us") else None,
+        last=rollup.last_us if rollup.HasField("last_us") else None,
+        measures=rollup.measures or None,
+    )
 
 
 def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:

@@ -10,6 +10,8 @@ table                  the table (required)
 prefix                 the first key columns, one parameter each, in order
 from, to               of the time, ``to`` exclusive: milliseconds since 1970 (Grafana's ``${__from}``), or ISO 8601
 step                   aggregates: slots of so long (``5m``, ``1h``) instead of the table's own, a multiple of these
+by                     aggregates: combined to these key columns, names with commas; without step there is no slot
+tz                     the time zone of step, default the table's
 columns                names with commas; default all
 where                  a predicate: ``resp_time_us > 1000 & customer == 'acme'``
 limit                  rows at most, default 10,000, up to 100,000; ``X-Kivi-More: true`` says that there are more
@@ -27,13 +29,11 @@ from __future__ import annotations
 
 import csv
 import datetime as dt
-import functools
 import io
-import itertools
 import json
-import operator
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any, Final
@@ -44,12 +44,12 @@ from kivi_server.auth import Access, Tokens
 from kivi_server.sessions import Sessions
 from kivi_server.wsgi import TIMEOUT_S
 
-from kivi.api.arguments import ScanArguments, type_of
+from kivi.api.arguments import RollupArguments, ScanArguments, type_of
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import InvalidArgument, KiviError
-from kivi.model.derived_columns import evaluator, parse_expression
 from kivi.model.expressions import Expr
 from kivi.model.predicate_text import parse_moment, parse_value, where
+from kivi.model.rollups import rolled_outputs, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
 from kivi.store.facade import Lease, Scan, Store
@@ -60,7 +60,7 @@ __all__ = ["Application"]
 _LIMIT: Final = 10_000
 _LIMIT_MAX: Final = 100_000
 _PARAMETERS: Final = frozenset(
-    {"table", "prefix", "from", "to", "step", "columns", "where", "limit", "as_of", "format"}
+    {"table", "prefix", "from", "to", "step", "columns", "where", "limit", "as_of", "format", "by", "tz"}
 )
 _HTTP: Final = {
     grpc.StatusCode.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
@@ -152,7 +152,6 @@ class _Asked:
         return (parse_moment(text, f"parameter {name}") - _EPOCH) // dt.timedelta(microseconds=1)
 
 
-_MICROSECOND: Final = dt.timedelta(microseconds=1)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -161,14 +160,14 @@ def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
     lease = _begun(store, asked)
     try:
         schema = store.table(asked.table, lease)
-        names = asked.given.get("columns")
-        asked.names = schema.output_columns(None if names is None else [name.strip() for name in names.split(",")])
-        step = _step(schema, asked)
-        wanted = _wanted(schema, asked, None if step else asked.names, None if step else asked.limit + 1)
-        rows: Iterator[Row] = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
-        if step is not None:
-            rows = itertools.islice(_stepped(schema, rows, step, asked), asked.limit + 1)
-        found = list(rows)
+        if _rolls_up(schema, asked):
+            wanted = _rolled(schema, asked)
+        else:
+            names = asked.given.get("columns")
+            asked.names = schema.output_columns(None if names is None else _names(names))
+            wanted = _wanted(schema, asked)
+        rows = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
+        found = [{name: row[name] for name in asked.names} for row in rows]
         return found[: asked.limit], lease.ts, len(found) > asked.limit
     finally:
         store.release(lease)
@@ -183,15 +182,19 @@ def _begun(store: Store, asked: _Asked) -> Lease:
     return store.begin(as_of_us=asked.moment_us("as_of"), timeout_s=TIMEOUT_S)
 
 
-def _wanted(schema: TableSchema, asked: _Asked, columns: tuple[str, ...] | None, limit: int | None) -> Scan:
+def _where(schema: TableSchema, asked: _Asked) -> Expr | None:
+    if "where" not in asked.given:
+        return None
+    types = {name: str(type_of(schema, name)) for name in schema.output_names}
+    return where(asked.given["where"], types, "parameter where")
+
+
+def _wanted(schema: TableSchema, asked: _Asked) -> Scan:
     time_column = _time_column(schema)
     low, high = asked.moment_us("from"), asked.moment_us("to")
     if time_column is None and not (low is None and high is None):
         raise InvalidArgument(f"table {schema.name!r} has no time in its key: leave out from and to")
-    predicate: Expr | None = None
-    if "where" in asked.given:
-        types = {name: str(type_of(schema, name)) for name in schema.output_names}
-        predicate = where(asked.given["where"], types, "parameter where")
+    predicate = _where(schema, asked)
     start: tuple[int] | None = None
     end: tuple[int] | None = None
     if schema.kind == "event":
@@ -203,7 +206,8 @@ def _wanted(schema: TableSchema, asked: _Asked, columns: tuple[str, ...] | None,
             if bound is not None:
                 term = Expr(op, time_column or "", bound)
                 predicate = term if predicate is None else predicate & term
-    return ScanArguments(schema.name, _prefix(schema, asked), start, end, predicate, columns, limit).bound(schema)
+    prefix, limit = _prefix(schema, asked), asked.limit + 1
+    return ScanArguments(schema.name, prefix, start, end, predicate, asked.names, limit).bound(schema)
 
 
 def _prefix(schema: TableSchema, asked: _Asked) -> list[Any]:
@@ -223,48 +227,49 @@ def _time_column(schema: TableSchema) -> str | None:
     return next((column.name for column in reversed(schema.key) if column.type.name == "timestamp"), None)
 
 
-# -- coarser slots ------------------------------------------------------------------------------------------
+# -- rollups ------------------------------------------------------------------------------------------------
 
 
-def _step(schema: TableSchema, asked: _Asked) -> Slot | None:
-    """The slots asked for, in the table's time zone; None for the table's own."""
-    if "step" not in asked.given:
-        return None
-    slot = schema.group_by[-1].slot if schema.group_by else None
-    if slot is None:
-        raise InvalidArgument(f"step is for aggregates whose key ends in a time slot, and {schema.name!r} is none")
-    step = Slot.parse(asked.given["step"], slot.zone or None)
-    if not slot.nests_in(step):
-        raise InvalidArgument(f"step must be a multiple of the slots of {schema.name!r}, {slot}")
-    return None if step == slot else step
+def _rolls_up(schema: TableSchema, asked: _Asked) -> bool:
+    """Whether rows are combined: not if the step is the table's own."""
+    given = next((name for name in ("by", "step", "tz") if name in asked.given), None)
+    if given is not None and schema.kind != "aggregate":
+        raise InvalidArgument(f"parameter {given} is for aggregates, and {schema.name!r} is none")
+    stored = stored_slot(schema)
+    if "by" in asked.given or "step" not in asked.given or stored is None:
+        return "by" in asked.given or "step" in asked.given
+    return Slot.parse(asked.given["step"], asked.given.get("tz", stored[2].zone or None)) != stored[2]
 
 
-def _stepped(schema: TableSchema, rows: Iterator[Row], step: Slot, asked: _Asked) -> Iterator[Row]:
-    """Neighbouring rows of one longer slot as one: measures by their operators, derived columns computed anew."""
-    slot = schema.key_names[-1]
-    types = {column.name: column.type for column in schema.columns}
-    expressions = [(name, evaluator(parse_expression(text, types))) for name, text in schema.derived]
-
-    def in_longer_slot(row: Row) -> Row:
-        row[slot] = _EPOCH + step.start((row[slot] - _EPOCH) // _MICROSECOND) * _MICROSECOND
-        return row
-
-    def combined(held: Row, row: Row) -> Row:
-        for column in schema.columns:
-            held[column.name] = _combined(column.operator, held[column.name], row[column.name])
-        return held
-
-    for _, neighbours in itertools.groupby(map(in_longer_slot, rows), operator.itemgetter(*schema.key_names)):
-        row = functools.reduce(combined, neighbours)
-        for name, expression in expressions:
-            row[name] = expression(row)
-        yield {name: row[name] for name in asked.names}
+def _rolled(schema: TableSchema, asked: _Asked) -> Scan:
+    """The rollup by the key columns asked for, or by all that are no slot."""
+    plain = [group.name for group in schema.group_by if group.slot is None]
+    by = _names(asked.given["by"]) if "by" in asked.given else plain
+    given = asked.given.get("columns")
+    names = None if given is None else [name for name in _names(given) if name not in schema.key_names]
+    start, end = (_slot_from(schema, asked.moment_us(name)) for name in ("from", "to"))
+    where, prefix = _where(schema, asked), _prefix(schema, asked)
+    step, tz = asked.given.get("step"), asked.given.get("tz")
+    wanted = RollupArguments(schema.name, by, step, start, end, prefix, where, names, tz=tz).bound(schema)
+    assert wanted.rollup is not None
+    outputs = rolled_outputs(schema, wanted.rollup)
+    asked.names = outputs if given is None else tuple(_names(given))
+    if unknown := [name for name in asked.names if name not in outputs]:
+        raise InvalidArgument(f"{unknown[0]!r} is no column of this rollup: it has {', '.join(outputs)}")
+    return replace(wanted, limit=asked.limit + 1)
 
 
-def _combined(operation: str | None, a: Any, b: Any) -> Any:
-    if a is None or b is None:
-        return a if b is None else b
-    return a + b if operation == "sum" else min(a, b) if operation == "min" else max(a, b)
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _slot_from(schema: TableSchema, moment_us: int | None) -> int | None:
+    """Where the first slot begins that does not begin before a moment."""
+    stored = stored_slot(schema)
+    if moment_us is None or stored is None:
+        return moment_us
+    start = stored[2].start(moment_us)
+    return start if start == moment_us else stored[2].end(start)
 
 
 # -- as text ------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ commit after it, and an abort record takes a number too.
   schema      table NAME key=COL:TYPE,... COL:TYPE|COL:sum(TYPE) ... [history=1h]
               events NAME time=COL COL:TYPE ...
               aggregate NAME of=EVENTS by=COL,SLOT:COL/5m NAME:sum(COL) ... [derived=NAME:expression]
+              with measures such as NAME:top(COL,k=2,most=3) and NAME:count(where=COL<op>VALUE)
               drop NAME
   session     t: begin [token=TEXT] [batch=SCOPE/N]       prints its snapshot
               t: commit | t: rollback
@@ -41,6 +42,7 @@ certain); every other line must be the same in every variant.
 from __future__ import annotations
 
 import datetime as dt
+import operator
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -216,8 +218,9 @@ class Runner:
         measures = {}
         for word in words[1:]:
             measure, call = word.split(":", 1)
-            operator, argument = call.rstrip(")").split("(")
-            measures[measure] = getattr(kivi, operator)(*([argument] if argument else []))
+            maker, _, given = call.removesuffix(")").partition("(")
+            arguments, options = _arguments(given.split(",") if given else [])
+            measures[measure] = getattr(kivi, maker)(*arguments, **{n: _option(n, v) for n, v in options.items()})
         self.driver.db.create_aggregate(
             words[0], source=named["of"], group_by=group_by, measures=measures, derived=derived
         )
@@ -332,18 +335,7 @@ class Runner:
             yield f"{where} {_row(found, self._keys(words[0]))}".rstrip()
 
     def do_scan(self, name: str, words: list[str], named: dict[str, str]) -> Iterator[str]:
-        where = None
-        if "where" in named:
-            match = _COMPARED.match(named["where"])
-            assert match, named["where"]
-            column, value = kivi.col(match[1]), _value(match[3])
-            where = {
-                "<": lambda: column < value,
-                "<=": lambda: column <= value,
-                ">": lambda: column > value,
-                ">=": lambda: column >= value,
-                "==": lambda: column == value,
-            }[match[2]]()
+        where = _predicate(named["where"]) if "where" in named else None
         prefix = _key(named["prefix"]) if "prefix" in named else ()
         columns = named["columns"].split(",") if "columns" in named else None
         with self._reader(name) as reader:
@@ -508,6 +500,18 @@ def _typed(word: str) -> tuple[str, Any]:
     if match := re.match(r"(sum|min|max|count)\((.*)\)\Z", declared):
         return name, getattr(kivi, match[1])(*([match[2]] if match[2] else []))
     return name, declared
+
+
+def _option(name: str, word: str) -> Any:
+    return word if name == "by" else _predicate(word) if name == "where" else _value(word)
+
+
+def _predicate(word: str) -> Any:
+    """``COL<op>VALUE``"""
+    match = _COMPARED.match(word)
+    assert match, word
+    compare = {"<": operator.lt, "<=": operator.le, "==": operator.eq, ">=": operator.ge, ">": operator.gt}
+    return compare[match[2]](kivi.col(match[1]), _value(match[3]))
 
 
 def _value(word: str) -> Any:

@@ -32,8 +32,10 @@ from kivi.mvcc.groups import Outcome
 from kivi.runtime.settings import Settings
 from kivi.store import reads as scan
 from kivi.store.facade import Store
+from tests.measures import Distinct, Extremes, Moments, Quantiles, Top, Winner, plain
 from tests.oracle import Aggregate, Attempt, EventTable, Op, Oracle, Read, RowTable, Table, touched
 from tests.proof.groups import Together
+from tests.proof.workloads import micros
 from tests.waiting import wait_until
 
 __all__ = ["TABLES", "World"]
@@ -46,9 +48,43 @@ TABLES: dict[str, Table] = {
         "e",
         ("a",),
         lambda event: (event["a"],),
-        {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
+        {
+            "total": ("sum", lambda e: e["x"]),
+            "calls": ("sum", lambda e: 1),
+            "slow": ("max", lambda e: e["x"]),
+            "below": ("sum", lambda e: int(e["x"] < 0)),
+            "square": ("sum", lambda e: e["x"] ** 2),
+            "spread": (Quantiles(2), lambda e: e["x"]),
+            "values": (Distinct(7), lambda e: e["x"]),
+            "mean": (Moments("avg"), lambda e: e["x"]),
+            "deviation": (Moments("stddev"), lambda e: e["x"]),
+            "share": (Moments("avg"), lambda e: e["x"] / 7),
+            "newest": (Winner("last"), lambda e: e["x"]),
+            "oldest": (Winner("first"), lambda e: e["x"] if e["x"] >= 0 else None),
+            "worst": (Winner("argmax"), lambda e: (e["s"], e["x"])),
+            "largest": (Extremes("largest", 3), lambda e: e["x"]),
+            "often": (Top(2, most=4), lambda e: e["s"]),
+        },
     ),
 }
+MEASURES = {
+    "total": kivi.sum("x"),
+    "calls": kivi.count(),
+    "slow": kivi.max("x"),
+    "below": kivi.count(where=kivi.col("x") < 0),
+    "square": kivi.sum(kivi.col("x") * kivi.col("x")),
+    "spread": kivi.quantiles("x", 0.1),
+    "values": kivi.distinct("x", 0.1),
+    "mean": kivi.avg("x"),
+    "deviation": kivi.stddev("x"),
+    "share": kivi.avg(kivi.col("x") / 7),
+    "newest": kivi.last("x"),
+    "oldest": kivi.first("x", where=kivi.col("x") >= 0),
+    "worst": kivi.argmax("s", by="x"),
+    "largest": kivi.largest("x", 3),
+    "often": kivi.top("s", 2, most=4),
+}
+EVENT = {"a": "int64", "ts": "timestamp", "x": "int64", "s": "string"}
 KINDS = ("put", "delta", "delta", "delta", "insert", "delete", "delete", "guard", "append", "bulk", "get", "scan")
 
 
@@ -112,9 +148,8 @@ class World:
         columns: dict[str, Any] = {"n": kivi.sum("int64"), "hi": kivi.max("int64"), "v": "int64"}
         self.db.create_table("t", key={"id": "int64"}, columns=columns)
         self.db.create_table("h", key={"id": "int64"}, columns=columns, history="1h")
-        self.db.create_event_table("e", event_time="ts", columns={"a": "int64", "ts": "timestamp", "x": "int64"})
-        measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
-        self.db.create_aggregate("agg", source="e", group_by=["a"], measures=measures)
+        self.db.create_event_table("e", event_time="ts", columns=EVENT)
+        self.db.create_aggregate("agg", source="e", group_by=["a"], measures=MEASURES)
         self.first = self.last = self.db.watermark()
 
     def _open(self) -> None:
@@ -160,7 +195,8 @@ class World:
 
     def _scan(self, reader: Any, table: str) -> list[dict[str, Any]]:
         with patch.object(scan, "FEW_ROWS", self.few_rows):
-            return [{**row, "ts": 0} if table == "e" else row for row in reader.scan(table)]
+            rows = list(reader.scan(table))
+        return [{**row, "ts": micros(row["ts"])} for row in rows] if table == "e" else plain(rows)
 
     def _read(self, opened: Open, table: str, key: Any) -> Any:
         """R1, R7: the replay of what was committed at or below S, then its own writes."""
@@ -251,16 +287,20 @@ class World:
                     ops.append(Op("guard", table, key, {} if column is None else {column: None}))
                 case "append" | "bulk":
                     count = 40 if kind == "bulk" and rng.random() < 0.3 else rng.randint(1, 3)
-                    events = [{"a": rng.randint(0, 2), "ts": 0, "x": rng.randint(-5, 5)} for _ in range(count)]
+                    events = [self._event(rng) for _ in range(count)]
                     tx.append("e", events)
                     ops.append(Op("append", "e", events=events))
                 case "get":
                     for name in (table, "agg"):
-                        assert tx.get(name, key) == self._read(opened, name, key)
+                        assert plain(tx.get(name, key)) == self._read(opened, name, key)
                 case "scan":
                     for name in TABLES:
                         assert self._scan(tx, name) == self._read(opened, name, None)
             self.counted[kind] += 1
+
+    def _event(self, rng: random.Random) -> dict[str, Any]:
+        """Few different values and moments, so that many are equal and their order decides."""
+        return {"a": rng.randint(0, 2), "ts": rng.randint(0, 3), "x": rng.randint(-5, 5), "s": rng.choice("abcdefg")}
 
     def rollback(self, rng: random.Random) -> None:
         if self.transactions:

@@ -46,7 +46,7 @@ from kivi.errors import (
 )
 from tests.oracle import Attempt, Glimpse, Mismatch, Op, Oracle, Read
 from tests.proof.groups import Together
-from tests.proof.workloads import ACCOUNTS, KEYS, Client, MemberToken, micros
+from tests.proof.workloads import ACCOUNTS, KEYS, MOMENTS, Client, MemberToken, micros
 
 __all__ = ["Bunches", "Crowd", "Tasks"]
 
@@ -391,7 +391,7 @@ class Caller:
 
     def made_event(self) -> dict[str, Any]:
         rng = self.random
-        return {"a": rng.randrange(5), "b": rng.choice("xyz"), "ts": rng.randrange(10**6), "x": rng.randrange(999)}
+        return {"a": rng.randrange(5), "b": rng.choice("xyz"), "ts": rng.randrange(MOMENTS), "x": rng.randrange(999)}
 
     async def event(self) -> None:
         """One, as a commit of its own."""

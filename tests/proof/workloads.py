@@ -25,6 +25,7 @@ from typing import Any
 import kivi
 from kivi.errors import CommitUnknown, Conflict, KiviError, Retryable, RowExists, SnapshotTooOld, Unavailable
 from kivi.model.outcomes import ABORTED
+from tests.measures import Distinct, Extremes, Moments, Quantiles, Top, Winner
 from tests.oracle import Aggregate, Attempt, EventTable, Mismatch, Op, Oracle, Read, RowTable, Table
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
 ]
 
 KEYS = 10
+MOMENTS = 100  # event times, so that some are equal and the order of commits decides
 ACCOUNTS = 16
 TOTAL = 1_000 * ACCOUNTS
 COLUMNS: dict[str, Any] = {
@@ -59,25 +61,82 @@ TABLES: dict[str, Table] = {
         "e",
         ("a",),
         lambda event: (event["a"],),
-        {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
+        {
+            "total": ("sum", lambda e: e["x"]),
+            "calls": ("sum", lambda e: 1),
+            "slow": ("max", lambda e: e["x"]),
+            "many": ("sum", lambda e: int(e["x"] > 500)),
+            "spread": (Quantiles(4), lambda e: e["x"]),
+            "values": (Distinct(8), lambda e: e["x"]),
+            "mean": (Moments("avg"), lambda e: e["x"]),
+            "deviation": (Moments("stddev"), lambda e: e["x"]),
+            "newest": (Winner("last"), lambda e: e["x"]),
+            "worst": (Winner("argmax"), lambda e: (e["b"], e["x"])),
+            "largest": (Extremes("largest", 3), lambda e: e["x"]),
+            "often": (Top(3, most=40), lambda e: e["x"]),
+        },
     ),
     "by_b": Aggregate(
         "e",
         ("b",),
         lambda event: (event["b"],),
-        {"total": ("sum", lambda e: e["x"]), "fast": ("min", lambda e: e["x"])},
+        {
+            "total": ("sum", lambda e: e["x"]),
+            "fast": ("min", lambda e: e["x"]),
+            "share": (Moments("avg"), lambda e: e["x"] / 7),
+            "oldest": (Winner("first"), lambda e: e["x"]),
+            "often": (Top(2), lambda e: e["a"]),
+        },
     ),
     "kept": Aggregate(
         "e",
         ("a",),
         lambda event: (event["a"],),
-        {"total": ("sum", lambda e: e["x"]), "calls": ("sum", lambda e: 1), "slow": ("max", lambda e: e["x"])},
+        {
+            "total": ("sum", lambda e: e["x"]),
+            "calls": ("sum", lambda e: 1),
+            "slow": ("max", lambda e: e["x"]),
+            "spread": (Quantiles(2), lambda e: e["x"]),
+            "newest": (Winner("last"), lambda e: e["b"]),
+        },
     ),
     "bank": RowTable(("id",), {"balance": "sum"}),
     "counters": RowTable(("id",), {"n": "sum"}),
     "fork": RowTable(("id",), {"v": None}),
     "past": RowTable(("id",), {"n": "sum", "f": "fsum", "v": None}),
 }
+PLAIN = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
+AGGREGATES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
+    "by_a": (
+        "a",
+        None,
+        {
+            **PLAIN,
+            "many": kivi.count(where=kivi.col("x") > 500),
+            "spread": kivi.quantiles("x", 0.03),
+            "values": kivi.distinct("x", 0.07),
+            "mean": kivi.avg("x"),
+            "deviation": kivi.stddev("x"),
+            "newest": kivi.last("x"),
+            "worst": kivi.argmax("b", by="x"),
+            "largest": kivi.largest("x", 3),
+            "often": kivi.top("x", 3, most=40),
+        },
+    ),
+    "kept": ("a", "1h", {**PLAIN, "spread": kivi.quantiles("x", 0.1), "newest": kivi.last("b")}),
+    "by_b": (
+        "b",
+        None,
+        {
+            "total": kivi.sum("x"),
+            "fast": kivi.min("x"),
+            "share": kivi.avg(kivi.col("x") / 7),
+            "oldest": kivi.first("x"),
+            "often": kivi.top("a", 2),
+        },
+    ),
+}
+"""Name -> key column, history, and what ``TABLES`` says of its measures, as it is declared."""
 EVENT = {"a": "int64", "b": "string", "ts": "timestamp", "x": "int64"}
 
 
@@ -85,10 +144,8 @@ def make_tables(db: Any) -> None:
     """All tables of the workloads, empty."""
     db.create_table("t", key={"id": "int64"}, columns=COLUMNS)
     db.create_event_table("e", event_time="ts", columns=EVENT)
-    measures = {"total": kivi.sum("x"), "calls": kivi.count(), "slow": kivi.max("x")}
-    db.create_aggregate("by_a", source="e", group_by=["a"], measures=measures)
-    db.create_aggregate("kept", source="e", group_by=["a"], measures=measures, history="1h")
-    db.create_aggregate("by_b", source="e", group_by=["b"], measures={"total": kivi.sum("x"), "fast": kivi.min("x")})
+    for name, (key, history, measures) in AGGREGATES.items():
+        db.create_aggregate(name, source="e", group_by=[key], measures=measures, history=history)
     db.create_table("bank", key={"id": "int64"}, columns={"balance": kivi.sum("int64")})
     db.create_table("counters", key={"id": "int64"}, columns={"n": kivi.sum("int64")}, history="1h")
     db.create_table("fork", key={"id": "int64"}, columns={"v": "int64"})
@@ -267,7 +324,7 @@ class Mix(Client):
             case _:
                 count = 50 if kind == "bulk" else rng.randrange(1, 4)
                 events = [
-                    {"a": rng.randrange(5), "b": rng.choice("xyz"), "ts": rng.randrange(10**6), "x": rng.randrange(999)}
+                    {"a": rng.randrange(5), "b": rng.choice("xyz"), "ts": rng.randrange(MOMENTS), "x": rng.randrange(999)}
                     for _ in range(count)
                 ]
                 tx.append("e", events)

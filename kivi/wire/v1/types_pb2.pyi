@@ -106,7 +106,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +119,7 @@ class ScanSpec(_message.Message):
     MEASURES_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROLLUP_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -131,7 +132,26 @@ class ScanSpec(_message.Message):
     measures: _containers.RepeatedCompositeFieldContainer[Measure]
     changes: Changes
     known_columns: int
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ...) -> None: ...
+    rollup: Rollup
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ...) -> None: ...
+
+class Rollup(_message.Message):
+    __slots__ = ("by", "step", "tz", "start_us", "end_us", "last_us", "measures")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    LAST_US_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    by: _containers.RepeatedScalarFieldContainer[str]
+    step: str
+    tz: str
+    start_us: int
+    end_us: int
+    last_us: int
+    measures: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, by: _Optional[_Iterable[str]] = ..., step: _Optional[str] = ..., tz: _Optional[str] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ..., last_us: _Optional[int] = ..., measures: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Changes(_message.Message):
     __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "removed")

@@ -1,0 +1,305 @@
+"""Rollups at a snapshot: an aggregate's rows read in columns, selected, and combined as they come.
+
+::
+
+    key ranges of the time (slot_ranges) --scan_portions--> rows of S --where--> selected --Rolling--> result
+
+The rows are those that a scan at the snapshot gives, retention floors included; what a rollup of them is, ``kivi.model.
+rollups`` says. With ``only``, the keys of some rows of the result, just these are made: whoever keeps a result up reads
+what has changed (``kivi.live.rollups``). Both add floats in the same order, so they are equal to the last bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kivi.arrow.predicates import mask
+from kivi.delta.overlay import FixedRows
+from kivi.delta.rolling import Rolling
+from kivi.delta.runs import Array
+from kivi.encoding.key_slots import KeySlot
+from kivi.encoding.keys import decode_key_columns, prefix_end
+from kivi.encoding.projection import Projection
+from kivi.model.expressions import Expr, names
+from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
+from kivi.model.scans import Scan
+from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
+from kivi.mvcc.leases import Lease
+from kivi.store.slot_ranges import KeyRange, Places, Times
+
+if TYPE_CHECKING:
+    from kivi.mvcc.pending import Pending
+    from kivi.mvcc.snapshot import Reader
+
+__all__ = ["Rolled", "RolledUp", "Rollups", "rolled_batches"]
+
+_PORTION_ROWS: Final = 16_384
+_BATCH_ROWS: Final = 4_096
+_NARROWED_MAX: Final = 64
+
+
+class RolledUp(NamedTuple):
+    """A result. ``rows`` are of the table ``schema``; ``explanation`` is text for people."""
+
+    schema: TableSchema
+    rows: FixedRows
+    explanation: str
+    low_us: int | None
+    """With ``last``: where it begins; None: it has no rows."""
+    newest_us: int | None
+    """With ``last``: the newest slot of the rows that it was made of."""
+
+
+class Rolled(Iterator[pa.RecordBatch]):
+    """A rollup as record batches: it is made when the first is asked for.
+
+    ``complete_since_us``: from which slot on no row is missing, microseconds since 1970; None: all are there.
+    """
+
+    def __init__(
+        self,
+        roll: Callable[[], RolledUp],
+        batches: Callable[[RolledUp], Iterator[pa.RecordBatch]],
+        complete_since_us: int | None,
+    ) -> None:
+        self._roll, self._batches, self.complete_since_us = roll, batches, complete_since_us
+        self._left: Iterator[pa.RecordBatch] | None = None
+        self._explanation = ""
+
+    def _made(self) -> Iterator[pa.RecordBatch]:
+        if self._left is None:
+            rolled = self._roll()
+            self._left, self._explanation = self._batches(rolled), rolled.explanation
+        return self._left
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._made())
+
+    @property
+    def explanation(self) -> str:
+        """How it was made, for people."""
+        self._made()
+        return self._explanation
+
+
+@dataclass(slots=True)
+class _Read:
+    """What was read for a result. ``newest``: the newest slot of a selected row."""
+
+    ranges: int = 0
+    filtered: bool = False
+    rows: int = 0
+    selected: int = 0
+    newest: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollups:
+    """Thread safe."""
+
+    reader: Reader
+    pending: Pending
+
+    def roll(
+        self,
+        lease: Lease,
+        schema: TableSchema,
+        wanted: Scan,
+        bounds: KeyRange,
+        *,
+        only: Any = None,
+        low_us: int | None = None,
+    ) -> RolledUp:
+        """The rollup of the rows of a range of keys. ``only``: a sorted LargeBinaryArray of keys of the result, and
+        ``low_us`` where the ``last`` time then begins.
+
+        Raises what a scan raises, and OutOfRange for a sum of floats that is not finite.
+        """
+        rollup = wanted.rollup
+        assert rollup is not None
+        target = rolled_schema(schema, rollup)
+        if rollup.last_us is not None and only is None:
+            rows, read, low_us = self._of_last(lease, schema, wanted, bounds)
+        else:
+            times = (rollup.start_us if rollup.last_us is None else low_us, rollup.end_us)
+            parts = [(bounds, times)] if only is None else _narrowed(schema, rollup, bounds, times, only)
+            rows, read = self._combined(lease, schema, wanted, parts, only)
+        explanation = _explained(schema, target, rollup, lease, read, len(rows.rows))
+        return RolledUp(target, rows, explanation, low_us, read.newest)
+
+    def _of_last(
+        self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange
+    ) -> tuple[FixedRows, _Read, int | None]:
+        """The newest slot is known when its rows are read: what is read first ends at the newest that there may be."""
+        rollup = wanted.rollup
+        assert rollup is not None
+        newest = self._places(lease, schema, bounds).newest(*bounds)
+        low = None if newest is None else range_of_last(schema, rollup, newest)
+        while True:
+            rows, read = self._combined(lease, schema, wanted, [(bounds, (low, None))], None)
+            if read.newest is None and low is None:
+                return rows, read, None
+            begins = None if read.newest is None else range_of_last(schema, rollup, read.newest)
+            if begins == low:
+                return rows, read, low
+            low = begins
+
+    def _places(self, lease: Lease, schema: TableSchema, bounds: KeyRange) -> Places:
+        indexed, runs = self.pending.capture(schema.id, *bounds, lease.ts)
+        return Places(self.reader.engine, schema, runs, [key for key, _ in indexed])
+
+    def _combined(
+        self, lease: Lease, schema: TableSchema, wanted: Scan, parts: Sequence[tuple[KeyRange, Times]], only: Any
+    ) -> tuple[FixedRows, _Read]:
+        rollup, read = wanted.rollup, _Read()
+        assert rollup is not None
+        rolling = Rolling(schema, rolled_schema(schema, rollup), rollup.step)
+        where = None if wanted.where is None else _Predicate(schema, wanted.where)
+        slot = KeySlot.of(schema) if stored_slot(schema) is not None else None
+        for (start, end), times in parts:
+            ranges: list[KeyRange] | None = [(start, end)]
+            if slot is not None and times != (None, None):
+                ranges = self._places(lease, schema, (start, end)).ranges(start, end, times)
+            read.ranges += 1 if ranges is None else len(ranges)
+            read.filtered = read.filtered or ranges is None
+            for low, high in [(start, end)] if ranges is None else ranges:
+                for portion in self._portions(lease, schema, low, high):
+                    read.rows += len(portion.rows)
+                    kept = portion if ranges is not None or slot is None else _of_times(portion, slot, times)
+                    kept = kept if where is None else where.selected(kept)
+                    keys = rolling.keys(kept.keys)
+                    if only is not None:
+                        chosen = pc.is_in(keys, value_set=only)
+                        keys, kept = keys.filter(chosen), _taken(kept, chosen.to_numpy(zero_copy_only=False))
+                    if not len(kept.rows):
+                        continue
+                    read.selected += len(kept.rows)
+                    if rollup.last_us is not None and slot is not None:
+                        newest = int(slot.slots(kept.keys).max())
+                        read.newest = newest if read.newest is None else max(newest, read.newest)
+                    rolling.add(keys, kept.rows)
+        return rolling.result(), read
+
+    def _portions(
+        self, lease: Lease, schema: TableSchema, start: bytes | None, end: bytes | None
+    ) -> Iterator[FixedRows]:
+        for portion in self.reader.scan_portions(
+            lease, schema, start, end, few=0, first_rows=_PORTION_ROWS, rows=_PORTION_ROWS
+        ):
+            assert isinstance(portion, FixedRows)
+            yield portion
+
+
+class _Predicate:
+    """Selects rows by what a read of them would give."""
+
+    def __init__(self, schema: TableSchema, where: Expr) -> None:
+        self._where = where
+        self._columns = Projection(schema, sorted(names(where)) or schema.output_names[:1], None)
+        derived = dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
+        self._types = {name: column.type for name, column in schema.by_name.items()} | derived
+
+    def selected(self, portion: FixedRows) -> FixedRows:
+        if not len(portion.rows):
+            return portion
+        (batch,) = self._columns.batches([portion], None)
+        return _taken(portion, mask(batch, self._where, self._types).fill_null(False).to_numpy(zero_copy_only=False))
+
+
+def _taken(portion: FixedRows, kept: Array) -> FixedRows:
+    if kept.all():
+        return portion
+    index = np.flatnonzero(kept)
+    return FixedRows(portion.keys.take(pa.array(index)), portion.rows[index])
+
+
+def _of_times(portion: FixedRows, slot: KeySlot, times: Times) -> FixedRows:
+    low, high = times
+    slots = slot.slots(portion.keys)
+    kept = np.ones(len(slots), np.bool_) if low is None else slots >= low
+    return _taken(portion, kept if high is None else kept & (slots < high))
+
+
+def _narrowed(
+    schema: TableSchema, rollup: Rollup, bounds: KeyRange, within: Times, only: Any
+) -> list[tuple[KeyRange, Times]]:
+    """Where the rows lie that some rows of the result are made of: parts of the range of keys, and times."""
+    key = rolled_schema(schema, rollup).key
+    times = [within]
+    decoded = decode_key_columns([column.type for column in key], only) if key else []
+    if rollup.step is not None:
+        times = [_within(each, within) for each in _spans(rollup, decoded[-1].cast(pa.int64()).to_numpy())]
+    ranges = [bounds]
+    if rollup.by and rollup.by == schema.key_names[: len(rollup.by)]:
+        width = 8 if rollup.step is not None else 0
+        heads = sorted({each[: len(each) - width] for each in only.to_pylist()})
+        ranges = [_cut((head, prefix_end(head)), bounds) for head in heads]
+    if len(times) * len(ranges) > _NARROWED_MAX:
+        lows, highs = [low for low, _ in times if low is not None], [high for _, high in times if high is not None]
+        times = [(min(lows) if len(lows) == len(times) else None, max(highs) if len(highs) == len(times) else None)]
+    if len(ranges) > _NARROWED_MAX:
+        ranges = [(ranges[0][0], ranges[-1][1])]
+    return list(itertools.product(ranges, times))
+
+
+def _spans(rollup: Rollup, slots: Array) -> Iterator[Times]:
+    """Neighbouring slots together."""
+    assert rollup.step is not None
+    low = high = None
+    for start in np.unique(slots).tolist():
+        if start != high:
+            if low is not None:
+                yield low, high
+            low = start
+        high = rollup.step.end(start)
+    if low is not None:
+        yield low, high
+
+
+def _within(times: Times, bounds: Times) -> Times:
+    low, high = times
+    return (
+        low if bounds[0] is None or low is None else max(low, bounds[0]),
+        high if bounds[1] is None or high is None else min(high, bounds[1]),
+    )
+
+
+def _cut(part: KeyRange, bounds: KeyRange) -> KeyRange:
+    start, end = max(part[0] or b"", bounds[0] or b""), part[1]
+    if bounds[1] is not None:
+        end = bounds[1] if end is None else min(end, bounds[1])
+    return start, end if end is None else max(start, end)
+
+
+def rolled_batches(rolled: RolledUp, outputs: Sequence[str], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """The result as record batches. Raises OutOfRange for a value that its column cannot hold."""
+    keys, rows = rolled.rows
+    parts = (
+        FixedRows(keys.slice(at, _BATCH_ROWS), rows[at : at + _BATCH_ROWS]) for at in range(0, len(rows), _BATCH_ROWS)
+    )
+    return Projection(rolled.schema, outputs, None).batches(parts, limit)
+
+
+# -- in words ---------------------------------------------------------------------------------------
+
+
+def _explained(schema: TableSchema, target: TableSchema, rollup: Rollup, lease: Lease, read: _Read, rows: int) -> str:
+    by = ", ".join(rollup.by) or "nothing: one row"
+    slots = f", slots of {rollup.step}" if rollup.step is not None else ""
+    how = "all of them looked at, and filtered by their slots" if read.filtered else "no others looked at"
+    return "\n".join(
+        (
+            f"rollup of {schema.name} at {lease.ts}, by {by}{slots}",
+            f"read: {read.rows:,} rows of {read.ranges:,} ranges of keys, in columns; {how}",
+            f"selected: {read.selected:,} rows",
+            f"combined: {rows:,} rows of {', '.join(column.name for column in target.columns)}",
+        )
+    )

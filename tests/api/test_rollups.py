@@ -1,0 +1,260 @@
+"""Rollups: rows combined when they are read equal an aggregate that was declared at that level (R21), everywhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pytest
+
+import kivi
+
+MEASURES = {
+    "n": kivi.count(),
+    "total": kivi.sum("x"),
+    "price": kivi.sum("price"),
+    "most": kivi.max("x"),
+    "least": kivi.min("f"),
+    "floats": kivi.sum("f"),
+    "late": kivi.count(where=kivi.col("x") > 900),
+    "latency": kivi.quantiles("x", accuracy=0.01),
+    "users": kivi.distinct("user", error=0.05),
+    "mean": kivi.avg("x"),
+    "spread": kivi.stddev("x"),
+    "squares": kivi.var("price"),
+    "began": kivi.first("trace"),
+    "ended": kivi.last("trace"),
+    "slowest": kivi.argmax("trace", by="x"),
+    "fastest": kivi.argmin("trace", by="x"),
+    "largest": kivi.largest("x", 3),
+    "smallest": kivi.smallest("x", 3),
+    "often": kivi.top("user", 3, most=6),
+}
+DERIVED = {"p99": "quantile(latency, 0.99)", "average": "total / n"}
+FLOATS = ("floats",)  # whose sums are equal up to the order of addition
+T0 = int(dt.datetime(2026, 3, 28, 20, tzinfo=dt.UTC).timestamp() * 1e6)  # Madrid's clock is set forward the night after
+MINUTE = 60_000_000
+
+
+def events(rng: random.Random, count: int, hours: int = 8) -> list[dict[str, Any]]:
+    from decimal import Decimal
+
+    return [
+        {
+            "app": rng.choice(["shop", "", "a\0b"]),
+            "endpoint": rng.randrange(4),
+            "ts": T0 + rng.randrange(hours * 60 * MINUTE),
+            "x": rng.choice([None, 0, rng.randrange(-50, 1_000), int(rng.lognormvariate(6, 2))]),
+            "f": rng.choice([None, rng.random()]),
+            "price": rng.choice([None, Decimal(rng.randrange(10_000)) / 100]),
+            "user": rng.choice([None, f"u{rng.randrange(12)}"]),
+            "trace": f"t{rng.randrange(10**6)}",
+        }
+        for _ in range(count)
+    ]
+
+
+def create(db: Any, name: str, group_by: Iterable[Any], derived: dict[str, str] | None = None, **more: Any) -> None:
+    db.create_aggregate(name, source="calls", group_by=list(group_by), measures=MEASURES, derived=derived, **more)
+
+
+def created(db: Any, **more: Any) -> Any:
+    db.create_event_table(
+        "calls",
+        event_time="ts",
+        columns={"app": "string", "endpoint": "int64", "ts": "timestamp", "x": "int64", "f": "float64",
+                 "price": "decimal(18,2)", "user": "string", "trace": "string"},
+    )  # fmt: skip
+    create(db, "fine", ["app", "endpoint", kivi.time_slot("ts", "5m")], DERIVED | {"each": "n / endpoint"}, **more)
+    return db
+
+
+LEVELS: dict[str, tuple[list[Any], dict[str, Any]]] = {
+    "app_1h": (["app", kivi.time_slot("ts", "1h")], {"by": ["app"], "step": "1h"}),
+    "by_endpoint": (["endpoint", "app"], {"by": ["endpoint", "app"]}),
+    "all_15m": ([kivi.time_slot("ts", "15m")], {"step": "15m"}),
+    "day": (
+        ["endpoint", kivi.time_slot("ts", "1d", tz="Europe/Madrid")],
+        {"by": ["endpoint"], "step": "1d", "tz": "Europe/Madrid"},
+    ),
+}
+
+
+def same(rolled: Any, declared: Any) -> None:
+    """The same columns, row by row and bit for bit, but for sums of floats."""
+    assert rolled.schema.equals(declared.schema)
+    for name in declared.column_names:
+        if name in FLOATS:
+            assert rolled[name].to_pylist() == pytest.approx(declared[name].to_pylist(), rel=1e-12)
+        else:
+            assert rolled[name].combine_chunks().equals(declared[name].combine_chunks()), name
+
+
+def check_levels(snap: Any) -> None:
+    for name, (_, rollup) in LEVELS.items():
+        result = snap.rollup("fine", **rollup, measures=[*MEASURES, *DERIVED])
+        same(result.to_arrow(), snap.to_arrow(name))
+        objects = [row | dict.fromkeys(FLOATS) for row in result]
+        assert objects == [row | dict.fromkeys(FLOATS) for row in snap.scan(name)]
+        assert len(result) == len(objects)
+
+
+def test_rollup_equals_declared(db: Any) -> None:
+    created(db, history="1h")
+    for name, (group_by, _) in LEVELS.items():
+        create(db, name, group_by, DERIVED, history="1h")
+    rng = random.Random(7)
+    for _ in range(2):
+        db.append("calls", events(rng, 60, 5))
+    db.consolidate()
+    with db.snapshot() as old:
+        check_levels(old)  # consolidated
+        before = list(old.rollup("fine", by=["app"], step="1h"))
+        db.append("calls", events(rng, 60, 5))
+        with db.snapshot() as snap:
+            check_levels(snap)  # partly pending
+        db.append("calls", events(rng, 3))
+        db.consolidate()
+        with db.snapshot() as snap:
+            check_levels(snap)
+        assert list(old.rollup("fine", by=["app"], step="1h")) == before
+        check_levels(old)
+    with pytest.raises(kivi.InvalidArgument), db.snapshot() as snap:
+        list(snap.rollup("calls"))
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    with kivi.open() as db:
+        yield created(db)
+
+
+def moment(minutes: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp((T0 + minutes * MINUTE) / 1e6, dt.UTC)
+
+
+def test_values_by_brute_force(memory: Any) -> None:
+    rng = random.Random(3)
+    appended = [events(rng, 200) for _ in range(3)]
+    for i, batch in enumerate(appended):
+        memory.append("calls", batch)
+        if i == 1:
+            memory.consolidate()
+    start, end = moment(65), moment(300)
+    groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    for event in (event for batch in appended for event in batch):
+        if event["endpoint"] != 2 and T0 + 65 * MINUTE <= event["ts"] < T0 + 300 * MINUTE and event["app"] == "shop":
+            groups[event["endpoint"], event["ts"] // (30 * MINUTE)].append(event)
+    with memory.snapshot() as snap:
+        where = kivi.col("endpoint") != 2
+        rows = list(
+            snap.rollup("fine", ["endpoint"], "30m", start, end, ("shop",), where, ["n", "total", "latency", "average"])
+        )
+    assert len(rows) == len(groups) > 10
+    for row, (key, found) in zip(rows, sorted(groups.items()), strict=True):
+        values = sorted(event["x"] for event in found if event["x"] is not None)
+        assert (row["endpoint"], int(row["slot"].timestamp() * 1e6) // (30 * MINUTE)) == key
+        assert (row["n"], row["total"], row["latency"].count) == (len(found), sum(values), len(values))
+        assert row["average"] == sum(values) / len(found)
+        assert list(row) == ["endpoint", "slot", "n", "total", "latency", "average"]
+        for q in (0.0, 0.5, 0.99, 1.0):
+            exact = values[max(0, -(-int(q * 1_000) * len(values) // 1_000) - 1)] if values else None
+            assert row["latency"].quantile(q) == (None if exact is None else pytest.approx(exact, rel=0.0101))
+
+
+def test_order_by_and_measures(memory: Any) -> None:
+    memory.append("calls", events(random.Random(1), 100))
+    with memory.snapshot() as snap:
+        assert list(snap.rollup("fine", measures=["n"])) == [{"n": 100}]
+        result = snap.rollup("fine", by=["endpoint", "app"], step="8h", measures=["each", "p99"])
+        rows = list(result)
+        assert list(rows[0]) == ["endpoint", "app", "slot", "each", "p99"]
+        assert rows == sorted(rows, key=lambda row: (row["endpoint"], row["app"], row["slot"]))
+        assert rows[0]["each"] is None  # n / 0
+        assert "each" not in next(iter(snap.rollup("fine", by=["app"])))  # which needs the endpoint
+        assert result.to_arrow().to_pylist()[0]["endpoint"] == 0
+        assert result.complete_since is None
+        assert "rollup of fine" in result.explain()
+        assert "combined: " in result.explain()
+        assert list(snap.rollup("fine", start=moment(10_000))) == []
+
+
+def test_last_ends_with_the_newest_slot(memory: Any) -> None:
+    memory.append("calls", events(random.Random(1), 200))
+    memory.append("calls", [events(random.Random(2), 1)[0] | {"ts": T0 + 599 * MINUTE}])
+    with memory.snapshot() as snap:
+        rows = list(snap.rollup("fine", step="30m", last="3h", measures=["n"]))
+        assert rows == list(snap.rollup("fine", step="30m", start=moment(420), measures=["n"]))
+        assert rows[-1]["slot"] == moment(570)
+        selected = kivi.col("endpoint") == 9  # of no row
+        assert list(snap.rollup("fine", step="30m", last="3h", where=selected)) == []
+        few = kivi.col("slot") < moment(200)  # the newest that is selected is older than the newest there is
+        found = list(snap.rollup("fine", by=["app"], last="1h", where=few, measures=["n"]))
+        assert found == list(snap.rollup("fine", by=["app"], start=moment(140), end=moment(200), measures=["n"]))
+
+
+@pytest.mark.parametrize("groups", [3, 400])
+def test_times_by_seeking_and_by_filtering(groups: int) -> None:
+    """Few groups with many slots are sought one by one; many with few are read and filtered. Both give the same."""
+    rng = random.Random(groups)
+    with kivi.open() as db:
+        db.create_event_table("e", event_time="ts", columns={"g": "string", "h": "string", "ts": "timestamp"})
+        measures = {"n": kivi.count()}
+        for name, keys in (("last", ["g", "h", "s"]), ("middle", ["g", "s", "h"]), ("first", ["s", "g", "h"])):
+            named: dict[str, Any] = {"g": "g", "h": "h", "s": kivi.time_slot("ts", "1s", name="s")}
+            db.create_aggregate(name, source="e", group_by=[named[key] for key in keys], measures=measures)
+        slots = 3_000 // groups + 1
+        for i in range(4):
+            rows = [
+                {"g": f"g{rng.randrange(groups)}", "h": "x" * rng.randrange(2), "ts": rng.randrange(slots) * 1_000_000}
+                for _ in range(1_500)
+            ]
+            db.append("e", rows)
+            if i == 2:
+                db.consolidate()
+        with db.snapshot() as snap:
+            start, end = slots // 2 * 1_000_000, (slots - 1) * 1_000_000
+            for name in ("last", "middle", "first"):
+                counted: dict[str, int] = defaultdict(int)
+                for row in snap.scan(name, where=(kivi.col("s") >= start) & (kivi.col("s") < end)):
+                    counted[row["g"]] += row["n"]
+                result = snap.rollup(name, by=["g"], start=start, end=end)
+                assert {row["g"]: row["n"] for row in result} == counted
+                if name == "last":
+                    assert ("filtered" in result.explain()) is (groups == 400)
+                    newest = snap.rollup(name, step="1s", last="2s")
+                    assert [row["s"].timestamp() for row in newest] == [slots - 2, slots - 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        ({"by": ["slot"]}, kivi.SchemaError, "is a time slot"),
+        ({"by": ["x"]}, kivi.SchemaError, "app, endpoint"),
+        ({"by": "app"}, kivi.InvalidArgument, "list of key columns"),
+        ({"by": ["app", "app"]}, kivi.InvalidArgument, "twice"),
+        ({"step": "7m"}, kivi.InvalidArgument, "multiple of 5m"),
+        ({"tz": "Europe/Madrid"}, kivi.InvalidArgument, "give that too"),
+        ({"start": T0 + 1}, kivi.InvalidArgument, "within a slot"),
+        ({"end": T0 + 61_000_000}, kivi.InvalidArgument, "within a slot"),
+        ({"start": T0, "last": "1h"}, kivi.InvalidArgument, "last is a range"),
+        ({"measures": ["x"]}, kivi.SchemaError, "no measure"),
+        ({"measures": []}, kivi.InvalidArgument, "leave it out"),
+        ({"measures": ["each"]}, kivi.SchemaError, "add it to by"),
+    ],
+)
+def test_refused(memory: Any, arguments: dict[str, Any], error: type[Exception], says: str) -> None:
+    with memory.snapshot() as snap, pytest.raises(error, match=says):
+        snap.rollup("fine", **arguments)
+
+
+def test_without_slots_there_are_no_times(memory: Any) -> None:
+    create(memory, "plain", ["app", "endpoint"])
+    with memory.snapshot() as snap:
+        for arguments in ({"step": "1h"}, {"start": T0}, {"last": "1h"}):
+            with pytest.raises(kivi.InvalidArgument, match="has none"):
+                snap.rollup("plain", **arguments)
+        assert list(snap.rollup("plain", by=["app"])) == []
