@@ -108,16 +108,12 @@ def take_turns(pool: Pool, once: Callable[[int], None], seconds: float) -> tuple
     return sent, (count - WARM_UP) * pool.batch_rows, time.perf_counter() - began
 
 
-def read_in_turn(
-    pool: Pool, once: Callable[[int], None], read: Callable[[int], None], job: Job
-) -> tuple[list[int], int, float]:
-    """Every batch once, then ``read(endpoint)`` until the time is up: as ``take_turns``, with reads for events."""
-    for i in range(len(pool)):
-        once(i)
+def read_in_turn(read: Callable[[int], None], job: Job) -> tuple[int, float]:
+    """``read(endpoint)`` for those of the job in turn until the time is up: how many reads, and the seconds."""
     for endpoint in job.read:
         read(endpoint)
     count, began = 0, time.perf_counter()
     while time.perf_counter() < began + job.seconds:
         read(job.read[count % len(job.read)])
         count += 1
-    return [1] * len(pool), count, time.perf_counter() - began
+    return count, time.perf_counter() - began
