@@ -12,6 +12,7 @@ from kivi.api.arguments import check_names
 from kivi.errors import InvalidArgument
 from kivi.live.hub import Hub
 from kivi.live.lives import EventsLive, Live
+from kivi.model.changes import check_retractions
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Durable, Query, Terms, Update
 from kivi.wire.columns import column_writer
@@ -63,6 +64,7 @@ def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -
         request.skip,
         request.until_us if request.HasField("until_us") else None,
         durable,
+        check_retractions(request.retractions or "fail"),
     )
     return hub.subscribe(spec.table, bind, terms)
 

@@ -209,6 +209,15 @@ class Requests(ABC):
         finally:
             self.store.release(transaction.lease)
 
+    def _do_retract(self, asked: Asked, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(asked, transaction)
+        spec = asked.request.retract.spec
+        self.access.require(Access.WRITE, "writing", spec.table)
+        schema = self.translator.schema(spec.table, spec.table_id, transaction.lease)
+        events = self._writing(transaction).retract(schema, self.translator.scan(schema, spec))
+        self._succeed(asked, transaction, retract=session_pb2.RetractReply(events=events))
+
     def _do_scan_open(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
         self._apply(asked, transaction)
@@ -343,7 +352,7 @@ class Requests(ABC):
         self.sessions.commit_started(len(commits))
         small = list[Commit]()
         for commit in commits:
-            if commit.txn.operations > SLOW_OPERATIONS or commit.txn.in_columns:
+            if commit.txn.operations > SLOW_OPERATIONS or commit.txn.in_columns or commit.txn.retracted:
                 self._commit_in(self.sessions.writes, [commit.done], self._commit_unless_full, [commit])
             else:
                 small.append(commit)

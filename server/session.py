@@ -527,6 +527,8 @@ class Session(Requests):
                 return pools.waiting
             case "get" if not self._is_little(request.get.table, len(request.get.keys)):
                 return pools.reads
+            case "retract":
+                return pools.reads
             case "scan_next" if not request.operations and (request.scan_next.close or self._ahead(request)):
                 return None
             case "scan_next":

@@ -20,7 +20,7 @@ from kivi.api.arguments import type_of
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
-from kivi.model.changes import Changes
+from kivi.model.changes import Changes, check_retractions
 from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema, summary_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import declared_schema, level_schemas
@@ -71,6 +71,7 @@ def _changes(sent: types_pb2.Changes) -> Changes:
         sent.remembered_at if sent.HasField("remembered_at") else None,
         sent.partial,
         sent.removed,
+        check_retractions(sent.retractions or "fail"),
     )
 
 

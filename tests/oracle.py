@@ -101,8 +101,9 @@ class Aggregate:
         seen: Row = {}
         for name, (operator, of) in self.measures.items():
             what = of(event)
-            is_state = isinstance(operator, Measure)
-            seen[name] = operator.observed(what, event.get(self.time, 0), cts, place) if is_state else what
+            if isinstance(operator, Measure):
+                what = operator.observed(what, event.get(self.time, 0), cts, place)
+            seen[name] = what
         return seen
 
 

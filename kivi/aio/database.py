@@ -33,6 +33,7 @@ from kivi.api.arguments import (
     check_work,
     endpoint_name,
     patience_s,
+    retract_arguments,
     summary_arguments,
     takes,
 )
@@ -174,6 +175,7 @@ class Transaction(_Reads):
     append = asks(TransactionCore.append)
     append_stages = asks(TransactionCore.append_stages)
     overwrite = asks(TransactionCore.overwrite)
+    retract = takes(retract_arguments)(asks(TransactionCore.retract))
 
     async def rollback(self) -> None:
         self._core.release()

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.changes import COMMIT_TS, REMOVED, Changes
+from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_retractions
 from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
@@ -206,6 +206,11 @@ def summary_arguments(
     return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
 
 
+def retract_arguments(table: str, where: Expr | None = None, start: Any = None, end: Any = None) -> ScanArguments:
+    """Of ``retract``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
+    return ScanArguments(table, start=start, end=end, where=where)
+
+
 @dataclass(slots=True)
 class RollupArguments:
     """Of ``rollup``; ``kivi.model.rollups`` says what they mean."""
@@ -262,9 +267,11 @@ class ChangesArguments(ScanArguments):
     remembered_at: int | None = None
     partial: bool = False
     removed: bool = False
+    retractions: str = "fail"
 
     def __post_init__(self) -> None:
         ScanArguments.__post_init__(self)
+        check_retractions(self.retractions)
         _number(self.since, "since is a commit timestamp")
         _number(self.skip, "skip is a number of events")
         _number_or_none(self.take, "take is a number of events")
@@ -279,6 +286,7 @@ class ChangesArguments(ScanArguments):
             self.remembered_at,
             bool(self.partial),
             bool(self.removed),
+            self.retractions,
         )
         return replace(ScanArguments.bound(self, schema), changes=changes)
 
@@ -287,7 +295,8 @@ class ChangesArguments(ScanArguments):
 
         found = ScanArguments.arrow_schema(self, schema)
         found = found.append(pa.field(COMMIT_TS, pa.int64())) if self.commit_ts else found
-        return found.append(pa.field(REMOVED, pa.bool_())) if self.removed else found
+        found = found.append(pa.field(REMOVED, pa.bool_())) if self.removed else found
+        return found.append(pa.field(RETRACTED, pa.bool_())) if self.retractions == "deliver" else found
 
 
 @dataclass(slots=True)
@@ -309,6 +318,7 @@ class SubscribeArguments(Selection):
     user: str = ""
     expires_in: str | int | dt.timedelta = "30d"
     unseen: bool = False
+    retractions: str = "fail"
     rollup: Mapping[str, Any] | None = None
     last: str | int | dt.timedelta | None = None
     ttl_us: int = field(init=False)
@@ -337,6 +347,7 @@ class SubscribeArguments(Selection):
         self.interval_ms = round(self.interval_ms)
         # Its store hears of a durable one when it is heard of itself, which is before it expires.
         self.heartbeat_ms = max(10, round(min(self.heartbeat_ms, self.ttl_us / 4_000)))
+        check_retractions(self.retractions)
         if self.unseen not in (True, False):
             raise InvalidArgument(f"unseen is True or False, not {self.unseen!r}")
         if self.rows is not None:
@@ -378,6 +389,7 @@ class SubscribeArguments(Selection):
             self.skip,
             self.until_us,
             None if self.name is None else Durable(self.user, self.name, self.ttl_us, bool(self.unseen)),
+            self.retractions,
         )
 
     def of_events(self, schema: TableSchema) -> bool:

@@ -32,6 +32,7 @@ from kivi.api.arguments import (
     TransactionArguments,
     check_work,
     patience_s,
+    retract_arguments,
     summary_arguments,
     takes,
 )
@@ -493,6 +494,27 @@ class Transaction(Reads):
     @abstractmethod
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         """Events, or rows, that were staged before. ``late``: as of ``append``."""
+
+    @abstractmethod
+    @takes(retract_arguments)
+    def retract(self, wanted: ScanArguments) -> int:
+        """Removes the events that match: of this snapshot, whose event time is in [``start``, ``end``), and for which
+        ``where`` is true; without any of these all. Returns how many that are, without those retracted before here.
+
+        From the commit timestamp on everything answers as if these events had never been; every snapshot below it
+        keeps its answers. Events that are committed after this transaction's snapshot stay. Appends go on meanwhile:
+        they neither wait for a retraction, nor abort it, nor does it abort them. Of two concurrent retractions of one
+        table the second gets Conflict.
+
+        Aggregates change in the same commit. Exact sums and counts get the inverse; every other measure is computed
+        again, as of the commit, from the events that remain of the rows concerned, and a row of which no event remains
+        is absent. If some of the events that this takes may lie below the table's retention floor, the commit raises
+        InvalidArgument, which names the ``aggregates``, and nothing is applied. Unavailable while an aggregate is being
+        built. The transaction must not write to the same table, nor read its aggregates afterwards: InvalidArgument.
+
+        What lies in the log and in blocks goes later: ``describe``, ``statistics``, ``retracted_in_log`` and
+        ``retracted_in_blocks``.
+        """
 
     @abstractmethod
     def overwrite(self, table: str) -> None:

@@ -266,6 +266,24 @@ def append(db: Any, args: argparse.Namespace) -> None:
     print_value({"events": count, "commit_ts": commit_ts}, args.output)
 
 
+def retract(db: Any, args: argparse.Namespace) -> None:
+    found = db.describe(args.table)
+    start, end = (
+        (parse_value("timestamp", text, option),) if text else None
+        for text, option in ((args.start, "--start"), (args.end, "--end"))
+    )
+    selected = where(args.where, type_names(found)) if args.where else None
+    with db.transaction() as tx:
+        events = tx.retract(args.table, where=selected, start=start, end=end)
+        if not args.yes:
+            print(f"{events:,} events of {args.table} match. Remove them for good? [y/N] ", end="", file=sys.stderr)
+            sys.stderr.flush()
+            if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+                tx.rollback()
+                raise InvalidArgument("nothing was retracted: answer y, or give --yes")
+    print_value({"events": events, "commit_ts": tx.commit_ts}, args.output)
+
+
 def aggregate(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli import aggregate as creating
 
@@ -411,6 +429,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--follow", action="store_true", help="go on with lines that are written later (CSV, JSON lines)")
     text = "events below the retention floor fail their batch (default), or are left out: `describe` counts them"
     sub.add_argument("--late", choices=["fail", "drop"], default="fail", help=text)
+    sub = command("retract", retract, "remove events; aggregates answer as if they had never been", "table")
+    sub.add_argument("--where", metavar="PREDICATE", help="user == 'ana' & us > 1000; without any of these all events")
+    sub.add_argument("--start", metavar="TIME", help="from this event time on")
+    sub.add_argument("--end", metavar="TIME", help="before this event time")
+    sub.add_argument("--yes", action="store_true", help="do not ask")
     sub = command("aggregate", aggregate, "create online aggregates of an event table, or of an aggregate")
     sub.add_argument("name", help="of the new aggregate; with --level, what the names of all begin with")
     sub.add_argument("source", metavar="SOURCE", help="the event table, or an aggregate")

@@ -144,8 +144,9 @@ def _dump_log(root: Path, emit: Any, schema_of: SchemaOf) -> bool:
 def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
     """The facts of one log record, by the names of the tables that are there now."""
     from kivi.encoding import pretty as fmt
+    from kivi.encoding.event_names import EventNames
     from kivi.log import Kind
-    from kivi.mvcc.record import BLIND, decode_abort, decode_commit, decode_events, decode_stage, is_events
+    from kivi.mvcc.record import BLIND, Bulk, decode_abort, decode_commit, decode_events, decode_stage, is_events
     from kivi.mvcc.verdict import EXISTENCE
 
     def name(table: int) -> str:
@@ -163,6 +164,9 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
         if schema is None:
             return f"{name(table)} 0x{key.hex()}"
         return fmt.key_text(schema, key) + ("" if column == EXISTENCE else f".{schema.columns[column].name}")
+
+    def retracted(bulk: Bulk) -> str:
+        return f"{name(bulk.table)} {EventNames.decode(bulk.parts[0]).size} events"
 
     if record.kind == Kind.COMMIT and is_events(record.body):
         events = decode_events(record.body)
@@ -184,6 +188,7 @@ def _record(record: Any, schema_of: SchemaOf) -> dict[str, Any]:
             "guards": [guard(*item) for item in commit.guards],
             "appends": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.appends],
             "runs": [f"{name(bulk.table)} {bulk.nbytes} bytes" for bulk in commit.runs],
+            **({"retracted": [retracted(bulk) for bulk in commit.retractions]} if commit.retractions else {}),
         }
     if record.kind == Kind.STAGE:
         stage = decode_stage(record.body)

@@ -22,6 +22,7 @@ from kivi.api.arguments import (
     TransactionArguments,
     endpoint_name,
     patience_s,
+    retract_arguments,
     takes,
 )
 from kivi.api.interface import documented_by
@@ -114,6 +115,7 @@ class Transaction(_Reads, interface.Transaction):
     append = asks(TransactionCore.append)
     append_stages = asks(TransactionCore.append_stages)
     overwrite = asks(TransactionCore.overwrite)
+    retract = takes(retract_arguments)(asks(TransactionCore.retract))
 
     def rollback(self) -> None:
         self._core.release()

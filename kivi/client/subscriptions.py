@@ -57,6 +57,7 @@ def request(schema: TableSchema, wanted: SubscribeArguments, follower: Follower)
         since=follower.ts if goes_on else None,
         skip=follower.skip,
         until_us=wanted.until_us if follower.of_events else None,
+        retractions=wanted.retractions,
         durable=None
         if wanted.name is None
         else pb.DurableSubscription(user=wanted.user, name=wanted.name, ttl_us=wanted.ttl_us, unseen=wanted.unseen),

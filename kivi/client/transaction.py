@@ -415,6 +415,18 @@ class TransactionCore:
 
         self._operation(Kind.KIND_OVERWRITE, (yield from self.core.use(table, check)))
 
+    def retract(self, wanted: ScanArguments) -> Steps[int]:
+        if self.read_only:
+            raise InvalidArgument("a snapshot is read only: write in a transaction")
+
+        def request(schema: TableSchema) -> session_pb2.Request:
+            spec = scan_spec(schema, wanted.bound(schema))
+            return session_pb2.Request(retract=session_pb2.Retract(spec=spec))
+
+        self.wrote, self._is_plain = True, False
+        _, reply = yield from self._read(wanted.table, request)
+        return int(reply.retract.events)
+
     # -- reads ----------------------------------------------------------------------------------
 
     def _read(

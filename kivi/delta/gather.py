@@ -23,13 +23,24 @@ from typing import Any, Final
 
 import numpy as np
 
+from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, joined_columns, neutral_of, ufunc_of
 from kivi.delta.states import States
-from kivi.encoding.base_rows import RowLayout, is_wide
+from kivi.encoding.base_rows import RowLayout, Version, is_wide
 from kivi.model.schema import Column
 
-__all__ = ["Gathered", "cells_of", "gather", "in_cts_order", "merged_items", "new_rows", "stamps_of"]
+__all__ = [
+    "Gathered",
+    "barriers_of",
+    "cells_of",
+    "cut_at_barriers",
+    "gather",
+    "in_cts_order",
+    "merged_items",
+    "new_rows",
+    "stamps_of",
+]
 
 _ITEMS_AT_ONCE: Final = 1_024
 _first: Final = itemgetter(0)
@@ -63,7 +74,11 @@ def gather(runs: Sequence[DeltaRun], start: bytes | None, limit: int, upto: int)
         next_start = keys[limit]
         count = int(np.searchsorted(group_of, limit))
         keys, group_of, rows, stamps = keys[:limit], group_of[:count], rows[:count], stamps[:count]
-    return Gathered(keys, next_start, group_of, stamps, cells_of([window for window in windows if window[1]], rows))
+    windows = [window for window in windows if window[1]]
+    barriers = barriers_of(windows)
+    return Gathered(
+        keys, next_start, group_of, stamps, cells_of(windows, rows), None if barriers is None else barriers[rows]
+    )
 
 
 def _ordered(windows: Sequence[Window], upto: int) -> tuple[list[bytes], Array, Array, Array]:
@@ -118,6 +133,26 @@ def stamps_of(windows: Sequence[Window]) -> Array:
     )
 
 
+def barriers_of(windows: Sequence[Window]) -> Array | None:
+    """The barrier of each row of the windows, one window after the other; None: no run has one."""
+    if all(run.barrier is Barrier.PATCH for run, _ in windows):
+        return None
+    return np.concatenate([np.full(len(rows), run.barrier, np.uint8) for run, rows in windows])
+
+
+def cut_at_barriers(group_of: Array, barriers: Array) -> tuple[Array, Array]:
+    """Of rows in order of (group, CTS): which of them count, and which groups begin anew or are gone.
+
+    Before the last barrier of a group nothing counts. A group that begins anew and of which no row counts is gone.
+    """
+    at = np.flatnonzero(barriers)
+    last = np.zeros(int(group_of[-1]) + 1 if len(group_of) else 0, np.int64)
+    last[group_of[at]] = at + 1
+    counts = np.arange(len(group_of)) + 1 >= last[group_of]
+    counts &= barriers != Barrier.DELETE
+    return counts, np.flatnonzero(last)
+
+
 def _numbered(changes: Array) -> Array:
     numbers = np.zeros(len(changes) + 1, np.int64)
     np.cumsum(changes, out=numbers[1:])
@@ -130,7 +165,7 @@ class Gathered:
     ``keys`` are distinct and sorted; ``next_start`` is where to gather from next, None at the end.
     """
 
-    __slots__ = ("_columns", "_group_of", "_stamps", "keys", "next_start")
+    __slots__ = ("_barriers", "_columns", "_group_of", "_stamps", "keys", "next_start")
 
     def __init__(
         self,
@@ -139,17 +174,25 @@ class Gathered:
         group_of: Array,
         stamps: Array,
         columns: tuple[RunColumn, ...],
+        barriers: Array | None = None,
     ) -> None:
         self.keys = keys
         self.next_start = next_start
         self._group_of = group_of  # number of the key, ascending
         self._stamps = stamps  # ascending within a key
         self._columns = columns
+        self._barriers = barriers  # None: there are none
+
+    @property
+    def may_end_rows(self) -> bool:
+        """Whether folding may give tombstones."""
+        return self._barriers is not None
 
     def fold(self, layout: RowLayout, base: Sequence[bytes | None], upto: int) -> list[bytes | None]:
         """New base rows: ``base`` (one per key; None or a tombstone is the identity) and its later deltas.
 
-        A row is stamped with the newest CTS that was folded into it; None where there was nothing to fold. It takes a
+        A row is stamped with the newest CTS that was folded into it; None where there was nothing to fold; a tombstone
+        where a barrier ended it. It takes a
         17th of the time of ``merged_items`` and ``ops.fold`` (decision 0014).
         """
         old, present = _decoded(layout, base)
@@ -159,13 +202,24 @@ class Gathered:
         rows = np.flatnonzero(after)
         if not len(rows):
             return [None] * len(base)
+        out: list[bytes | None] = [None] * len(base)
+        if self._barriers is not None:
+            group_of = self._group_of[rows]
+            counts, anew = cut_at_barriers(group_of, self._barriers[rows])
+            alive[anew] = False
+            ended = np.setdiff1d(anew, group_of[counts])
+            stamps = self._stamps[rows[np.searchsorted(group_of, ended, "right") - 1]]
+            for i, stamp in zip(ended.tolist(), stamps.tolist(), strict=True):
+                out[i] = layout.encode(Version(stamp, False, ()))
+            rows = rows[counts]
+            if not len(rows):
+                return out
         every = len(rows) == len(after)
         columns = self._columns if every else tuple(cells.take(rows) for cells in self._columns)
         target, new = new_rows(layout, old, alive, self._group_of[rows], self._stamps[rows], columns)
         encoded = layout.bytes_of(new)
         if len(encoded) == len(base):
             return [*encoded]
-        out: list[bytes | None] = [None] * len(base)
         for i, row in zip(target.tolist(), encoded, strict=True):
             out[i] = row
         return out
@@ -273,15 +327,15 @@ def _fold_extremes(new: Array, i: int, column: Column, steps: _Steps, cells: Cel
 
 def merged_items(
     runs: Sequence[DeltaRun], start: bytes | None, end: bytes | None, upto: int
-) -> Iterator[tuple[bytes, list[tuple[int, dict[int, Any]]]]]:
-    """(key, [(cts, deltas), ...]) of start <= key < end in key order, deltas with cts <= upto in CTS order.
+) -> Iterator[tuple[bytes, list[tuple[int, RowOp]]]]:
+    """(key, [(cts, operation), ...]) of start <= key < end in key order, operations with cts <= upto in CTS order.
 
     Lazy: it looks at no more rows than are asked for, and some more of each run.
     """
     live = [run for run in runs if not isinstance(run.cts, int) or run.cts <= upto]
     streams = [_stream(run, number, run.slice_range(start, end), upto) for number, run in enumerate(live)]
     for key, found in itertools.groupby(heapq.merge(*streams), _first):
-        yield key, [(cts, deltas) for _, cts, _, deltas in found]
+        yield key, [(cts, RowOp(live[number].barrier, {}, deltas)) for _, cts, number, deltas in found]
 
 
 def _stream(run: DeltaRun, number: int, rows: range, upto: int) -> Iterator[tuple[bytes, int, int, dict[int, Any]]]:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kivi.delta.gather import cells_of, in_cts_order, new_rows, stamps_of
+from kivi.delta.gather import barriers_of, cells_of, cut_at_barriers, in_cts_order, new_rows, stamps_of
 from kivi.delta.order import Window, sorted_keys
 from kivi.delta.runs import Array, DeltaRun
 from kivi.encoding.base_rows import RowLayout
@@ -97,6 +97,10 @@ def fold_over(layout: RowLayout, base: FixedRows, windows: Sequence[Window], upt
     if not after.all():
         place, group_of, stamps = place[after], group_of[after], stamps[after]
     group_of, place, stamps = in_cts_order(group_of, place, stamps)
+    if len(place) and (barriers := barriers_of(windows)) is not None:
+        counts, anew = cut_at_barriers(group_of, barriers[place])
+        old[anew] = np.zeros(1, layout.dtype)[0]
+        group_of, place, stamps = group_of[counts], place[counts], stamps[counts]
     if len(place):
         columns = cells_of(windows, place)
         target, new = new_rows(layout, old, old["flags"] & 1 == 1, group_of, stamps, columns)

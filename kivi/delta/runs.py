@@ -35,6 +35,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from kivi.arrow.ipc import encode_ipc
+from kivi.delta.ops import Barrier
 from kivi.delta.states import States
 from kivi.encoding.base_rows import is_wide
 from kivi.errors import DataLoss
@@ -55,6 +56,7 @@ __all__ = [
     "neutral_column",
     "neutral_of",
     "shifted",
+    "stamped",
     "ufunc_of",
     "whole",
     "with_cts",
@@ -67,6 +69,7 @@ LIMB: Final = 32
 """Bits of a low limb."""
 
 LOW: Final = 2**LIMB - 1
+_BARRIER: Final = b"kivi.barrier"
 _END_OF_STREAM: Final = b"\xff\xff\xff\xff\0\0\0\0"
 
 
@@ -182,11 +185,14 @@ class DeltaRun:
     ``columns`` has one entry per schema column, in schema order: all columns of an aggregate are delta columns. A run
     that was derived before the aggregate was altered has fewer: those who compute with several make them alike first
     (``fitted``).
+    ``barrier`` is that of its rows (``ops.Barrier``): RESTART, where each row begins anew from the identity, with these
+    deltas; DELETE, where each is gone and the columns say nothing. What a retraction computes again are such runs.
     """
 
     __slots__ = (
         "_data",
         "_offsets",
+        "barrier",
         "columns",
         "cts",
         "distinct",
@@ -201,9 +207,16 @@ class DeltaRun:
     )
 
     def __init__(
-        self, keys: pa.LargeBinaryArray, cts: int | Array, columns: tuple[RunColumn, ...], *, distinct: bool = False
+        self,
+        keys: pa.LargeBinaryArray,
+        cts: int | Array,
+        columns: tuple[RunColumn, ...],
+        *,
+        distinct: bool = False,
+        barrier: Barrier = Barrier.PATCH,
     ) -> None:
         self.keys = keys
+        self.barrier = barrier
         self.distinct = distinct or isinstance(cts, int)
         self.cts = cts
         self.columns = columns
@@ -277,7 +290,10 @@ class DeltaRun:
     # -- the form in the commit log ----------------------------------------------------------------
 
     def to_buffers(self) -> list[pa.Buffer]:
-        """An Arrow IPC stream of one batch: key, cts (if one per row), c0, c0_high (if two limbs), c1 ..."""
+        """An Arrow IPC stream of one batch: key, cts (if one per row), c0, c0_high (if two limbs), c1 ...
+
+        Its metadata name the barrier, if it has one.
+        """
         named: dict[str, Any] = {"key": self.keys}
         if not isinstance(self.cts, int):
             named["cts"] = pa.array(self.cts)
@@ -289,6 +305,8 @@ class DeltaRun:
             if cells.high is not None:
                 named[f"c{i}_high"] = pa.array(cells.high)
         batch = pa.RecordBatch.from_pydict(named)
+        if self.barrier is not Barrier.PATCH:
+            batch = batch.replace_schema_metadata({_BARRIER: str(int(self.barrier))})
         return [encode_ipc(batch)]
 
     @staticmethod
@@ -338,7 +356,8 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
     expected = 1 + len(columns) + sum(isinstance(c, Cells) and c.high is not None for c in columns) + ("cts" in names)
     if keys.type != pa.large_binary() or keys.null_count or len(names) != expected:
         raise ValueError(f"its columns are {sorted(names)}")
-    return DeltaRun(keys, stamps, tuple(columns))
+    barrier = Barrier(int((batch.schema.metadata or {}).get(_BARRIER, Barrier.PATCH)))
+    return DeltaRun(keys, stamps, tuple(columns), barrier=barrier)
 
 
 def fitted(run: DeltaRun, schema: TableSchema) -> DeltaRun:
@@ -347,7 +366,7 @@ def fitted(run: DeltaRun, schema: TableSchema) -> DeltaRun:
     if not missing:
         return run
     added = tuple(neutral_column(column, run.rows) for column in missing)
-    return DeltaRun(run.keys, run.cts, (*run.columns, *added), distinct=run.distinct)
+    return DeltaRun(run.keys, run.cts, (*run.columns, *added), distinct=run.distinct, barrier=run.barrier)
 
 
 def _views(keys: pa.LargeBinaryArray) -> tuple[memoryview, memoryview, Array | None]:
@@ -394,4 +413,14 @@ def with_cts(run: DeltaRun, cts: int) -> DeltaRun:
     if not isinstance(run.cts, int):
         other.nbytes -= int(run.cts.nbytes)
     other.cts = other.first_cts = other.last_cts = cts
+    return other
+
+
+def stamped(run: DeltaRun, cts: int) -> DeltaRun:
+    """``with_cts``, also for a run that may have several rows of one key: those get a CTS each, which is the same."""
+    if run.distinct:
+        return with_cts(run, cts)
+    other = copy.copy(run)
+    other.cts = np.full(run.rows, cts, np.uint64)
+    other.first_cts = other.last_cts = cts
     return other

@@ -34,6 +34,7 @@ from kivi.api.arguments import (
     directory,
     drops_late,
     plain_text,
+    retract_arguments,
     stage_ids,
     table_name,
     takes,
@@ -135,6 +136,12 @@ class Transaction(interface.Transaction):
     def append_stages(self, table: str, stages: Iterable[bytes], late: str = "fail") -> None:
         txn = self._open()
         txn.append_stages(self._db._schema(table, txn.lease), stage_ids(stages), drop_late=drops_late(late))
+
+    @takes(retract_arguments)
+    def retract(self, wanted: ScanArguments) -> int:
+        txn = self._open()
+        schema = self._db._schema(wanted.table, txn.lease)
+        return txn.retract(schema, wanted.bound(schema))
 
     def overwrite(self, table: str) -> None:
         txn = self._open()

@@ -280,6 +280,11 @@ class RowLayout:
             raise DataLoss(f"a base row of {len(data)} bytes is damaged ({error}): run kivi verify") from None
 
     @staticmethod
+    def is_alive(data: bytes) -> bool:
+        """Whether an encoded row is no tombstone, without decoding the rest."""
+        return bool(data[8] & _ALIVE)
+
+    @staticmethod
     def stamp_of(data: bytes) -> int:
         """The CTS of an encoded row, without decoding the rest."""
         return int.from_bytes(data[:8], "little")

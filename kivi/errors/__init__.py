@@ -13,6 +13,7 @@
     |       `-- DiskFull          make room on the disk; the same call then succeeds, without a restart
     |-- InvalidArgument           fix the call
     |   |-- SchemaError           ... it does not fit the table's schema
+    |   |-- EventsRetracted       ... a tail of events met a retraction: say what it is to do with one
     |   `-- OutOfSequence         ... a batch token skipped a batch
     |-- RowExists                 strict insert found the row
     |-- NotFound                  no such table (or subscription, or stage)
@@ -42,6 +43,7 @@ __all__ = [
     "DataLoss",
     "Disconnected",
     "DiskFull",
+    "EventsRetracted",
     "FormatTooNew",
     "InvalidArgument",
     "KiviError",
@@ -154,6 +156,13 @@ class InvalidArgument(KiviError):
 
 class SchemaError(InvalidArgument):
     """A table, column, type or operator does not fit the schema."""
+
+
+class EventsRetracted(InvalidArgument):
+    """Events that a tail has read before were retracted since: ``retracted_at`` is the first commit that did so.
+
+    Read on with ``retractions="ignore"``, or with "deliver" to be told which events they are.
+    """
 
 
 class OutOfSequence(InvalidArgument):

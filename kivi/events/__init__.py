@@ -34,6 +34,11 @@ input's place in the order. A block never takes part only to swallow a few small
 again and again; so an event is rewritten about once per tier. The inputs' headers go in the batch that adds the output,
 their data once every view that was open then has been closed.
 
+**Retractions.** A header names, for each retraction that removed events of its block, the CTS and where it is stored
+which rows those are. They are left out for every S at or past that CTS. Once no snapshot from before it is open, the
+block is written again with nothing in these rows: a row keeps its place, so that names (CTS, position) stay right.
+From then on such a snapshot is refused.
+
 **Retention** is a floor (CTS, event time): events before the time are invisible to every S at or past the CTS, whatever
 block holds them; a block that lies wholly below is dropped once no snapshot from before the floor needs it, and from
 then on such a snapshot is refused, not answered in part.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,20 @@ from kivi.model.schema import TableSchema
 from kivi.model.types import ColumnType
 from kivi.runtime.checksum import crc32
 
-__all__ = ["NUMERIC", "Block", "Blocks", "Counts", "Meta", "Runs", "Stamps", "joined", "read_headers", "statistics"]
+__all__ = [
+    "NUMERIC",
+    "Block",
+    "Blocks",
+    "Counts",
+    "Erased",
+    "Meta",
+    "Runs",
+    "Stamps",
+    "first_positions",
+    "joined",
+    "read_headers",
+    "statistics",
+]
 
 _VERSION: Final = 1
 _INLINE_RUNS: Final = 64
@@ -44,12 +57,26 @@ Counts = npt.NDArray[np.int64]
 Runs = tuple[Stamps, Counts]
 
 
+class Erased(NamedTuple):
+    """The retraction at ``cts`` removed so many ``rows`` of a block: which those are is stored at ``data``.
+
+    ``blank``: their values are gone from the block, too.
+    """
+
+    cts: int
+    data: int
+    rows: int
+    checksum: int
+    blank: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """A header. ``columns``: name -> (min, max, non-nulls, exact sum or None) in stored form.
 
     ``runs``: (CTS, rows), all of them if ``packed`` is 0; else the first and the last of ``packed`` ones.
-    ``nbytes`` is the size of the data as stored, ``raw_bytes`` that of the columns in memory.
+    ``nbytes`` is the size of the data as stored, ``raw_bytes`` that of the columns in memory. ``first``: the position
+    of its first event in that one's commit. ``erased``: by CTS; what is blank is in ``rows``, and not in ``columns``.
     """
 
     order: int
@@ -63,10 +90,14 @@ class Block:
     runs: tuple[tuple[int, int], ...]
     packed: int
     columns: dict[str, tuple[Any, Any, int, int | None]]
+    first: int = 0
+    erased: tuple[Erased, ...] = ()
 
     def encode(self) -> bytes:
         out = {"v": _VERSION} | {key: getattr(self, name) for name, key in _NUMBERS.items()}
         out |= {"time": [self.time_min, self.time_max], "runs": self.runs, "columns": self.columns}
+        out |= {"first": self.first} if self.first else {}
+        out |= {"erased": self.erased} if self.erased else {}
         return json.dumps(out, separators=(",", ":")).encode()
 
     @property
@@ -96,6 +127,8 @@ def _decode(raw: bytes) -> Block:
         time_max=head["time"][1],
         runs=tuple((cts, rows) for cts, rows in head["runs"]),
         columns={name: tuple(stats) for name, stats in head["columns"].items()},
+        first=head.get("first", 0),
+        erased=tuple(Erased(*one) for one in head.get("erased", ())),
     )
 
 
@@ -108,6 +141,10 @@ class Meta:
     dead: list[int] = field(default_factory=list)
     dropped: int = 0  # the CTS of the newest floor by which blocks were dropped
     lost: int = 0  # the newest CTS of an event that was dropped
+    erased_upto: int = 0  # blocks know of every retraction at or below this CTS
+    blanked: int = 0  # the newest retraction of which some events are blank
+    retractions: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+    """(CTS, CTS of the first and last event that it removed, how many, whether none of them is left in blocks)"""
 
     @staticmethod
     def decode(raw: bytes | None) -> Meta:
@@ -117,7 +154,8 @@ class Meta:
             head = json.loads(raw)
             floors = [(cts, time) for cts, time in head["floors"]]
             lost = head.get("lost", head["dropped"])  # what was dropped was committed before the floor
-            return Meta(**{**head, "floors": floors, "lost": lost})
+            retractions = [tuple(one) for one in head.get("retractions", ())]
+            return Meta(**{**head, "floors": floors, "lost": lost, "retractions": retractions})
         except (ValueError, KeyError, TypeError) as error:
             raise DataLoss(f"the state of an event table is damaged ({error}): run kivi verify") from None
 
@@ -139,6 +177,17 @@ def _unpack_runs(packed: bytes, count: int) -> Runs:
     plain = pa.decompress(packed, 12 * count, "lz4", asbytes=True)
     steps = np.frombuffer(plain, "<u8", count).astype(np.uint64)
     return np.cumsum(steps, dtype=np.uint64), np.frombuffer(plain, "<u4", count, 8 * count).astype(np.int64)
+
+
+def first_positions(blocks: list[Block]) -> list[int]:
+    """``Block.first`` of each. Stores from before retractions do not say it of a block that begins inside a commit."""
+    found = list[int]()
+    for i, block in enumerate(blocks):
+        first, before = block.first, blocks[i - 1] if i else None
+        if not first and before is not None and before.last_cts == block.first_cts:
+            first = before.runs[-1][1] + (found[-1] if before.first_cts == before.last_cts else 0)
+        found.append(first)
+    return found
 
 
 def joined(cts: Stamps, rows: Counts) -> Runs:
@@ -311,6 +360,28 @@ class Blocks:
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
             raise self._lost(block, f"damaged ({error})") from None
 
+    def erased(self, block: Block, upto: int) -> Counts | None:
+        """Which rows of the block the retractions at or below ``upto`` removed, in order; None: none."""
+        parts = [self.rows_erased(block, one) for one in block.erased if one.cts <= upto]
+        return None if not parts else parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+
+    def rows_erased(self, block: Block, erased: Erased) -> Counts:
+        """The rows of one retraction."""
+        raw = self._engine.get(event_data_key(self.schema.id, erased.data))
+        if raw is None or crc32(raw) != erased.checksum:
+            raise self._lost(block, "damaged (it does not know which of its events were retracted)")
+        try:
+            plain = pa.decompress(raw, 4 * erased.rows, "lz4", asbytes=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise self._lost(block, f"damaged ({error})") from None
+        return np.frombuffer(plain, "<u4", erased.rows).astype(np.int64)
+
+    def add_erased(self, batch: WriteBatch, cts: int, data: int, rows: Counts, *, blank: bool = False) -> Erased:
+        """Adds the rows of one retraction to the batch. Its header is yet to name them."""
+        raw = pa.compress(rows.astype("<u4").tobytes(), "lz4", asbytes=True)
+        batch.put(event_data_key(self.schema.id, data), raw)
+        return Erased(cts, data, len(rows), crc32(raw), blank)
+
     def _raw(self, block: Block) -> bytes:
         raw = self._engine.get(event_data_key(self.schema.id, block.data))
         if raw is None:
@@ -322,8 +393,19 @@ class Blocks:
     def _lost(self, block: Block, how: str) -> DataLoss:
         return DataLoss(f"block {block.data} of event table {self.schema.name!r} is {how}: restore a backup")
 
-    def add(self, batch: WriteBatch, order: int, data: int, events: Any, runs: Runs) -> None:
-        """Adds one block, data and header, to the batch."""
+    def add(
+        self,
+        batch: WriteBatch,
+        order: int,
+        data: int,
+        events: Any,
+        runs: Runs,
+        *,
+        first: int = 0,
+        erased: tuple[Erased, ...] = (),
+        times: tuple[int, int] | None = None,
+    ) -> None:
+        """Adds one block, data and header, to the batch. ``times``: of event times, if blank events say nothing."""
         events = padded(events, self.schema)
         cts, rows = runs
         packed = len(cts) if len(cts) > _INLINE_RUNS else 0
@@ -337,7 +419,7 @@ class Blocks:
         stored = stored.replace_schema_metadata({_RUNS: _pack_runs(cts, rows)} if packed else None)
         body = encode_ipc(stored, "lz4").to_pybytes()
         batch.put(event_data_key(self.schema.id, data), body)
-        times = stats[self.schema.event_time or ""]
+        times = times or stats[self.schema.event_time or ""][:2]
         header = Block(
             order=order,
             data=data,
@@ -350,5 +432,10 @@ class Blocks:
             runs=tuple((int(cts[i]), int(rows[i])) for i in shown),
             packed=packed,
             columns=stats,
+            first=first,
+            erased=erased,
         )
-        batch.put(event_header_key(self.schema.id, order), header.encode())
+        self.put_header(batch, header)
+
+    def put_header(self, batch: WriteBatch, header: Block) -> None:
+        batch.put(event_header_key(self.schema.id, header.order), header.encode())

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa
 
 from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import coded, together, written_bytes
+from kivi.encoding.event_names import EventNames
 from kivi.encoding.keyspaces import event_data_key, event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import InvalidArgument, SnapshotTooOld
-from kivi.events.blocks import Blocks, Counts, Meta, Stamps, joined, read_headers
+from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, Stamps, first_positions, joined, read_headers
 from kivi.events.compaction import mergeable, settled
 from kivi.events.views import EventView, Readers
 from kivi.model.schema import TableSchema
@@ -26,6 +29,7 @@ from kivi.model.schema import TableSchema
 __all__ = ["EventStore", "destroy"]
 
 _STEP_DELETES: Final = 1_024
+_RETRACTIONS_MAX: Final = 256
 
 
 class EventStore:
@@ -87,7 +91,7 @@ class EventStore:
                 )
             return meta.floor_at(seen_at)
 
-        return self._viewed(upto, floor)
+        return self._viewed(upto, floor, seen_at)
 
     def tail(self, since: int, upto: int, *, remembered_at: int | None = None, partial: bool = False) -> EventView:
         """A view for the commits in (since, upto]: scan it with ``after=since``.
@@ -107,13 +111,20 @@ class EventStore:
                 )
             return None if remembered_at is None else meta.floor_at(remembered_at)
 
-        return self._viewed(upto, floor)
+        return self._viewed(upto, floor, upto if remembered_at is None else remembered_at)
 
-    def _viewed(self, upto: int, floor: Callable[[Meta], int | None]) -> EventView:
+    def _viewed(self, upto: int, floor: Callable[[Meta], int | None], erased_at: int) -> EventView:
         ticket = self._readers.enter()
         try:
             meta, blocks = self._base.headers()
-            return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor(meta))
+            floor_us = floor(meta)
+            if erased_at < meta.blanked:
+                raise SnapshotTooOld(
+                    f"events of {self.schema.name!r} that a snapshot at {erased_at} sees were retracted, and are not "
+                    f"there any more; it can be read from {meta.blanked} on",
+                    table=self.schema.name,
+                )
+            return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor_us, erased_at)
         except BaseException:
             self._readers.leave(ticket)
             raise
@@ -155,7 +166,10 @@ class EventStore:
             if int(cts[-1]) > upto or (cts[1:] < cts[:-1]).any():
                 raise InvalidArgument(f"parts must be in commit order and at or below {upto}, not {cts[:8].tolist()}")
             whole = coded(together([padded(events, base.schema) for _, _, events in fresh]))
-            ends = np.cumsum(np.concatenate([rows for _, rows, _ in fresh]))
+            counts = np.concatenate([rows for _, rows, _ in fresh])
+            ends = np.cumsum(counts)
+            begins = np.concatenate([[0], ends[:-1]])  # of each commit, which may have come in several parts
+            begins = begins[np.searchsorted(cts, cts)]
             size = sum(written_bytes(column) for column in whole.columns)
             portion = -(-whole.num_rows // max(1, -(-size // self._block_bytes)))
             portion = min(portion, self._block_rows)
@@ -165,7 +179,7 @@ class EventStore:
                 first, last = np.searchsorted(ends, at, "right"), np.searchsorted(ends, stop, "left")
                 bounds = np.minimum(ends[first : last + 1], stop)
                 runs = joined(cts[first : last + 1], np.diff(bounds, prepend=at))
-                base.add(batch, meta.next, meta.next, piece, runs)
+                base.add(batch, meta.next, meta.next, piece, runs, first=at - int(begins[first]))
                 meta.next += 1
             meta.rows += whole.num_rows
         meta.upto = upto
@@ -173,9 +187,12 @@ class EventStore:
 
     # -- compaction -----------------------------------------------------------------------------
 
-    def compact(self, max_rows: int) -> int:
+    def compact(self, max_rows: int, unneeded: int = 0) -> int:
         """One bounded step: data that no view needs any more are deleted, and up to eight small neighbours become
-        one block of at most ``max_rows``. How many rows were merged: if any, there may be more to do."""
+        one block of at most ``max_rows``. How many rows were merged: if any, there may be more to do.
+
+        No snapshot below ``unneeded`` is or will be open: what retractions up to there removed is made blank.
+        """
         self._delete_dead()
         rows, order = self._settled
         blocks = self._base.headers_since(order if rows == max_rows else 0)
@@ -183,19 +200,115 @@ class EventStore:
         if not inputs:
             if (full := settled(blocks, max_rows, self._block_bytes)) is not None:
                 self._settled = max_rows, full.order
-            return 0
+            blocks = self._base.headers()[1] if self._has_to_blank(unneeded) else []
+            inputs = self._to_blank(blocks, unneeded)
+        return self._rewrite(blocks, inputs, unneeded) if inputs else 0
+
+    def _rewrite(self, blocks: list[Block], inputs: list[Block], unneeded: int) -> int:
+        """Makes one block of neighbours, or of one by itself, without what retractions up to ``unneeded`` removed."""
         meta, base = self._base.meta(), self._base
         every = [column.name for column in base.schema.columns]
-        events = coded(together([base.read(block, every) for block in inputs]))
+        events = together([base.read(block, every) for block in inputs])
         runs = [self._base.runs(block) for block in inputs]
         merged = joined(np.concatenate([cts for cts, _ in runs]), np.concatenate([rows for _, rows in runs]))
-        batch = WriteBatch()
-        base.add(batch, inputs[0].order, meta.next, events, merged)
+        batch, at = WriteBatch(), 0
+        blank, left = list[Counts](), dict[int, list[Counts]]()
+        for block in inputs:
+            for one in block.erased:
+                rows = self._base.rows_erased(block, one) + at
+                (blank if one.blank or one.cts <= unneeded else left.setdefault(one.cts, [])).append(rows)
+            at += block.rows
+        erased = list[Erased]()
+        if blank:
+            gone = np.unique(np.concatenate(blank))
+            newest = max(one.cts for block in inputs for one in block.erased if one.cts not in left)
+            meta.blanked = max(meta.blanked, newest)
+            events = self._blank(events, gone, inputs[0].time_min)
+            erased.append(self._base.add_erased(batch, newest, meta.next, gone, blank=True))
+            meta.next += 1
+        for cts, found in sorted(left.items()):
+            erased.append(self._base.add_erased(batch, cts, meta.next, np.concatenate(found)))
+            meta.next += 1
+        first = first_positions(blocks)[blocks.index(inputs[0])]
+        times = min(block.time_min for block in inputs), max(block.time_max for block in inputs)
+        base.add(
+            batch, inputs[0].order, meta.next, coded(events), merged, first=first, erased=tuple(erased), times=times
+        )
         meta.next += 1
         for block in inputs[1:]:
             batch.delete(event_header_key(self.schema.id, block.order))
-        self._retire(meta, [block.data for block in inputs], batch)
+        self._retire(meta, [data for block in inputs for data in _data_of(block)], batch)
         return sum(block.rows for block in inputs)
+
+    def _blank(self, events: Any, rows: Counts, time_us: int) -> Any:
+        """The events without any value in these rows, but for an event time that says nothing of them."""
+        gone = np.zeros(events.num_rows, np.bool_)
+        gone[rows] = True
+        # Arrow's ``if_else`` would leave the values where they are, under nulls; ``take`` makes others.
+        kept, columns = pa.array(np.arange(events.num_rows), mask=gone), []
+        for column in self.schema.columns:
+            array = events.column(column.name).take(kept)
+            if column.name == self.schema.event_time:
+                array = array.fill_null(pa.scalar(time_us, pa.int64()).cast(array.type))
+            columns.append(array)
+        return pa.RecordBatch.from_arrays(columns, events.schema.names)
+
+    # -- retractions ------------------------------------------------------------------------------
+
+    def erase(self, batch: WriteBatch, cts: int, names: EventNames) -> None:
+        """Tells the blocks, in an engine batch, which events the retraction at ``cts`` removed: all of them are sealed.
+
+        Idempotent. Retractions come in the order of their CTS.
+        """
+        meta, blocks = self._base.headers()
+        if cts <= meta.erased_upto:
+            return
+        for block, first in zip(blocks, first_positions(blocks), strict=True):
+            low, high = np.searchsorted(names.stamps, np.array([block.first_cts, block.last_cts + 1], np.uint64))
+            rows = names.rows_in(*self._base.runs(block), first) if low < high else np.zeros(0, np.int64)
+            if len(rows):
+                erased = self._base.add_erased(batch, cts, meta.next, rows)
+                self._base.put_header(batch, replace(block, erased=(*block.erased, erased)))
+                meta.next += 1
+        meta.erased_upto = cts
+        meta.retractions.append((cts, int(names.stamps[0]), int(names.stamps[-1]), names.size, False))
+        meta.retractions = _at_most(meta.retractions)
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+
+    def _has_to_blank(self, unneeded: int) -> bool:
+        return any(one[0] <= unneeded and not one[-1] for one in self._base.meta().retractions)
+
+    def _to_blank(self, blocks: list[Block], unneeded: int) -> list[Block]:
+        """A block with events to make blank. Notes the retractions of which none are left."""
+        for block in blocks:
+            if any(one.cts <= unneeded and not one.blank for one in block.erased):
+                return [block]
+        if not self._has_to_blank(unneeded):
+            return []
+        meta = self._base.meta()
+        meta.retractions = [(*one[:-1], one[-1] or one[0] <= unneeded) for one in meta.retractions]
+        batch = WriteBatch()
+        batch.put(event_meta_key(self.schema.id), meta.encode())
+        self._engine.write(batch)
+        return []
+
+    def retracted_at(self) -> list[int]:
+        """The CTS of the retractions that blocks know of."""
+        return [cts for cts, *_ in self._base.meta().retractions]
+
+    def retracted_from(self, cts: int) -> int:
+        """How many events were retracted, as far as blocks know, of which some may have been committed from ``cts`` on.
+
+        What was committed before is no longer in a log that begins there.
+        """
+        return sum(count for _, _, last, count, _ in self._base.meta().retractions if last >= cts)
+
+    def erased_left(self) -> int:
+        """How many retracted events still lie in blocks."""
+        meta, blocks = self._base.headers()
+        if all(one[-1] for one in meta.retractions):
+            return 0
+        return sum(one.rows for block in blocks for one in block.erased if not one.blank)
 
     def _retire(self, meta: Meta, data: list[int], batch: WriteBatch) -> None:
         """Writes a batch that takes these data out of use; they go when every view that is open now has closed."""
@@ -247,7 +360,7 @@ class EventStore:
             batch = WriteBatch()
             for block in gone:
                 batch.delete(event_header_key(self.schema.id, block.order))
-            self._retire(meta, [block.data for block in gone], batch)
+            self._retire(meta, [data for block in gone for data in _data_of(block)], batch)
         return len(gone)
 
 
@@ -262,7 +375,8 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
     batch = WriteBatch()
     for block in blocks:
         batch.delete(event_header_key(table, block.order))
-        batch.delete(event_data_key(table, block.data))
+        for data in _data_of(block):
+            batch.delete(event_data_key(table, data))
         if len(batch) >= _STEP_DELETES:
             yield batch
             batch = WriteBatch()
@@ -270,6 +384,20 @@ def destroy(engine: Engine, table: int) -> Iterator[WriteBatch]:
         batch.delete(event_data_key(table, data))
     batch.delete(event_meta_key(table))
     yield batch
+
+
+def _data_of(block: Block) -> list[int]:
+    """Everything that its header names."""
+    return [block.data, *(one.data for one in block.erased)]
+
+
+def _at_most(retractions: list[tuple[int, int, int, int, bool]]) -> list[tuple[int, int, int, int, bool]]:
+    """The oldest two of very many as one, which is asked for wherever one of them would be."""
+    if len(retractions) <= _RETRACTIONS_MAX:
+        return retractions
+    (_, first, last, count, done), (cts, other_first, other_last, other, also_done), *rest = retractions
+    together = cts, min(first, other_first), max(last, other_last), count + other, done and also_done
+    return [together, *rest]
 
 
 def _above(stamps: Stamps, rows: Counts, events: Any, upto: int) -> tuple[Stamps, Counts, Any]:

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.predicates import filter_batch
-from kivi.errors import InvalidArgument
-from kivi.events.blocks import Block, Blocks, Meta
+from kivi.encoding.event_names import POSITION, STAMP, EventNames
+from kivi.errors import EventsRetracted, InvalidArgument
+from kivi.events.blocks import Block, Blocks, Counts, Meta, first_positions
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import Expr, all_of, between, names
@@ -76,6 +77,8 @@ class EventView:
 
     ``blocks``: headers of the blocks that hold events at or below ``upto``, in commit order.
     ``floor_us``: events before it are left out; a caller that knows of a later floor may raise it before it scans.
+    ``erased_at``: what retractions at or below this CTS removed is left out. Blocks know those up to ``erased_upto``;
+    ``names`` are of other events to leave out, which a caller adds before it scans; ``pending``: those of retractions.
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class EventView:
         blocks: list[Block],
         upto: int,
         floor_us: int | None,
+        erased_at: int,
     ) -> None:
         self._base = base
         self._readers = readers
@@ -96,6 +100,13 @@ class EventView:
         self.upto = upto
         self.events_upto = meta.upto
         self.floor_us = floor_us
+        self.erased_at = erased_at
+        self.erased_upto = meta.erased_upto
+        self.names = EventNames.none()
+        self.pending: dict[int, EventNames] = {}
+        self._retractions = [(cts, first) for cts, first, *_ in meta.retractions]
+        self._firsts: dict[int, int] | None = None
+        self._every = blocks
 
     def __enter__(self) -> EventView:
         return self
@@ -148,14 +159,80 @@ class EventView:
             inside = (cts > np.uint64(after)) & (cts <= np.uint64(self.upto))
             yield from zip(cts[inside].tolist(), rows[inside].tolist(), strict=True)
 
+    def _first(self, block: Block) -> int:
+        if self._firsts is None:
+            self._firsts = dict(zip((one.order for one in self._every), first_positions(self._every), strict=True))
+        return self._firsts[block.order]
+
+    def named(self, block: Block, names: EventNames) -> Counts:
+        """Which rows of the block have these names."""
+        low, high = np.searchsorted(names.stamps, np.array([block.first_cts, block.last_cts + 1], np.uint64))
+        if low == high:
+            return np.zeros(0, np.int64)
+        return names.rows_in(*self._base.runs(block), self._first(block))
+
+    def _erased(self, block: Block) -> Counts | None:
+        """The rows of the block that this view leaves out as retracted; None: none."""
+        known = self._base.erased(block, self.erased_at)
+        if self.names.size and len(more := self.named(block, self.names)):
+            known = more if known is None else np.union1d(known, more)
+        return known
+
+    def retractions_met(self, since: int) -> list[int]:
+        """The CTS of the retractions in (since, ``erased_at``] that removed events committed up to ``since``."""
+        pending = [(cts, int(names.stamps[0])) for cts, names in self.pending.items()]
+        return [
+            cts for cts, first in (*self._retractions, *pending) if since < cts <= self.erased_at and first <= since
+        ]
+
+    def names_at(self, cts: int) -> EventNames:
+        """The events of a retraction that is pending; of another one none."""
+        return self.pending.get(cts, EventNames.none())
+
+    def removed(self, cts: int, upto: int, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of the events up to ``upto`` that the retraction at ``cts`` removed, in commit order.
+
+        Raises EventsRetracted if their values are gone.
+        """
+        for block in self.blocks:
+            _, stop = self._cut_at(block, upto)
+            known = [one for one in block.erased if one.cts == cts or (one.blank and one.cts > upto)]
+            if stop and any(one.blank for one in known):
+                raise EventsRetracted(
+                    f"the events of {self._base.schema.name!r} that the commit at {cts} removed are there no more: "
+                    'read on with retractions="ignore"',
+                    table=self._base.schema.name,
+                    retracted_at=cts,
+                )
+            parts = [self._base.rows_erased(block, one) for one in known] + [self.named(block, self.names_at(cts))]
+            rows = np.concatenate(parts)
+            if len(rows := rows[rows < stop]):
+                yield self._base.read(block, list(columns)).take(pa.array(rows))
+
+    def picked(self, names: EventNames, columns: Sequence[str]) -> Iterator[Any]:
+        """Record batches of the events with these names, in commit order, with their names."""
+        for block in self.blocks:
+            if len(rows := self.named(block, names)):
+                yield self._with_names(block, self._base.read(block, list(columns)), True).take(pa.array(rows))
+
+    def _with_names(self, block: Block, batch: Any, whole: bool) -> Any:
+        stamps, rows = self._base.runs(block)
+        if not whole:
+            return batch.append_column(STAMP, pa.array(np.repeat(stamps, rows)))
+        names = EventNames.of_rows(stamps, rows, self._first(block))
+        return batch.append_column(STAMP, pa.array(names.stamps)).append_column(POSITION, pa.array(names.positions))
+
     def _cut(self, block: Block, after: int) -> tuple[int, int]:
         """The rows [start, stop) of the block with after < cts <= upto."""
-        if block.last_cts <= after or block.first_cts > self.upto:
+        return self._cut_at(block, self.upto, after)
+
+    def _cut_at(self, block: Block, upto: int, after: int = 0) -> tuple[int, int]:
+        if block.last_cts <= after or block.first_cts > upto:
             return 0, 0
-        if block.first_cts > after and block.last_cts <= self.upto:
+        if block.first_cts > after and block.last_cts <= upto:
             return 0, block.rows
         cts, rows = self._base.runs(block)
-        bounds = [np.searchsorted(cts, np.uint64(max(0, min(at, 2**64 - 1))), "right") for at in (after, self.upto)]
+        bounds = [np.searchsorted(cts, np.uint64(max(0, min(at, 2**64 - 1))), "right") for at in (after, upto)]
         start, stop = (int(rows[:bound].sum()) for bound in bounds)
         return start, max(start, stop)
 
@@ -169,17 +246,21 @@ class EventView:
         columns: Sequence[str] | None = None,
         reverse: bool = False,
         with_cts: bool = False,
+        naming: Sequence[str] = (),
         skip: int = 0,
         take: int | None = None,
     ) -> Iterator[Any]:
-        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``.
+        """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
+        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
+        Retracted ones are counted, so that it is the same events whenever they are asked for.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
         No batch is empty or has more than 65,536 rows.
         """
         outputs = [*self._base.schema.output_columns(columns), *([COMMIT_TS] if with_cts else [])]
+        outputs += naming
         low = later_of(time_from, self.floor_us)
         for block in reversed(self.blocks) if reverse else self.blocks:
             start, stop = self._cut(block, after)
@@ -220,7 +301,14 @@ class EventView:
         if COMMIT_TS in outputs and COMMIT_TS not in columns:  # a table may have a column of its own of that name
             stamps, rows = self._base.runs(block)
             batch = batch.append_column(COMMIT_TS, pa.array(np.repeat(stamps.astype(np.int64), rows)))
-        batch = batch.slice(start, stop - start)
+        if STAMP in outputs:
+            batch = self._with_names(block, batch, POSITION in outputs)
+        if (erased := self._erased(block)) is None:
+            batch = batch.slice(start, stop - start)
+        else:
+            left = np.ones(block.rows, np.bool_)
+            left[erased] = False
+            batch = batch.take(pa.array(start + np.flatnonzero(left[start:stop])))
         return batch if predicate is None else filter_batch(batch, predicate, {c.name: c.type for c in schema.columns})
 
     def sum_up(
@@ -235,13 +323,22 @@ class EventView:
                 continue
             inside = (low is None or block.time_min >= low) and (time_to is None or block.time_max < time_to)
             whole = stop - start == block.rows and inside and (where is None or _always(where, block))
-            if whole and into.from_headers:
-                into.add_known(block.rows, block.columns)
+            blank = self._blank(block)
+            if whole and into.from_headers and blank is not None:
+                into.add_known(block.rows - blank, block.columns)
                 known += 1
                 continue
             into.add(self._selected(block, start, stop, into.columns, low, time_to, where))
             read += 1
         return known, read
+
+    def _blank(self, block: Block) -> int | None:
+        """How many events of the block are blank; None: it has retracted ones, for this view, that are not."""
+        if self.names.size and len(self.named(block, self.names)):
+            return None
+        if all(one.blank for one in block.erased if one.cts <= self.erased_at):
+            return sum(one.rows for one in block.erased if one.blank)
+        return None
 
 
 # -- what headers decide ------------------------------------------------------------------------------

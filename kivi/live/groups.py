@@ -385,7 +385,12 @@ class EventGroup(Group):
                 live.missed_events.clear()
         touched: list[Live] = []
         floor = floor_of(self.store, self.schema, lease.ts)
-        windows_done = again or floor != self._floor
+        retracted = any(of == table for c in commits for of, _ in c.retracted)
+        if retracted:  # those who have been told such an event learn it where they read on
+            for live in self.lives:
+                if isinstance(live, EventsLive):
+                    live.let_go()
+        windows_done = again or retracted or floor != self._floor
         if windows_done:
             self._floor = floor
             for live in self.joining:

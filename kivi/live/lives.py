@@ -143,6 +143,7 @@ class EventsLive(Live):
         """Commits after the first and up to the second were handed to the connection before this one, for nothing."""
         self.skip = skip
         self.durable = terms.durable
+        self.retractions = terms.retractions
         self.unseen = terms.durable is not None and terms.durable.unseen
         # Others' predicates may be about columns that this one does not show.
         self.columns = schema.output_names if self.unseen else query.columns

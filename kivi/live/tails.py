@@ -12,7 +12,7 @@ import pyarrow as pa
 from kivi.arrow.columns import stored_rows
 from kivi.errors import SnapshotTooOld
 from kivi.live.lives import EventsLive
-from kivi.model.changes import COMMIT_TS, Changes
+from kivi.model.changes import COMMIT_TS, RETRACTED, Changes
 from kivi.model.subscriptions import Change, Row, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
@@ -57,7 +57,7 @@ class Tails:
             live.skip = 0
             live.ts = max(live.ts, last - 1)
         live.skip += sum(row[COMMIT_TS] == last for row in rows)
-        return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset, skip=live.skip)
+        return Update(live.ts, _changes(rows), reset=reset, skip=live.skip)
 
     def _open(self, live: EventsLive) -> None:
         lease = self._store.snapshots.begin(as_of_ts=live.end_ts)
@@ -68,7 +68,7 @@ class Tails:
             scan = replace(live.query.scan, columns=live.columns)
 
             def tail(partial: bool) -> Iterator[pa.RecordBatch]:
-                changes = Changes(live.ts, commit_ts=True, partial=partial)
+                changes = Changes(live.ts, commit_ts=True, partial=partial, retractions=live.retractions)
                 return self._store.scan(lease, schema, replace(scan, changes=changes))
 
             try:
@@ -98,7 +98,11 @@ class Tails:
             reset, live.reset = live.reset, False
             if not rows and not reset:
                 return None
-            return Update(live.ts, [Change("add", None, None, row) for row in rows], reset=reset)
+            return Update(live.ts, _changes(rows), reset=reset)
+
+
+def _changes(rows: list[Row]) -> list[Change]:
+    return [Change("remove" if row.pop(RETRACTED, False) else "add", None, None, row) for row in rows]
 
 
 def _skipped(batches: Iterator[pa.RecordBatch], skip: int) -> Iterator[pa.RecordBatch]:

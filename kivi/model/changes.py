@@ -5,9 +5,15 @@ any more: commits are never altered, and a snapshot has all commits up to its ti
 out of it, from the moment when it drops their blocks; ``kept_since`` says from where on nothing was dropped. That
 a floor has made events invisible to later snapshots is no reason to leave them out of the tail while they are there.
 
+*A retraction* (R22) at ``r`` takes events out of every tail that is read at or past ``r``. Whoever has read such an
+event before, in a tail up to some ``a`` >= its commit, meets the retraction in the tail after ``a``: that is an error,
+``EventsRetracted``, unless the reader says what to do. With "ignore" the tail goes on; with "deliver" the removed
+events come, too, where the retraction was committed.
+
 An aggregate's changes after ``a``, at a snapshot ``b``: each row that events committed in (a, b] belong to, once, as it
-is at ``b``. A row is among them even if its values came out as they were. So is a row that a retention floor has taken
-away in (a, b]: a *removed row* has its key, and null in every other column.
+is at ``b``. A row is among them even if its values came out as they were. After a retraction in (a, b] all rows are.
+So is a row that a retention floor has taken away in (a, b]: a *removed row* has its key, and null in every other
+column.
 """
 
 from __future__ import annotations
@@ -15,7 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["COMMIT_TS", "REMOVED", "Changes", "TailPoints"]
+from kivi.errors import InvalidArgument
+
+__all__ = ["COMMIT_TS", "REMOVED", "RETRACTED", "Changes", "TailPoints", "check_retractions"]
 
 COMMIT_TS: Final = "_commit_ts"
 """The column that a scan of changes adds: of an event its commit's timestamp, of an aggregate's row that of the last
@@ -25,12 +33,29 @@ REMOVED: Final = "_removed"
 """The column that a scan of an aggregate's changes adds: true of a row that is not there any more."""
 
 
+RETRACTED: Final = "_retracted"
+"""The column that a tail with retractions="deliver" adds: true for an event that a retraction removed."""
+
+_RETRACTIONS: Final = ("fail", "ignore", "deliver")
+
+
+def check_retractions(wanted: object) -> str:
+    """What a reader does with a retraction. Raises InvalidArgument."""
+    if wanted not in _RETRACTIONS:
+        raise InvalidArgument(f'retractions is "fail", "ignore" or "deliver", not {wanted!r}')
+    return str(wanted)
+
+
 @dataclass(frozen=True, slots=True)
 class Changes:
     """Makes a scan one of what was committed after ``since``. ``commit_ts`` adds the column ``COMMIT_TS``.
 
     Of event tables only: ``skip`` leaves out so many events from the first on, and at most ``take`` are looked at, both
     before any predicate; ``remembered_at`` leaves out what a snapshot at this timestamp has forgotten by retention.
+
+    ``retractions``: what becomes of events that were read before ``since`` and retracted after it. "fail" raises
+    EventsRetracted. "ignore": nothing. "deliver", of event tables and without ``skip`` and ``take``, adds the column
+    ``RETRACTED`` and gives those events once more, with the commit timestamp of the retraction.
 
     SnapshotTooOld says that events after ``since`` were dropped, or removed rows erased; with ``partial`` what is left
     is read (of an aggregate: every row). Of aggregates only: ``removed`` adds the column ``REMOVED``.
@@ -43,6 +68,7 @@ class Changes:
     remembered_at: int | None = None
     partial: bool = False
     removed: bool = False
+    retractions: str = "fail"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ Old positions count in the state before, new ones in the state now, so the order
 at new positions: ``applied``. Rows that only shift because others came or went are in place: those that moved are the
 fewest that explain the new order (the complement of a longest increasing subsequence, Schensted 1961).
 
-A subscriber of events gets each of them once, in commit order, as ``add`` without positions.
+A subscriber of events gets each of them once, in commit order, as ``add`` without positions; and one that wants
+retractions delivered, events that were removed as ``remove``, with their values.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ Keyed = tuple[bytes, Row]
 
 
 class Change(NamedTuple):
-    """One row's part of an update. ``row`` is None for "remove"."""
+    """One row's part of an update. ``row`` is None for "remove", but of an event."""
 
     kind: Kind
     old: int | None
@@ -105,6 +106,8 @@ class Terms:
     skip: int = 0
     until_us: int | None = None
     durable: Durable | None = None
+    retractions: str = "fail"
+    """Of events: see ``model.changes.Changes``."""
 
 
 class _Backwards:

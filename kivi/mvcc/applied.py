@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import Array, DeltaRun
+from kivi.encoding.event_names import EventNames
 
-__all__ = ["ROW_BYTES", "Applied", "PendingEvents"]
+__all__ = ["ROW_BYTES", "Applied", "PendingEvents", "Retracted"]
 
 ROW_BYTES: Final = 400
 """Memory of a pending row operation, besides its key: measured, one key, its list, a tuple, a RowOp and two small
@@ -26,6 +27,8 @@ class PendingEvents(NamedTuple):
     last: int
     batch: pa.RecordBatch
     stamps: Array | None = None
+    erased: Array | None = None
+    """Rows that a reader leaves out as retracted, in order. What is pending has all of them."""
 
     def upto(self, cts: int) -> PendingEvents | None:
         """The events at or below ``cts``."""
@@ -49,6 +52,19 @@ class PendingEvents(NamedTuple):
         """The CTS of each event."""
         return np.full(self.batch.num_rows, self.first, np.uint64) if self.stamps is None else self.stamps
 
+    def kept(self) -> pa.RecordBatch:
+        """The events without the retracted ones."""
+        return self.slice(0, self.batch.num_rows)[0]
+
+    def slice(self, low: int, high: int) -> tuple[pa.RecordBatch, Array]:
+        """Of the events from ``low`` to ``high`` those that are left, and their CTS."""
+        if self.erased is None:
+            return self.batch.slice(low, high - low), self.cts_of_each()[low:high]
+        left = np.ones(self.batch.num_rows, np.bool_)
+        left[self.erased] = False
+        rows = low + np.flatnonzero(left[low:high])
+        return self.batch.take(pa.array(rows)), self.cts_of_each()[rows]
+
     def commits(self) -> tuple[Array, Array]:
         """The CTS of its commits that brought an event, and how many each brought."""
         if self.stamps is None:
@@ -56,12 +72,20 @@ class PendingEvents(NamedTuple):
         return self.stamps, np.ones(len(self.stamps), np.int64)
 
 
+class Retracted(NamedTuple):
+    """The events that the retraction at ``cts`` removed from a table."""
+
+    cts: int
+    names: EventNames
+
+
 class Applied(NamedTuple):
-    """The effects of commits that entered together: (CTS, table, key, operation), and (table, events or run)."""
+    """The effects of commits that entered together: (CTS, table, key, operation), and (table, events, run or names)."""
 
     rows: Sequence[tuple[int, int, bytes, RowOp]] = ()
     events: Sequence[tuple[int, PendingEvents]] = ()
     runs: Sequence[tuple[int, DeltaRun]] = ()
+    retracted: Sequence[tuple[int, Retracted]] = ()
 
     @property
     def nbytes(self) -> int:
@@ -71,4 +95,5 @@ class Applied(NamedTuple):
             sum([ROW_BYTES + len(key) + varying[id(op)] for _, _, key, op in self.rows])
             + sum(int(events.batch.nbytes) for _, events in self.events)
             + sum(run.nbytes for _, run in self.runs)
+            + sum(one.names.nbytes for _, one in self.retracted)
         )

@@ -20,6 +20,9 @@ one it would be above it, and count twice. After a crash the log replays commits
 for others, and a fold that was cut short (no space) leaves the same. So only commits *above* the newest fold that was
 ever begun, and above what was replayed, are combined; what lies below is gone once a fold has ended.
 
+Rows that begin anew, or are gone, from a commit on (``DeltaRun.barrier``: what a retraction computed again) are a
+boundary like a snapshot: what lies before them is not combined with what lies after, nor are they.
+
 Deltas of small commits, which are pending row by row, become a run as well: readers see the rows go and the run come
 in one step (``Pending.replace``).
 """
@@ -35,7 +38,7 @@ from typing import TypeVar
 from kivi.delta.combine import combine as combined
 from kivi.delta.combine import is_combinable, worth_combining
 from kivi.delta.derive import run_from_rows
-from kivi.delta.ops import RowOp
+from kivi.delta.ops import Barrier, RowOp
 from kivi.delta.runs import DeltaRun
 from kivi.model.schema import TableSchema
 from kivi.mvcc.pending import Pending
@@ -55,13 +58,20 @@ def combine(pending: Pending, schema: TableSchema, above: int, upto: int, keep: 
 
     ``above``: base may have commits up to here, and no later one.
     """
-    keys, _ = pending.dirty(schema.id, upto)
+    keys, runs = pending.dirty(schema.id, upto)
+    barriers = {run.last_cts for run in runs if run.barrier is not Barrier.PATCH}
+    if barriers:
+        keep = sorted({*keep, *barriers, *(cts - 1 for cts in barriers)})
     small = [(key, cts, op) for key in keys for cts, op in pending.row_ops(schema.id, key) if above < cts <= upto]
     for rows in _gaps(small, keep, lambda row: row[1]):
         run = run_from_rows(schema, [(key, cts, dict(op.deltas)) for key, cts, op in rows])
         _replace(pending, schema, [run], [], rows)
     _, runs = pending.dirty(schema.id, upto)
-    runs = tuple(run for run in runs if above < run.first_cts and run.last_cts <= upto and not _is_cut(run, keep))
+    runs = tuple(
+        run
+        for run in runs
+        if above < run.first_cts and run.last_cts <= upto and run.last_cts not in barriers and not _is_cut(run, keep)
+    )
     for same in _gaps(runs, keep, attrgetter("last_cts")):
         count = worth_combining([run.rows for run in same])
         if count > 1:

@@ -7,7 +7,7 @@
     entry lock        3  token known?  -> its first CTS       fenced? -> aborted      in flight? -> wait with it
     (no I/O inside)   4  catalog as derived with?               -> else back to 1
                       5  lease still held, start_ts >= facts.floor   -> SnapshotTooOld
-                      6  verdict against facts                  -> Conflict
+                      6  verdict against facts                  -> Conflict; then ``on_entry``
                       7  log.append: the record gets its CTS in chain order
                       8  watermark.enter, facts.note, tokens.remember
     log's thread      9  write, sync, acknowledged mark
@@ -312,6 +312,8 @@ class Committer:
                 part.on_check()
             if isinstance(part, Single) and not part.blind:
                 self._judge(part)
+            if isinstance(part, Single) and part.on_entry is not None:
+                part.on_entry(self._in_flight.values())
             ticket = self.log.append(part.entries(), lambda error: self._durable(part, error))
         except StaleCatalog:
             self.counters.rederived += 1

@@ -51,6 +51,7 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from kivi.delta.runs import Array
+from kivi.encoding.event_names import EventNames
 from kivi.encoding.keyspaces import meta_key
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import Unavailable
@@ -88,7 +89,9 @@ class Sealer(Protocol):
 
     def seal(self, batch: WriteBatch, parts: Sequence[tuple[Array, Array, pa.RecordBatch]], upto: int) -> None: ...
 
-    def compact(self, max_rows: int) -> int: ...
+    def erase(self, batch: WriteBatch, cts: int, names: EventNames) -> None: ...
+
+    def compact(self, max_rows: int, unneeded: int) -> int: ...
 
 
 class StageIndex(Protocol):
@@ -257,6 +260,7 @@ class Consolidator:
             for schema in self._unfolded():
                 if schema.kind == "event":
                     self._seal(schema, upto)
+                    self._erase(schema, upto)
                 else:
                     if is_combined(schema):
                         self._begun[schema.id] = upto
@@ -404,6 +408,17 @@ class Consolidator:
                 parts, rows = [], 0
                 self._combine_meanwhile()
 
+    def _erase(self, schema: TableSchema, upto: int) -> None:
+        """Tells the blocks which events retractions removed: all of those are sealed, being older."""
+        if (sealer := self.sealer_of(schema.id)) is None:
+            return
+        for cts, names in self.pending.retracted(schema.id, upto):
+            writes = WriteBatch()
+            sealer.erase(writes, cts, names)
+            self._write(writes)
+            self._compactable.add(schema.id)
+        self.pending.drop_retracted(schema.id, upto)
+
     def sweep(self) -> None:
         """One bounded step of what nobody needs any more."""
         with self._mutex:
@@ -420,10 +435,13 @@ class Consolidator:
 
     def _compact(self, schema: TableSchema) -> None:
         if (sealer := self.sealer_of(schema.id)) is not None:
+            oldest = self.leases.oldest()
+            unneeded = self.durable_position if oldest is None else min(self.durable_position, oldest)
             with self.computing:
-                merged = sealer.compact(self.settings.block_rows)
+                merged = sealer.compact(self.settings.block_rows, unneeded)
             if merged:
                 self.compactions += 1
                 self.compacted_rows += merged
+                self._compactable.add(schema.id)
             else:
                 self._compactable.discard(schema.id)

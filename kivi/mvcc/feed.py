@@ -16,9 +16,9 @@ from typing import Final, NamedTuple
 
 from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun
-from kivi.mvcc.applied import PendingEvents
+from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 
-__all__ = ["Committed", "Feed"]
+__all__ = ["Committed", "Feed", "Tap"]
 
 _ROWS_BYTES: Final = 200
 
@@ -30,6 +30,7 @@ class Committed(NamedTuple):
     rows: Sequence[tuple[int, int, bytes, RowOp]]
     runs: Sequence[tuple[int, DeltaRun]]
     events: Sequence[tuple[int, PendingEvents]]
+    retracted: Sequence[tuple[int, Retracted]]
     nbytes: int
     """The memory that keeping it takes."""
 
@@ -85,3 +86,25 @@ class Feed:
                 self._nbytes = sum(one.nbytes + _ROWS_BYTES * (1 + len(one.rows)) for one in self._entries)
             lost, self._lost = self._lost, 0
             return taken, lost
+
+
+class Tap:
+    """Everything that is applied while it is open (``Pending.tapped``): for one who misses nothing, and takes it often.
+
+    What it holds would mostly be in memory anyway.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._held: list[tuple[int, Applied]] = []
+
+    def add(self, last: int, applied: Applied) -> None:
+        with self._mutex:
+            self._held.append((last, applied))
+
+    def take(self, upto: int) -> dict[int, Applied]:
+        """What entered together, the last of it at or below ``upto``, each once, by the CTS of the last."""
+        with self._mutex:
+            taken = {last: applied for last, applied in self._held if last <= upto}
+            self._held = [one for one in self._held if one[0] > upto]
+        return taken

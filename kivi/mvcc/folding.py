@@ -98,7 +98,7 @@ class Folding:
     def _fold_runs(
         self, schema: TableSchema, keys: list[bytes], runs: tuple[DeltaRun, ...], upto: int, keep: list[int]
     ) -> None:
-        """The same in columns. Rows of these tables take nothing but deltas, so there are no tombstones."""
+        """The same in columns. Rows of these tables take nothing but deltas, and end only where a barrier says so."""
         layout = RowLayout.of(schema)
         small = [
             (key, cts, dict(op.deltas))
@@ -124,6 +124,10 @@ class Folding:
                         batch.put_all([key for key, _ in changed], [row for _, row in changed])
                     else:
                         batch.put_all(stored, final)  # type: ignore[arg-type]
+                    if gathered.may_end_rows:
+                        for key, row in zip(gathered.keys, final, strict=True):
+                            if row is not None and not RowLayout.is_alive(row):
+                                batch.put(tombstone_key(RowLayout.stamp_of(row), schema.id, key), b"")
                     kept = self._keep_run_versions(batch, schema, layout, gathered, base, final, keep)
                     self.write(batch)
                     self.kept(schema, kept)

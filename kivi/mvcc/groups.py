@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -32,10 +32,11 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.delta.ops import RowOp
-from kivi.delta.runs import DeltaRun, shifted, with_cts
+from kivi.delta.runs import DeltaRun, shifted, stamped
+from kivi.encoding.event_names import EventNames
 from kivi.errors import CommitUnknown, KiviError
 from kivi.log import Entry, Kind
-from kivi.mvcc.applied import Applied, PendingEvents
+from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.record import BLIND, Commit, EventsRecord, deltas_body, deltas_head, deltas_section
 from kivi.mvcc.verdict import Collision, Footprint, Guard
@@ -173,7 +174,8 @@ class Single(Part):
     """One transaction of any kind. ``schema_guards`` are implied by the tables that it names.
 
     The hooks are the catalog's and the stages': ``on_apply`` before W passes it, ``on_abort`` if it aborts after its
-    CTS was taken.
+    CTS was taken. ``on_entry`` completes it, under the entry lock, before it gets its CTS: it is called with what has
+    entered and is not in pending yet.
     """
 
     def __init__(
@@ -198,6 +200,8 @@ class Single(Part):
         self.describe = describe
         self.aggregate_newest = aggregate_newest
         self.lease: Lease | None = None
+        self.retracted: list[tuple[int, EventNames]] = []
+        self.on_entry: Callable[[Iterable[Part]], None] | None = None
         self.on_apply: Callable[[int], None] | None = None
         self.on_abort: Callable[[int], None] | None = None
 
@@ -221,7 +225,8 @@ class Single(Part):
         return Applied(
             [(cts, *row) for row in (*self.commit.rows, *self.commit.derived)],
             [(table, PendingEvents(cts, cts, batch)) for table, batch in self.events],
-            [(table, with_cts(run, cts)) for table, run in self.runs],
+            [(table, stamped(run, cts)) for table, run in self.runs],
+            [(table, Retracted(cts, names)) for table, names in self.retracted],
         )
 
 

@@ -6,6 +6,7 @@ watermark passes its CTS: readers ask for operations up to their S, and S <= W.
     rows     per table, key -> [(cts, RowOp), ...] in CTS order: small operations
     runs     per table, immutable delta runs, in CTS order: what bulk appends derived, or what was combined of it
     events   per table, Arrow record batches, each of one commit or of several that follow each other, in CTS order
+    retracted  per table, the names of events that a retraction removed, in CTS order
 
 **Readers take no lock** unless disturbed. A key's list is copied by one C call (``tuple(list)``); runs and events are
 immutable tuples that are replaced. Scans take the mutex to list the keys of a range. Commits may be applied out of CTS
@@ -23,16 +24,17 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import attrgetter, itemgetter
 from typing import Any
 
 from sortedcontainers import SortedDict
 
-from kivi.delta.ops import Barrier, RowOp
+from kivi.delta.ops import RowOp
 from kivi.delta.runs import DeltaRun
-from kivi.mvcc.applied import ROW_BYTES, Applied, PendingEvents
-from kivi.mvcc.feed import Committed, Feed
+from kivi.mvcc.applied import ROW_BYTES, Applied, PendingEvents, Retracted
+from kivi.mvcc.feed import Committed, Feed, Tap
 
 __all__ = ["Pending", "TablePending"]
 
@@ -47,17 +49,18 @@ def _row_bytes(key: bytes, op: RowOp) -> int:
 class TablePending:
     """The pending operations of one table. ``index`` is sorted by key."""
 
-    __slots__ = ("changes", "events", "index", "runs")
+    __slots__ = ("changes", "events", "index", "retracted", "runs")
 
     def __init__(self) -> None:
         self.changes = 0
         self.index: SortedDict[bytes, list[tuple[int, RowOp]]] = SortedDict()
         self.runs: tuple[DeltaRun, ...] = ()
         self.events: tuple[PendingEvents, ...] = ()
+        self.retracted: tuple[Retracted, ...] = ()
 
     @property
     def empty(self) -> bool:
-        return not self.index and not self.runs and not self.events
+        return not (self.index or self.runs or self.events or self.retracted)
 
     def keep(self, key: bytes, ops: list[tuple[int, RowOp]]) -> None:
         """These are all that the row has from now on."""
@@ -82,6 +85,7 @@ class Pending:
         self.operations = 0
         self.applied_bytes = 0  # ever
         self.feed = Feed(_FEED_BYTES)
+        self._taps: tuple[Tap, ...] = ()
 
     # -- commits --------------------------------------------------------------------------------
 
@@ -107,12 +111,31 @@ class Pending:
             for table, runs in _by_table(applied.runs):
                 pending = self._table(table)
                 pending.runs = _in_order(pending.runs, runs, _last_cts)
+            for table, retracted in _by_table(applied.retracted):
+                pending = self._table(table)
+                pending.retracted = _in_order(pending.retracted, retracted, _cts)
             nbytes = applied.nbytes
             self.nbytes += nbytes
             self.applied_bytes += nbytes
-            self.operations += len(applied.rows) + len(applied.runs) + len(applied.events)
+            self.operations += sum(map(len, applied))
+            taps = self._taps
+        for tap in taps:
+            tap.add(last, applied)
         if self.feed.on:
-            self.feed.add(Committed(last, applied.rows, applied.runs, applied.events, nbytes))
+            parts = applied.rows, applied.runs, applied.events, applied.retracted
+            self.feed.add(Committed(last, *parts, nbytes))
+
+    @contextmanager
+    def tapped(self) -> Iterator[Tap]:
+        """What is applied from now on, until it is closed."""
+        tap = Tap()
+        with self._mutex:
+            self._taps = (*self._taps, tap)
+        try:
+            yield tap
+        finally:
+            with self._mutex:
+                self._taps = tuple(other for other in self._taps if other is not tap)
 
     def wait_for_room(self, limit: int, timeout_s: float) -> bool:
         """Blocks while ``nbytes`` is over ``limit``. False when the time is up first."""
@@ -143,7 +166,7 @@ class Pending:
                 runs = pending.runs
         out = [*listed[: bisect_right(listed, upto, key=_cts)]]
         found = [
-            (cts, RowOp(Barrier.PATCH, {}, run.deltas_at(i)))
+            (cts, RowOp(run.barrier, {}, run.deltas_at(i)))
             for run in runs
             for i in run.find(key)
             if (cts := run.cts_at(i)) <= upto
@@ -180,6 +203,10 @@ class Pending:
         """The pending events of a table with cts <= upto, in commit order."""
         events = self._tables.get(table, _NOTHING).events
         return [cut for item in events if (cut := item.upto(upto)) is not None]
+
+    def retracted(self, table: int, upto: int) -> list[Retracted]:
+        """The pending retractions of a table with cts <= upto, in commit order."""
+        return [one for one in self._tables.get(table, _NOTHING).retracted if one.cts <= upto]
 
     # -- consolidation --------------------------------------------------------------------------
 
@@ -250,6 +277,14 @@ class Pending:
             pending.events = tuple(cut for item in pending.events if (cut := item.after(upto)) is not None)
             self._release(sum(int(item.batch.nbytes) for item in gone), len(gone))
 
+    def drop_retracted(self, table: int, upto: int) -> None:
+        """Blocks know of every retraction at or below ``upto``."""
+        with self._mutex:
+            pending = self._tables.get(table, _NOTHING)
+            gone = [one for one in pending.retracted if one.cts <= upto]
+            pending.retracted = tuple(one for one in pending.retracted if one.cts > upto)
+            self._release(sum(one.names.nbytes for one in gone), len(gone))
+
     def drop_table(self, table: int) -> None:
         """The table is gone; so is what was pending for it."""
         with self._mutex:
@@ -257,7 +292,9 @@ class Pending:
             if pending is not None:
                 size = sum(_row_bytes(key, op) for key, ops in pending.index.items() for _, op in ops)
                 size += sum(run.nbytes for run in pending.runs) + sum(int(e.batch.nbytes) for e in pending.events)
+                size += sum(one.names.nbytes for one in pending.retracted)
                 count = sum(len(ops) for ops in pending.index.values()) + len(pending.runs) + len(pending.events)
+                count += len(pending.retracted)
                 self._release(size, count)
 
     def discard(self, cts: int) -> None:
@@ -273,9 +310,13 @@ class Pending:
                 pending.runs = tuple(run for run in pending.runs if run.last_cts != cts)
                 events = [item for item in pending.events if item.last == cts]
                 pending.events = tuple(item for item in pending.events if item.last != cts)
+                retracted = [one for one in pending.retracted if one.cts == cts]
+                pending.retracted = tuple(one for one in pending.retracted if one.cts != cts)
                 self._release(
-                    sum(run.nbytes for run in gone) + sum(int(item.batch.nbytes) for item in events),
-                    len(gone) + len(events),
+                    sum(run.nbytes for run in gone)
+                    + sum(int(item.batch.nbytes) for item in events)
+                    + sum(one.names.nbytes for one in retracted),
+                    len(gone) + len(events) + len(retracted),
                 )
 
     def _release(self, nbytes: int, operations: int) -> None:

@@ -3,16 +3,18 @@
 ::
 
     COMMIT body
-      u8   version (2)
+      u8   version (2; 4 with retractions)
       u8   token kind: 0 none, 1 request token, 2 batch token
       u64  start_ts (2**64 - 1: it has read nothing, and began just before its own CTS)
       u32  guards   u32 rows   u32 derived rows   u32 appends   u32 runs
       token        request: text, 16-byte payload digest | batch: scope text, u64 sequence
+      u32  retractions   (version 4 only)
       guard...     u32 table, key, i16 column (-1: the row's existence)
       row...       u32 table, key, u8 barrier, u16 puts, (u16 column, cell)..., u16 deltas, (u16 column, cell)...
       derived...   the same, for rows of aggregates: small deltas derived from this commit's own appends
       append...    u32 table, u64 stage (0: the bytes follow), u64 length, Arrow IPC stream, padded to 8
       run...       u32 table, u64 stage, u64 length, delta run (kivi.delta.runs), padded to 8
+      retraction...   u32 table, u64 0, u64 length, names of events (kivi.encoding.event_names), padded to 8
 
     EVENTS body  (a COMMIT record, too; of one number for each member) events that are each a transaction of its own
       u8   version (3), 3 zeros
@@ -72,6 +74,7 @@ BLIND: Final = 2**64 - 1
 Buffer = bytes | bytearray | memoryview
 _VERSION: Final = 2
 _EVENTS_VERSION: Final = 3
+_RETRACTING_VERSION: Final = 4
 _HEAD: Final = struct.Struct("<BBQIIIII")
 _EVENTS_HEAD: Final = struct.Struct("<B3xIII")
 _U16: Final = struct.Struct("<H")
@@ -109,6 +112,7 @@ class Commit:
     derived: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
     appends: list[Bulk] = field(default_factory=list)
     runs: list[Bulk] = field(default_factory=list)
+    retractions: list[Bulk] = field(default_factory=list)
     request: tuple[str, bytes] | None = None
     batch: tuple[str, int] | None = None
 
@@ -127,6 +131,9 @@ class Commit:
         elif self.batch:
             _put_bytes(out, self.batch[0].encode())
             out += _U64.pack(self.batch[1])
+        if self.retractions:
+            out[0] = _RETRACTING_VERSION
+            out += _U32.pack(len(self.retractions))
         for guard in self.guards:
             out += _U32.pack(guard.table)
             _put_bytes(out, guard.key)
@@ -134,7 +141,7 @@ class Commit:
         _put_rows(out, self.rows)
         _put_rows(out, self.derived)
         buffers: list[Any] = [out]
-        for bulk in (*self.appends, *self.runs):
+        for bulk in (*self.appends, *self.runs, *self.retractions):
             size = bulk.nbytes
             buffers.append(_BULK.pack(bulk.table, bulk.stage, size))
             buffers += bulk.parts
@@ -194,13 +201,14 @@ def decode_commit(body: Buffer) -> Commit:
     """The inverse of ``Commit.encode``. Raises DataLoss."""
     reader = _Reader(body)
     version, kind, start_ts, guards, rows, derived, appends, runs = reader.unpack(_HEAD)
-    if version != _VERSION:
+    if version not in (_VERSION, _RETRACTING_VERSION):
         raise DataLoss(f"a commit record has version {version}; this program knows {_VERSION}")
     commit = Commit(start_ts)
     if kind == 1:
         commit.request = (reader.sized().decode(), bytes(reader.take(16)))
     elif kind == 2:
         commit.batch = (reader.sized().decode(), reader.unpack(_U64)[0])
+    retractions = reader.unpack(_U32)[0] if version == _RETRACTING_VERSION else 0
     for _ in range(guards):
         table = reader.unpack(_U32)[0]
         commit.guards.append(Guard(table, reader.sized(), struct.unpack("<h", reader.take(2))[0]))
@@ -208,6 +216,7 @@ def decode_commit(body: Buffer) -> Commit:
     commit.derived = [_get_row(reader) for _ in range(derived)]
     commit.appends = [_get_bulk(reader) for _ in range(appends)]
     commit.runs = [_get_bulk(reader) for _ in range(runs)]
+    commit.retractions = [_get_bulk(reader) for _ in range(retractions)]
     return commit
 
 

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from kivi.delta.gather import merged_items
-from kivi.delta.ops import Barrier, RowOp, fold
+from kivi.delta.ops import RowOp, fold
 from kivi.delta.overlay import FixedRows
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import RowLayout, Version
@@ -321,10 +321,7 @@ def _joined(
     if not runs:  # a fifth of the time
         yield from listed
         return
-    columnar: Iterable[tuple[bytes, list[tuple[int, RowOp]]]] = (
-        (key, [(cts, RowOp(Barrier.PATCH, {}, deltas)) for cts, deltas in found])
-        for key, found in merged_items(runs, start, end, upto)
-    )
+    columnar: Iterable[tuple[bytes, list[tuple[int, RowOp]]]] = merged_items(runs, start, end, upto)
     if reverse:
         columnar = list(columnar)[::-1]
     for key, found in itertools.groupby(heapq.merge(listed, columnar, key=_first, reverse=reverse), _first):

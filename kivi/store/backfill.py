@@ -272,8 +272,9 @@ def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
 def _stamped(part: PendingEvents) -> pa.RecordBatch:
     """With the CTS of each event, as a scan of blocks gives them."""
     if COMMIT_TS in part.batch.schema.names:
-        return part.batch
-    return part.batch.append_column(COMMIT_TS, pa.array(part.cts_of_each().astype(np.int64)))
+        return part.kept()
+    batch, stamps = part.slice(0, part.batch.num_rows)
+    return batch.append_column(COMMIT_TS, pa.array(stamps.astype(np.int64)))
 
 
 def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@
     3 counters   (name)  -> value                       the last table id; ids are never reused (generations)
     4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.store.retention)
     5 subscriptions (user, name) -> query, position ... durable subscriptions (kivi.live.durable)
+    6 retractions (table) -> events                     of the newest retraction: two of one table conflict here
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
@@ -41,6 +42,7 @@ __all__ = [
     "COUNTERS",
     "LATE",
     "NAMES",
+    "RETRACTIONS",
     "SUBSCRIPTIONS",
     "SYSTEM",
     "TABLES",
@@ -79,7 +81,8 @@ SUBSCRIPTIONS: Final = TableSchema(
     ),
     id=5,
 )
-SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS)}
+RETRACTIONS: Final = TableSchema("kivi.retractions", "row", (Column("table", _INT),), (Column("events", _INT),), id=6)
+SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS)}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 _ALTERED: Final = 2
@@ -92,6 +95,11 @@ def table_key(table_id: int) -> bytes:
 def late_row(origin: int, dropped: int) -> tuple[int, bytes, RowOp]:
     """The operation that counts events that were left out."""
     return LATE.id, table_key(origin), RowOp(Barrier.PATCH, {}, {0: dropped})
+
+
+def retraction_row(table_id: int, events: int) -> tuple[int, bytes, RowOp]:
+    """The operation that every retraction of the table makes: a put, so that of two concurrent ones one conflicts."""
+    return RETRACTIONS.id, table_key(table_id), RowOp(Barrier.PATCH, {0: events}, {})
 
 
 def schema_guard(table_id: int) -> Guard:

@@ -9,6 +9,7 @@
   events at or below ``events_upto`` are left out.
 * The order of events within a commit is that of its record, and stays through sealing and compaction: so ``skip`` and
   ``take`` name the same events whenever they are asked for.
+* A retraction in (since, S] of events up to ``since`` is told, unless the caller does not want that.
 * If events after ``since`` were dropped it is SnapshotTooOld with ``kept_since``, never a shorter answer, unless the
   caller asks for what is left.
 
@@ -43,17 +44,20 @@ from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import decode_key, prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.encoding.projection import Projection
-from kivi.errors import InvalidArgument, NotFound, SchemaError, SnapshotTooOld
+from kivi.errors import EventsRetracted, InvalidArgument, NotFound, SchemaError, SnapshotTooOld
 from kivi.events.store import EventStore
-from kivi.model.changes import COMMIT_TS, REMOVED, Changes, TailPoints
+from kivi.events.views import EventView
+from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, TailPoints
 from kivi.model.expressions import matches
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease
 from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.slot_walk import keys_between, pairs_of
 from kivi.mvcc.watermark import Watermark
 from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
+from kivi.store.retention import first_positions
 
 __all__ = ["ChangeReads"]
 
@@ -169,6 +173,8 @@ class ChangeReads:
                 raise InvalidArgument(
                     "skip, take and remembered_at are for event tables: of an aggregate, use key ranges"
                 )
+            if changes.retractions == "deliver":
+                raise InvalidArgument("only events that were retracted are delivered: rows of aggregates just change")
             batches = self._changed_rows(events, lease, schema, wanted, changes)
         return limited(batches, wanted.limit)
 
@@ -188,12 +194,27 @@ class ChangeReads:
                 f"remembered_at {remembered_at} is not between the snapshot {lease.ts} and the watermark"
             )
         outputs = list(schema.output_columns(wanted.columns))
+        delivers = changes.retractions == "deliver"
+        if delivers and (changes.skip or changes.take is not None):
+            raise InvalidArgument("skip and take are not for tails that deliver retracted events")
+        earlier = self.reads.pending.events(schema.id, since) if delivers else []
         view_of = functools.partial(events.tail, since, lease.ts, remembered_at=remembered_at, partial=changes.partial)
         view, recent = self.reads.retention.captured(
             self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
         )
         self.reads.leases.check(lease)
-        shown = [*outputs, COMMIT_TS] if changes.commit_ts else outputs
+        met = view.retractions_met(since)
+        if met and changes.retractions == "fail":
+            view.close()
+            raise EventsRetracted(
+                f"events of {schema.name!r} committed up to {since} were retracted by the commit at {met[0]}: read on "
+                'with retractions="ignore", or with "deliver" to be told which',
+                table=schema.name,
+                since=since,
+                retracted_at=met[0],
+            )
+        with_cts = changes.commit_ts or delivers
+        shown = [*outputs, COMMIT_TS] if with_cts else outputs
         trim = trimmer(schema, wanted.where, times, view.floor_us, shown)
         skip, take = changes.skip, changes.take
         in_blocks = view.rows_after(since) if recent and (skip or take is not None) else 0
@@ -205,28 +226,39 @@ class ChangeReads:
                 high = item.batch.num_rows if take is None else min(item.batch.num_rows, skip + take - begins)
                 begins += item.batch.num_rows
                 if low < high:
-                    part = item.batch.slice(low, high - low)
-                    stamps = item.cts_of_each()[low:high].astype(np.int64)
-                    yield part.append_column(COMMIT_TS, pa.array(stamps)) if changes.commit_ts else part
+                    part, stamps = item.slice(low, high)
+                    stamped = pa.array(stamps.astype(np.int64))
+                    yield part.append_column(COMMIT_TS, stamped) if with_cts else part
 
         # Gathered first: to trim a batch costs as much as to trim 10,000 rows.
         memory = pieces(trim(batch, True) for batch in gathered(chosen(), _SMALL_ROWS))
 
         stored = view.scan(
             after=since, time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs,
-            with_cts=changes.commit_ts, skip=skip, take=take,
+            with_cts=with_cts, skip=skip, take=take,
         )  # fmt: skip
-        return self.reads.watched(lease, schema, view, itertools.chain(stored, gathered(memory, _SMALL_ROWS)))
+        tail: Iterator[pa.RecordBatch] = itertools.chain(stored, gathered(memory, _SMALL_ROWS))
+        if delivers:
+            columns = [column.name for column in schema.columns]
+            removed = [
+                (cts, (trim(_stamped(batch, cts), True) for batch in _removed(view, earlier, cts, since, columns)))
+                for cts in met
+            ]
+            tail = (
+                batch if changes.commit_ts else batch.drop_columns([COMMIT_TS]) for batch in _interleaved(tail, removed)
+            )
+        return self.reads.watched(lease, schema, view, tail)
 
     def _changed_rows(
         self, events: EventStore, lease: Lease, schema: TableSchema, wanted: Scan, changes: Changes
     ) -> Iterator[pa.RecordBatch]:
         """Rows of an aggregate, in key order, each once, as they are at the snapshot."""
         batches: Iterator[tuple[pa.RecordBatch, bool]] | None = None
-        if changes.since >= schema.altered_ts:
+        if changes.since >= schema.altered_ts and not self._retracted_after(events, changes.since, lease.ts):
             columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
             try:
-                tail = self._tail(events, lease, events.schema, Scan(columns=columns), Changes(changes.since))
+                after = Changes(changes.since, retractions="ignore")
+                tail = self._tail(events, lease, events.schema, Scan(columns=columns), after)
                 forgotten = self._forgotten(lease, schema, wanted, changes.since)
                 batches = self._rows_by_key(lease, schema, wanted, changes.since, tail, forgotten)
             except SnapshotTooOld as error:
@@ -238,6 +270,11 @@ class ChangeReads:
         newest = self.tail_points(schema, 0, 1, lease.ts, 0).changed_at(lease.ts) if changes.commit_ts else None
         marked = (_marked(batch, newest, removed if changes.removed else None) for batch, removed in batches)
         return gathered(marked, BATCH_ROWS)
+
+    def _retracted_after(self, events: EventStore, since: int, upto: int) -> bool:
+        """Whether a retraction in (since, upto] removed events, whatever rows they belonged to."""
+        pending = self.reads.pending.retracted(events.schema.id, upto)  # first, as it moves into blocks
+        return any(since < cts <= upto for cts in (*(one.cts for one in pending), *events.retracted_at()))
 
     def _rows_by_key(
         self,
@@ -316,6 +353,44 @@ class ChangeReads:
             )  # fmt: skip
             yield pa.array([name[len(prefix) :] for name in found], pa.large_binary())
         self.reads.reader.check(lease, schema)
+
+
+def _removed(
+    view: EventView, earlier: list[PendingEvents], cts: int, since: int, columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    """The events up to ``since`` that the retraction at ``cts`` removed. ``earlier``: those that were pending."""
+    yield from view.removed(cts, since, columns)
+    waiting = [part for item in earlier if (part := item.after(view.events_upto)) is not None]
+    for part, first in zip(waiting, first_positions(waiting), strict=True):
+        rows = view.names_at(cts).rows_in(*part.commits(), first)
+        if len(rows):
+            yield part.batch.select(columns).take(pa.array(rows))
+
+
+def _interleaved(
+    tail: Iterator[pa.RecordBatch], removed: Iterable[tuple[int, Iterator[pa.RecordBatch]]]
+) -> Iterator[pa.RecordBatch]:
+    """A tail with ``COMMIT_TS``, and removed events where they were retracted; ``RETRACTED`` tells which is which."""
+
+    def marked(batch: pa.RecordBatch, retracted: bool) -> pa.RecordBatch:
+        return batch.append_column(RETRACTED, pa.array(np.full(batch.num_rows, retracted)))
+
+    left = list(removed)
+    for batch in tail:
+        stamps, at = batch.column(COMMIT_TS).to_numpy(), 0
+        while left and len(stamps) and stamps[-1] > left[0][0]:
+            cts, found = left.pop(0)
+            cut = int(np.searchsorted(stamps, cts, "right"))
+            yield marked(batch.slice(at, cut - at), False)
+            yield from (marked(one, True) for one in found)
+            at = cut
+        yield marked(batch.slice(at), False)
+    for _, found in left:
+        yield from (marked(one, True) for one in found)
+
+
+def _stamped(batch: pa.RecordBatch, cts: int) -> pa.RecordBatch:
+    return batch.append_column(COMMIT_TS, pa.array(np.full(batch.num_rows, cts, np.int64)))
 
 
 class _Removals:

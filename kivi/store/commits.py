@@ -41,6 +41,7 @@ from kivi.store.event_commits import prepare_events
 from kivi.store.overwrite import new_generations
 from kivi.store.plans import WritePlan
 from kivi.store.retention import Retention, earliest_times
+from kivi.store.retraction import Retractions
 from kivi.store.staging import Staging, sequences_of, staged_data
 from kivi.store.transaction import Txn, prepare
 
@@ -90,6 +91,7 @@ class Commits:
     staging: Staging
     reader: Reader
     computing: Turns
+    retractions: Retractions
     check_open: Callable[[], None]
     late_dropped: int = 0
 
@@ -125,15 +127,19 @@ class Commits:
                 refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
         while waiting:
             parts: dict[Part, Commit] = {}
-            for commit in waiting:
-                try:
-                    with self.computing if commit.txn.in_columns else contextlib.nullcontext():
-                        part = self._prepare(commit.txn, commit.token, commit.batch)
-                    part.lease, part.answer = commit.txn.lease, told(functools.partial(self._settled, commit, began))
-                    parts[part] = commit
-                except KiviError as error:
-                    refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
-            waiting = [parts[back] for back in self.committer.submit([*parts], may_wait=may_wait)] if parts else []
+            with contextlib.ExitStack() as opened:
+                for commit in waiting:
+                    try:
+                        with self.computing if commit.txn.in_columns else contextlib.nullcontext():
+                            part = self._prepare(commit.txn, commit.token, commit.batch)
+                        if commit.txn.retracted:
+                            self.retractions.prepare(part, commit.txn, self.catalog.entered, opened)
+                        answer = told(functools.partial(self._settled, commit, began))
+                        part.lease, part.answer = commit.txn.lease, answer
+                        parts[part] = commit
+                    except KiviError as error:
+                        refused.append(functools.partial(self._settled, commit, began, Outcome(None, error)))
+                waiting = [parts[back] for back in self.committer.submit([*parts], may_wait=may_wait)] if parts else []
             if not may_wait and waiting and self.committer.is_full:
                 break
         for commit in waiting:

@@ -45,7 +45,7 @@ FORMAT: Final = 6
 3  base rows with their keys behind them, in engines that were empty then (``kivi.engine.rocks.Records``)
 4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), which are made rows when it is opened now
 5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
-   several members, and commits without a start timestamp
+   several members, commits without a start timestamp, and retractions
 6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``)
 """
 _MARKER: Final = "KIVI"

@@ -227,11 +227,12 @@ class Reads:
             outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
         upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts
         take = functools.partial(events.view, upto, floor_at=lease.ts)
-        view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts)
+        retracted = txn.retracted.get(schema.id) if txn is not None else None
+        view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted)
         self.leases.check(lease)
         own = txn.events_of(schema.id) if txn is not None else []
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
-        tail = [*((part.batch, True) for part in waiting), *((batch, False) for batch in own)]
+        tail = [*((part.kept(), True) for part in waiting), *((batch, False) for batch in own)]
         memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))
         if sums is not None:
             return self.watched(lease, schema, view, self._summed_up(schema, wanted, view, memory, sums))

@@ -20,13 +20,14 @@ from kivi.arrow.columns import padded
 from kivi.arrow.dictionaries import together
 from kivi.arrow.ipc import own_batches
 from kivi.delta.ops import Barrier, RowOp
-from kivi.delta.runs import DeltaRun
+from kivi.delta.runs import DeltaRun, stamped
 from kivi.encoding.base_rows import RowLayout
+from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key, prefix_end
 from kivi.encoding.keyspaces import Space, row_key, split_row_key, table_prefix
 from kivi.errors import DataLoss
 from kivi.log import Kind, Record
-from kivi.mvcc.applied import Applied, PendingEvents
+from kivi.mvcc.applied import Applied, PendingEvents, Retracted
 from kivi.mvcc.consolidate import POSITION
 from kivi.mvcc.groups import events_applied
 from kivi.mvcc.record import Bulk, decode_abort, decode_commit, decode_events, decode_stage, is_events
@@ -121,10 +122,15 @@ def _replay_commit(store: Contents, record: Record) -> None:
     for bulk in commit.runs:
         schema = known(bulk.table)
         if schema is not None:
-            runs.append((bulk.table, DeltaRun.from_buffer(schema, cts, _data_of(store, bulk))))
+            runs.append((bulk.table, stamped(DeltaRun.from_buffer(schema, cts, _data_of(store, bulk)), cts)))
+    retracted = [
+        (bulk.table, Retracted(cts, EventNames.decode(bulk.parts[0])))
+        for bulk in commit.retractions
+        if known(bulk.table) is not None
+    ]
     rows = [row for row in (*commit.rows, *commit.derived) if known(row[0]) is not None]
     events = [(table, PendingEvents(cts, cts, batch)) for table, batch in appended]
-    store.pending.apply(cts, Applied([(cts, *row) for row in rows], events, runs))
+    store.pending.apply(cts, Applied([(cts, *row) for row in rows], events, runs, retracted))
     store.stages.commit(sequences_of([*commit.appends, *commit.runs]), cts)
     store.timeline.note(cts, record.time_us)
     if commit.request:

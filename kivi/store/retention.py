@@ -32,7 +32,7 @@ is open.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -40,6 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kivi.arrow.columns import padded
+from kivi.encoding.event_names import EventNames
 from kivi.engine import Engine, WriteBatch
 from kivi.errors import DataLoss, InvalidArgument
 from kivi.events.views import EventView, later_of
@@ -51,7 +52,7 @@ from kivi.mvcc.pending import Pending
 from kivi.mvcc.row_floors import Floor, RowFloors
 from kivi.store.event_tables import EventTables
 
-__all__ = ["Retention", "earliest_times", "is_late", "remembered"]
+__all__ = ["Retention", "earliest_times", "first_positions", "is_late", "remembered"]
 
 Earliest = tuple[TableSchema, int, list[pa.RecordBatch]]
 """A table, the least event time that a commit brings for it, and the batches that it brings."""
@@ -127,18 +128,27 @@ class Retention:
         *,
         floor_at: int | None = None,
         since: int = 0,
+        own: EventNames | None = None,
     ) -> tuple[EventView, list[PendingEvents]]:
         """A view of a table's blocks, as ``take`` gives it, and what of (since, upto] is pending and not in them.
 
-        Events and floors move from memory into base, so memory is looked at first. ``floor_at``: the timestamp of
-        which the view has the floor.
+        Events, floors and retractions move from memory into base, so memory is looked at first. ``floor_at``: the
+        timestamp of which the view has the floor. ``own``: events to leave out, besides those that were retracted.
         """
         waiting = pending.events(table, upto)
+        retracted = pending.retracted(table, 2**63)
         unsaved = None if floor_at is None else self.unsaved_at(table, floor_at)
         view = take()
         view.floor_us = later_of(unsaved, view.floor_us)
         least = max(since, view.events_upto)
+        view.pending = {one.cts: one.names for one in retracted if view.erased_upto < one.cts <= view.erased_at}
+        view.names = EventNames.union([*view.pending.values(), *([] if own is None else [own])])
         parts = [part for item in waiting if (part := item.after(least)) is not None]
+        if view.names.size:
+            parts = [
+                part._replace(erased=rows) if len(rows := view.names.rows_in(*part.commits(), first)) else part
+                for part, first in zip(parts, first_positions(parts), strict=True)
+            ]
         if (events := self._event_tables.of(table)) is not None:
             parts = [part._replace(batch=padded(part.batch, events.schema)) for part in parts]
         return view, parts
@@ -201,6 +211,16 @@ class Retention:
         if due:
             with self._committer.entry_lock:
                 self._unsaved = [floor for floor in self._unsaved if floor[0] > upto]
+
+
+def first_positions(parts: Sequence[PendingEvents]) -> list[int]:
+    """The position of the first event of each in its commit, which may have brought its events in several parts."""
+    found, cts, brought = list[int](), 0, 0
+    for part in parts:
+        brought = brought if part.first == cts else 0
+        found.append(brought)
+        cts, brought = (part.first, brought + part.batch.num_rows) if part.stamps is None else (0, 0)
+    return found
 
 
 def earliest_times(events: Iterable[tuple[TableSchema, list[pa.RecordBatch]]]) -> list[Earliest]:

@@ -42,7 +42,21 @@ def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
         late = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
         floor = store.retention.seen_at(schema.id, lease.ts)
     out = {"rows": counted.column(0)[0].as_py()} | ({} if floor is None else {"complete_since_us": floor})
-    return out | ({"late_dropped": late["dropped"]} if late is not None else {})
+    out |= {"late_dropped": late["dropped"]} if late is not None else {}
+    return out | retracted_left(store, schema)
+
+
+def retracted_left(store: Host, schema: TableSchema) -> dict[str, int]:
+    """Of how many retracted events something is left: in the log (at most so many), and in blocks or in memory."""
+    begins = store.log.first
+    pending = store.pending.retracted(schema.id, store.moved.value)  # first, as they move into blocks
+    events = store.event_tables.of(schema.id)
+    in_log = sum(one.names.size for one in pending if one.names.stamps[-1] >= begins)
+    in_blocks = sum(one.names.size for one in pending)
+    if events is not None:
+        in_log += events.retracted_from(begins)
+        in_blocks += events.erased_left()
+    return {"retracted_in_log": in_log, "retracted_in_blocks": in_blocks}
 
 
 def _of_rows(store: Host, schema: TableSchema) -> dict[str, int]:

@@ -28,8 +28,9 @@ from kivi.delta.derive import derive, derive_few
 from kivi.delta.ops import Barrier, RowOp, apply_op, then_delete, then_delta, then_insert, then_put
 from kivi.delta.runs import DeltaRun
 from kivi.encoding.base_rows import Version
+from kivi.encoding.event_names import EventNames
 from kivi.encoding.keys import decode_key, encode_key
-from kivi.errors import ResourceExhausted, RowExists
+from kivi.errors import InvalidArgument, ResourceExhausted, RowExists
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
 from kivi.mvcc.groups import Single
@@ -38,7 +39,7 @@ from kivi.mvcc.record import BLIND, Bulk, Commit
 from kivi.mvcc.verdict import EXISTENCE, Collision, Guard
 from kivi.runtime.checksum import crc32
 from kivi.runtime.settings import Settings
-from kivi.store.catalog import TABLES, View, changes, late_row, schema_guard
+from kivi.store.catalog import RETRACTIONS, TABLES, View, changes, late_row, retraction_row, schema_guard
 from kivi.store.checks import check_events, too_long
 from kivi.store.late_deltas import few_in_time, runs_in_time
 from kivi.store.overwrite import Generations
@@ -74,6 +75,8 @@ class Host(Protocol):
 
     def floor(self, schema: TableSchema) -> int | None: ...
 
+    def find_events(self, txn: Txn, schema: TableSchema, wanted: Scan) -> EventNames: ...
+
     def rollback(self, txn: Txn) -> None: ...
 
 
@@ -90,6 +93,8 @@ class Txn:
     staged: dict[int, list[Staged]] = field(default_factory=dict)
     staged_rows: dict[int, list[int]] = field(default_factory=dict)  # of row tables: whose rows are in ``rows``
     overwritten: set[int] = field(default_factory=set)
+    retracted: dict[int, EventNames] = field(default_factory=dict)
+    retractions: list[tuple[int, str]] = field(default_factory=list)  # (table, which events), as the caller sent them
     floors: dict[int, int | None] = field(default_factory=dict)  # of tables of which late events are left out
     late: dict[int, int] = field(default_factory=dict)  # how many were when it was prepared last
     schemas: dict[int, TableSchema] = field(default_factory=dict)
@@ -105,7 +110,15 @@ class Txn:
 
     @property
     def wrote(self) -> bool:
-        return bool(self.rows or self.guards or self.appends or self.staged or self.staged_rows or self.overwritten)
+        return bool(
+            self.rows
+            or self.guards
+            or self.appends
+            or self.staged
+            or self.staged_rows
+            or self.overwritten
+            or self.retracted
+        )
 
     @property
     def blind(self) -> bool:
@@ -157,9 +170,39 @@ class Txn:
         self._use(schema)
         self.guards.add(Guard(schema.id, raw, index))
 
+    def retract(self, schema: TableSchema, wanted: Scan) -> int:
+        """Removes the events of the snapshot that a scan would give.
+
+        Returns how many that are, without those that it has retracted before.
+        """
+        if schema.kind != "event":
+            raise InvalidArgument(f"{schema.name!r} is no event table: only events are retracted", table=schema.name)
+        if not self.lease.id:
+            raise InvalidArgument("a retraction removes what its snapshot sees: begin the transaction with one")
+        if schema.id in self.event_tables or schema.id in self.overwritten:
+            raise InvalidArgument(
+                f"the transaction has written to {schema.name!r}: retract in a transaction of its own",
+                table=schema.name,
+            )
+        names = self.host.find_events(self, schema, wanted)
+        self._count(1, names.nbytes)
+        self._use(schema)
+        self.retractions.append((schema.id, repr((str(wanted.where), wanted.times))))
+        if names.size:
+            self.retracted[schema.id] = EventNames.union([self.retracted.get(schema.id, EventNames.none()), names])
+        return names.size
+
+    def _not_retracted(self, schema: TableSchema) -> None:
+        if schema.id in self.retracted:
+            raise InvalidArgument(
+                f"the transaction has retracted events of {schema.name!r}: write to it in another one",
+                table=schema.name,
+            )
+
     def overwrite(self, schema: TableSchema) -> None:
         """The table is empty from here on; what the transaction writes to it then is its new content."""
         schema.check_overwritable()
+        self._not_retracted(schema)
         self._count(1, 0)
         self._use(schema)
         self.overwritten.add(schema.id)
@@ -188,6 +231,7 @@ class Txn:
         Rows are written like any others, in their order: value columns are put, delta columns are added to.
         ``drop_late``: events below the table's retention floor are left out and counted, where else they are refused.
         """
+        self._not_retracted(schema)
         staged = self.host.load_stages(schema, stage_ids)
         self._use(schema)
         if schema.kind == "row":
@@ -226,6 +270,7 @@ class Txn:
         if batch.num_rows == 0:
             return
         check_events(batch, self.settings)
+        self._not_retracted(schema)
         self._count(1, int(batch.nbytes))
         self._use(schema)
         batches = self.appends.setdefault((schema.id, drop_late), [])
@@ -293,6 +338,12 @@ class Txn:
     def own_ops(self, schema: TableSchema) -> dict[bytes, RowOp]:
         """This transaction's net operation per row of ``schema``, deltas derived from its appends included."""
         if schema.kind == "aggregate":
+            if schema.source_id in self.retracted:
+                raise InvalidArgument(
+                    f"the transaction has retracted events of {schema.source!r}, and {schema.name!r} is computed again "
+                    "when it commits: read it in a new snapshot",
+                    table=schema.name,
+                )
             batches = self.events_of(schema.source_id)
             return {key: RowOp(Barrier.PATCH, {}, deltas) for key, deltas in _derived(schema, batches)}
         return {key: op for (table, key), op in self.rows.items() if table == schema.id}
@@ -347,7 +398,8 @@ def prepare(
     """
     commit = Commit(BLIND if txn.blind else txn.start_ts, batch=batch)
     own_rows = [(new.id(table), key, op) for (table, key), op in txn.rows.items()]
-    commit.rows = sorted((*own_rows, *new.rows), key=lambda row: row[:2])
+    retracted = [retraction_row(table, names.size) for table, names in txn.retracted.items()]
+    commit.rows = sorted((*own_rows, *new.rows, *retracted), key=lambda row: row[:2])
     commit.guards = sorted(txn.guards)
     events: list[tuple[int, pa.RecordBatch]] = []
     runs: list[tuple[int, DeltaRun]] = []
@@ -393,7 +445,8 @@ def prepare(
         commit.appends += named
         sent += named
     if request is not None:
-        commit.request = (request, payload_digest(*_as_sent(txn, new, sent)))
+        retractions = [(txn.schemas[table].origin, which) for table, which in txn.retractions]
+        commit.request = (request, payload_digest(*_as_sent(txn, new, sent), retractions=retractions))
     body = commit.encode()
     guards = [
         schema_guard(table)
@@ -409,6 +462,9 @@ def prepare(
         schema = name_of(collision.table) or txn.schemas.get(collision.table)
         if schema is None:
             return f"table {collision.table}", (), None
+        if collision.table == RETRACTIONS.id:
+            retracted = view.by_id.get(decode_key([c.type for c in RETRACTIONS.key], collision.key)[0])
+            return (retracted or schema).name, (), None
         column = None if collision.column is None or collision.column < 0 else schema.columns[collision.column].name
         return schema.name, caller_key(schema, collision.key), column
 
@@ -439,7 +495,13 @@ def _as_sent(txn: Txn, new: Generations, appends: Iterable[Bulk]) -> tuple[Commi
     return sent, sorted(origin[table] for table in txn.overwritten)
 
 
-def payload_digest(sent: Commit, overwritten: Sequence[int] = (), *, each: bool = False) -> bytes:
+def payload_digest(
+    sent: Commit,
+    overwritten: Sequence[int] = (),
+    *,
+    retractions: Sequence[tuple[int, str]] = (),
+    each: bool = False,
+) -> bytes:
     """16 bytes over what the caller sent: not over what was derived, nor the snapshot it was sent on.
 
     ``each``: its events are transactions of their own.
@@ -451,6 +513,8 @@ def payload_digest(sent: Commit, overwritten: Sequence[int] = (), *, each: bool 
         hasher.update(repr((bulk.table, bulk.stage, bulk.nbytes, checks)).encode())
     if overwritten:
         hasher.update(repr(("overwrite", overwritten)).encode())
+    if retractions:
+        hasher.update(repr(("retract", retractions)).encode())
     if each:
         hasher.update(b"each")
     return hasher.digest()

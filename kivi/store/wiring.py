@@ -32,6 +32,7 @@ from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
 from kivi.store.reads import Reads
 from kivi.store.retention import Retention
+from kivi.store.retraction import Retractions
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
 
@@ -146,9 +147,13 @@ class Wiring:
         changes = self.changes = ChangeReads(reads, self.row_floors, self.moved, self.parts.store_id)
         self.tail_points = changes.tail_points
 
+        retractions = Retractions(
+            reads, self.computing, self.settings, lambda: self.moved.value, lambda s: commits.wait_for_entered(s)
+        )
+        self.find_events = retractions.find
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, opened,
+            staging, self.reader, self.computing, retractions, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait

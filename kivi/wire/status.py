@@ -48,6 +48,7 @@ TABLE: Final[dict[type[errors.KiviError], grpc.StatusCode]] = {
     errors.DiskFull: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     errors.SchemaError: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.EventsRetracted: grpc.StatusCode.INVALID_ARGUMENT,
     errors.RowExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.AlreadyExists: grpc.StatusCode.ALREADY_EXISTS,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,

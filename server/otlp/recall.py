@@ -33,7 +33,9 @@ def recall(store: Store, table: TableSchema, window: Window) -> None:
     slots: list[list[Ids]] = [[] for _ in begins]
     lease = store.begin()
     try:
-        wanted = Scan(columns=tuple(_IDS), changes=Changes(begins[0], commit_ts=True, partial=True))
+        wanted = Scan(
+            columns=tuple(_IDS), changes=Changes(begins[0], commit_ts=True, partial=True, retractions="ignore")
+        )
         for batch in store.scan(lease, table, wanted):
             ids, commits = _ids_of(batch)
             slot = np.searchsorted(begins, commits) - 1

@@ -179,6 +179,17 @@ def test_append_leaves_late_events_out_if_it_is_told_to(cli, tmp_path):
     assert json.loads(cli("describe", "kept", "-o", "json"))["statistics"]["late_dropped"] == 1
 
 
+def test_retract_asks_and_removes(cli):
+    with cli.server.connect() as db:
+        db.create_event_table("visits", event_time="ts", columns={"ts": "timestamp", "user": "string"})
+        db.append("visits", [{"ts": second * 1_000_000, "user": user} for second, user in enumerate("aabca")])
+    cli("retract", "visits", "--where", "user == 'a'", code=1)
+    assert "3 events of visits match" in cli.errors and "nothing was retracted" in cli.errors
+    args = ("--where", "user == 'a'", "--start", "1970-01-01T00:00:01Z", "--end", "1970-01-01T00:00:04Z")
+    assert json.loads(cli("retract", "visits", *args, "--yes", "-o", "json"))["events"] == 1
+    assert [json.loads(line)["user"] for line in cli("scan", "visits", "-o", "json").splitlines()] == list("abca")
+
+
 def test_aggregates_of_levels_and_over_aggregates(cli):
     with cli.server.connect() as db:
         db.create_event_table("seen", event_time="ts", columns={"e": "int64", "s": "string", "ts": "timestamp"})

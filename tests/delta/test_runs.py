@@ -546,7 +546,7 @@ def test_merged_items(
     runs, expected = as_runs(schema, rows, single), by_key(rows, upto)
     keys = [k for k in sorted(expected) if (start is None or k >= start) and (end is None or k < end)]
     found = list(merged_items(runs, start, end, upto))
-    assert [(key, [(cts, exact(d)) for cts, d in ops]) for key, ops in found] == [
+    assert [(key, [(cts, exact({**op.deltas})) for cts, op in ops]) for key, ops in found] == [
         (key, [(cts, exact(d)) for cts, d in expected[key]]) for key in keys
     ]
 

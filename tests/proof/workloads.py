@@ -324,7 +324,12 @@ class Mix(Client):
             case _:
                 count = 50 if kind == "bulk" else rng.randrange(1, 4)
                 events = [
-                    {"a": rng.randrange(5), "b": rng.choice("xyz"), "ts": rng.randrange(MOMENTS), "x": rng.randrange(999)}
+                    {
+                        "a": rng.randrange(5),
+                        "b": rng.choice("xyz"),
+                        "ts": rng.randrange(MOMENTS),
+                        "x": rng.randrange(999),
+                    }
                     for _ in range(count)
                 ]
                 tx.append("e", events)

@@ -351,7 +351,7 @@ class SubscribeRequest(_message.Message):
     def __init__(self, begin: _Optional[_Iterable[_Union[BeginSubscription, _Mapping]]] = ..., taken: _Optional[_Iterable[int]] = ..., end: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BeginSubscription(_message.Message):
-    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable")
+    __slots__ = ("number", "room", "spec", "order_by", "offset", "interval_ms", "heartbeat_ms", "since", "skip", "until_us", "durable", "retractions")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ROOM_FIELD_NUMBER: _ClassVar[int]
     SPEC_FIELD_NUMBER: _ClassVar[int]
@@ -363,6 +363,7 @@ class BeginSubscription(_message.Message):
     SKIP_FIELD_NUMBER: _ClassVar[int]
     UNTIL_US_FIELD_NUMBER: _ClassVar[int]
     DURABLE_FIELD_NUMBER: _ClassVar[int]
+    RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
     number: int
     room: int
     spec: _types_pb2.ScanSpec
@@ -374,7 +375,8 @@ class BeginSubscription(_message.Message):
     skip: int
     until_us: int
     durable: DurableSubscription
-    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ...) -> None: ...
+    retractions: str
+    def __init__(self, number: _Optional[int] = ..., room: _Optional[int] = ..., spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., interval_ms: _Optional[int] = ..., heartbeat_ms: _Optional[int] = ..., since: _Optional[int] = ..., skip: _Optional[int] = ..., until_us: _Optional[int] = ..., durable: _Optional[_Union[DurableSubscription, _Mapping]] = ..., retractions: _Optional[str] = ...) -> None: ...
 
 class DurableSubscription(_message.Message):
     __slots__ = ("user", "name", "ttl_us", "unseen")

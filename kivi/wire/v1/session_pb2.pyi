@@ -33,7 +33,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each")
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each", "retract")
     ID_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class Request(_message.Message):
     RENEW_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
+    RETRACT_FIELD_NUMBER: _ClassVar[int]
     id: int
     txn: int
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
@@ -66,7 +67,8 @@ class Request(_message.Message):
     renew: Renew
     outcome: Outcome
     commit_each: CommitEach
-    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ...) -> None: ...
+    retract: Retract
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ..., retract: _Optional[_Union[Retract, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow_bytes", "stages", "drop_late")
@@ -152,6 +154,12 @@ class ScanOpen(_message.Message):
     rows: bool
     def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ..., page_rows: _Optional[int] = ..., rows: _Optional[bool] = ...) -> None: ...
 
+class Retract(_message.Message):
+    __slots__ = ("spec",)
+    SPEC_FIELD_NUMBER: _ClassVar[int]
+    spec: _types_pb2.ScanSpec
+    def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ...) -> None: ...
+
 class ScanNext(_message.Message):
     __slots__ = ("scan", "close")
     SCAN_FIELD_NUMBER: _ClassVar[int]
@@ -219,7 +227,7 @@ class Outcome(_message.Message):
     def __init__(self, token: _Optional[str] = ..., place: _Optional[int] = ...) -> None: ...
 
 class Response(_message.Message):
-    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "body_bytes")
+    __slots__ = ("id", "start_ts", "error", "begin", "get", "page", "commit", "outcome", "commit_each", "retract", "body_bytes")
     ID_FIELD_NUMBER: _ClassVar[int]
     START_TS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
@@ -229,6 +237,7 @@ class Response(_message.Message):
     COMMIT_FIELD_NUMBER: _ClassVar[int]
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
+    RETRACT_FIELD_NUMBER: _ClassVar[int]
     BODY_BYTES_FIELD_NUMBER: _ClassVar[int]
     id: int
     start_ts: int
@@ -239,8 +248,9 @@ class Response(_message.Message):
     commit: CommitReply
     outcome: OutcomeReply
     commit_each: CommitEachReply
+    retract: RetractReply
     body_bytes: int
-    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., body_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., start_ts: _Optional[int] = ..., error: _Optional[_Union[_types_pb2.Error, _Mapping]] = ..., begin: _Optional[_Union[BeginReply, _Mapping]] = ..., get: _Optional[_Union[GetReply, _Mapping]] = ..., page: _Optional[_Union[ScanPage, _Mapping]] = ..., commit: _Optional[_Union[CommitReply, _Mapping]] = ..., outcome: _Optional[_Union[OutcomeReply, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEachReply, _Mapping]] = ..., retract: _Optional[_Union[RetractReply, _Mapping]] = ..., body_bytes: _Optional[int] = ...) -> None: ...
 
 class BeginReply(_message.Message):
     __slots__ = ("lease", "ids")
@@ -279,6 +289,12 @@ class ScanPage(_message.Message):
     explanation: str
     complete_since_us: int
     def __init__(self, scan: _Optional[int] = ..., rows_in_columns: _Optional[int] = ..., columns: _Optional[_Iterable[_Union[_types_pb2.ColumnValues, _Mapping]]] = ..., explanation: _Optional[str] = ..., complete_since_us: _Optional[int] = ...) -> None: ...
+
+class RetractReply(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: int
+    def __init__(self, events: _Optional[int] = ...) -> None: ...
 
 class CommitReply(_message.Message):
     __slots__ = ("commit_ts",)

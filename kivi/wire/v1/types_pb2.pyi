@@ -154,7 +154,7 @@ class Rollup(_message.Message):
     def __init__(self, by: _Optional[_Iterable[str]] = ..., step: _Optional[str] = ..., tz: _Optional[str] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ..., last_us: _Optional[int] = ..., measures: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Changes(_message.Message):
-    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "removed")
+    __slots__ = ("since", "commit_ts", "skip", "take", "remembered_at", "partial", "removed", "retractions")
     SINCE_FIELD_NUMBER: _ClassVar[int]
     COMMIT_TS_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +162,7 @@ class Changes(_message.Message):
     REMEMBERED_AT_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    RETRACTIONS_FIELD_NUMBER: _ClassVar[int]
     since: int
     commit_ts: bool
     skip: int
@@ -169,7 +170,8 @@ class Changes(_message.Message):
     remembered_at: int
     partial: bool
     removed: bool
-    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ..., removed: _Optional[bool] = ...) -> None: ...
+    retractions: str
+    def __init__(self, since: _Optional[int] = ..., commit_ts: _Optional[bool] = ..., skip: _Optional[int] = ..., take: _Optional[int] = ..., remembered_at: _Optional[int] = ..., partial: _Optional[bool] = ..., removed: _Optional[bool] = ..., retractions: _Optional[str] = ...) -> None: ...
 
 class Error(_message.Message):
     __slots__ = ("code", "message", "reason", "metadata")
