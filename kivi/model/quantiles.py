@@ -132,6 +132,23 @@ class Quantiles:
         signed = varints.unzigzag(numbers)
         return Quantiles(scale, np.cumsum(signed[::2]), signed[1::2])
 
+    @staticmethod
+    def combined(parts: Iterable[Quantiles]) -> Quantiles | None:
+        """The distribution of all their values, exactly as if they had been observed together; None of no parts.
+
+        Raises InvalidArgument unless all have one accuracy.
+        """
+        listed = list(parts)
+        if len(listed) < 2:
+            return listed[0] if listed else None
+        if len({part.scale for part in listed}) > 1:
+            raise InvalidArgument("distributions of different accuracies cannot be combined")
+        codes, which = np.unique(np.concatenate([part._codes for part in listed]), return_inverse=True)
+        counts = np.zeros(len(codes), np.int64)
+        np.add.at(counts, which, np.concatenate([part._counts for part in listed]))
+        kept = counts != 0
+        return Quantiles(listed[0].scale, codes[kept], counts[kept])
+
     def quantile(self, q: float) -> float | None:
         """The value at the nearest rank, ceil(q * count), at least the first; None if there were no values.
 
