@@ -80,13 +80,21 @@ def sheet() -> Sheet:
         ]
     reads = _of("kivi", "p99 of 12 slots")
     ratios += [
-        Ratio("12 slots: p99 / sums, the time of kivi's read", _quotient(_of("kivi", "sums of 12 slots"), reads), at_most=2.0),
+        Ratio(
+            "12 slots: p99 / sums, the time of kivi's read",
+            _quotient(_of("kivi", "sums of 12 slots"), reads),
+            at_most=2.0,
+        ),
         Ratio(
             "12 slots: p99, kivi / clickhouse, the quicker states",
             _quotient(reads, lambda figures: best(figures, "clickhouse", *map(_read_case, _CLICKHOUSE))),
             at_least=10.0,
         ),
-        Ratio("12 slots: p99, kivi / postgres, raw rows", _quotient(reads, _of("postgres", "p99 of 12 slots")), at_least=10.0),
+        Ratio(
+            "12 slots: p99, kivi / postgres, raw rows",
+            _quotient(reads, _of("postgres", "p99 of 12 slots")),
+            at_least=10.0,
+        ),
         Ratio("rollup of 100 endpoints x 288 slots, ms", _of("kivi", "rollup, 100 x 288"), at_most=500.0),
         Ratio("a row's quantiles at 1 %, bytes on disk", _of("kivi", "a row's quantiles"), at_most=1_500.0),
         Ratio("a row's distinct count at 1 %, bytes on disk", _of("kivi", "a row's distinct count"), at_most=16_384.0),
@@ -222,9 +230,7 @@ def _roll_up(context: Context, sheet: Sheet) -> None:
         for _ in range(5):
             began = time.perf_counter()
             with db.snapshot() as snapshot:
-                held = snapshot.rollup(
-                    tables.AGGREGATE, by=["endpoint_id"], step="1h", measures=["p99"]
-                ).to_arrow()
+                held = snapshot.rollup(tables.AGGREGATE, by=["endpoint_id"], step="1h", measures=["p99"]).to_arrow()
             took.append(time.perf_counter() - began)
     exact = pool.values([1] * len(pool), 99, slot_us=3_600_000_000).percentile
     if held.num_rows != len(exact) or (np.abs(held["p99"].to_numpy() - exact) > _ERROR * exact).any():

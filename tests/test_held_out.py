@@ -104,15 +104,21 @@ def data(rng: random.Random) -> list[dict[str, Any]]:
     made = []
     for i in range(EVENTS):
         skewed = rng.lognormvariate(5, 2)
-        made.append(event("skewed", int(skewed), skewed, cents(int(skewed)), f"user {int(rng.paretovariate(0.7)) % 60}"))
+        made.append(
+            event("skewed", int(skewed), skewed, cents(int(skewed)), f"user {int(rng.paretovariate(0.7)) % 60}")
+        )
         made.append(event("constant", 42, 0.1, Decimal("7.00"), "same"))
-        made.append(event("negative", -rng.randrange(1, 90), -rng.random(), cents(-rng.randrange(10**6)), rng.choice("äöü") * i))
+        made.append(
+            event("negative", -rng.randrange(1, 90), -rng.random(), cents(-rng.randrange(10**6)), rng.choice("äöü") * i)
+        )
         kept = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
         made.append(event("nulls", *kept))
         tiny = rng.choice((5e-324, 2.5e-310, 2.2250738585072014e-308, 1e-200, 0.0, -0.0, -5e-324))
         made.append(event("tiny", rng.choice((0, 1, -1)), tiny, cents(rng.choice((0, 1, -1))), ""))
         huge = rng.choice((2**63 - 1, -(2**63), 2**62, 2**53 + 1, rng.randrange(-(2**63), 2**63)))
-        made.append(event("huge", huge, rng.choice((1e300, -1e300, 3e299, 1e17)), cents(rng.randrange(10**14)), "y" * 40))
+        made.append(
+            event("huge", huge, rng.choice((1e300, -1e300, 3e299, 1e17)), cents(rng.randrange(10**14)), "y" * 40)
+        )
         power = rng.choice((1, 2, 3, 4, 1024, 2**40, 2**40 + 1))  # on and beside the bounds of buckets
         made.append(event("bounds", power, 2.0 ** rng.randrange(-9, 9), cents(power), str(power)))
     rng.shuffle(made)
