@@ -191,7 +191,7 @@ def _percentiles_are(snapshot: Any, events: list[Invocation]) -> Finding:
             ][:_SHOWN]
             checked += len(found)
     return Finding(
-        f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank among the sorted times; "
+        f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank of the sorted times; "
         f"Apdex of {APDEX_US // 1_000} ms as they say",
         wrong,
     )
@@ -270,7 +270,7 @@ def prove_trace(snapshot: Any) -> list[Finding]:
             wrong,
         ),
         Finding(
-            f"p50, p95 and p99 of the tokens, {2 * checked} times: within {ACCURACY:.0%} of the value at that rank among "
+            f"p50, p95 and p99 of the tokens, {2 * checked} times: within {ACCURACY:.0%} of the value at that rank of "
             "the sorted counts",
             off,
         ),

@@ -1,4 +1,4 @@
-"""Every measure on data that nobody tuned it for: skewed, constant, negative, null-heavy, out of order, tiny, huge (R20).
+"""Every measure on data that nobody tuned it for: skewed, constant, negative, null-heavy, out of order, tiny (R20).
 
 One aggregate has every kind of measure, another one by hour besides, a third is declared when half of the events are
 there. Events come one by one, in batches, from an appender and as events that are each a transaction. What is read at
@@ -35,7 +35,7 @@ F: dict[str, tuple[Any, str | Any, Any]] = {
     "events": (kivi.count(), "sum", lambda e: 1),
     "known": (kivi.count("n"), "sum", lambda e: int(e["n"] is not None)),
     "above": (kivi.count(where=kivi.col("n") > 0), "sum", lambda e: int(e["n"] is not None and e["n"] > 0)),
-    "cost": (kivi.sum(kivi.col("q") * kivi.col("d")), "sum", lambda e: Decimal(0) if e["d"] is None else e["q"] * e["d"]),
+    "cost": (kivi.sum(kivi.col("q") * kivi.col("d")), "sum", lambda e: e["q"] * (e["d"] or Decimal(0))),
     "n_spread": (kivi.quantiles("n", 0.01), Quantiles(6), lambda e: e["n"]),
     "f_spread": (kivi.quantiles("f", 0.05), Quantiles(3), lambda e: e["f"]),
     "d_spread": (kivi.quantiles("d", 0.4), Quantiles(0), lambda e: e["d"]),
@@ -111,7 +111,7 @@ def data(rng: random.Random) -> list[dict[str, Any]]:
         made.append(
             event("negative", -rng.randrange(1, 90), -rng.random(), cents(-rng.randrange(10**6)), rng.choice("äöü") * i)
         )
-        kept = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
+        kept: list[Any] = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
         made.append(event("nulls", *kept))
         tiny = rng.choice((5e-324, 2.5e-310, 2.2250738585072014e-308, 1e-200, 0.0, -0.0, -5e-324))
         made.append(event("tiny", rng.choice((0, 1, -1)), tiny, cents(rng.choice((0, 1, -1))), ""))
@@ -219,5 +219,5 @@ def promised(events: list[dict[str, Any]], row: dict[str, Any]) -> None:
             least, most = sum(value < low for value in values), sum(value <= high for value in values)
             assert least <= round(spread.fraction_below(bound) * len(values)) <= most or abs(bound) < 1e-305, bound
     for name, error in (("n", 0.01), ("s", 0.1), ("f", 0.05)):
-        exact = len({event[name] for event in events if event[name] is not None})
-        assert abs(row[f"{name}_distinct"] - exact) <= max(3 * error * exact, 1), name  # two of few may collide
+        count = len({event[name] for event in events if event[name] is not None})
+        assert abs(row[f"{name}_distinct"] - count) <= max(3 * error * count, 1), name  # two of few may collide
