@@ -82,7 +82,9 @@ class Context:
         if peer in PEERS and peer not in self.peers:
             return
         with self.directory() as path:
-            job = peers.Job(pool.name, pool.batch_rows, self.pool_events, self.seconds, str(path / "peer"), measures, read)
+            job = peers.Job(
+                pool.name, pool.batch_rows, self.pool_events, self.seconds, str(path / "peer"), measures, read
+            )
             try:
                 python = environment.python() if peer in _ENVIRONMENTS else sys.executable
                 outcome = peers.run(peer, job, python)

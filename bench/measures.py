@@ -7,8 +7,8 @@ Response times are log-normal (sigma 1). ClickHouse keeps states of the same acc
 AggregatingMergeTree; DuckDB has none, and computes the rows that a batch touches again from their events. How quick it
 would be with the events of the batch alone, which gives no answer, is shown beside it.
 
-*Reading*: the last 12 slots of endpoints of about 1,000 events a slot: their p99, and their sums alone. ClickHouse reads
-its states after ``OPTIMIZE ... FINAL``; PostgreSQL computes ``percentile_disc`` from the raw rows, with an index on
+*Reading*: the last 12 slots of endpoints of about 1,000 events a slot: their p99, and their sums alone. ClickHouse
+reads its states after ``OPTIMIZE ... FINAL``; PostgreSQL computes ``percentile_disc`` from the raw rows, with an index on
 (endpoint, time). One caller, one answer after the other.
 
 *Rolling up*: the p99 of 100 endpoints x 288 slots of five minutes in one hour's slots, for each endpoint.
@@ -80,13 +80,21 @@ def sheet() -> Sheet:
         ]
     reads = _of("kivi", "p99 of 12 slots")
     ratios += [
-        Ratio("12 slots: p99 / sums, the time of kivi's read", _quotient(_of("kivi", "sums of 12 slots"), reads), at_most=2.0),
+        Ratio(
+            "12 slots: p99 / sums, the time of kivi's read",
+            _quotient(_of("kivi", "sums of 12 slots"), reads),
+            at_most=2.0,
+        ),
         Ratio(
             "12 slots: p99, kivi / clickhouse, the quicker states",
             _quotient(reads, lambda figures: best(figures, "clickhouse", *map(_read_case, _CLICKHOUSE))),
             at_least=10.0,
         ),
-        Ratio("12 slots: p99, kivi / postgres, raw rows", _quotient(reads, _of("postgres", "p99 of 12 slots")), at_least=10.0),
+        Ratio(
+            "12 slots: p99, kivi / postgres, raw rows",
+            _quotient(reads, _of("postgres", "p99 of 12 slots")),
+            at_least=10.0,
+        ),
         Ratio("rollup of 100 endpoints x 288 slots, ms", _of("kivi", "rollup, 100 x 288"), at_most=500.0),
         Ratio("a row's quantiles at 1 %, bytes on disk", _of("kivi", "a row's quantiles"), at_most=1_500.0),
         Ratio("a row's distinct count at 1 %, bytes on disk", _of("kivi", "a row's distinct count"), at_most=16_384.0),
@@ -139,7 +147,7 @@ def check(db: Any, pool: Pool, sent: list[int], who: str) -> None:
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise WrongTotals(
-            f"{who}: {int(wrong.sum()):,} rows have a wrong p99; the first is {held.slice(at, 1).to_pylist()[0]}, where "
+            f"{who}: {int(wrong.sum()):,} rows have a wrong p99; the first is {held.slice(at, 1).to_pylist()[0]}: "
             f"the sorted values say {exact.percentile[at]}"
         )
     different, right = int(held["different"].to_numpy().sum()), int(exact.distinct.sum())
@@ -222,9 +230,7 @@ def _roll_up(context: Context, sheet: Sheet) -> None:
         for _ in range(5):
             began = time.perf_counter()
             with db.snapshot() as snapshot:
-                held = snapshot.rollup(
-                    tables.AGGREGATE, by=["endpoint_id"], step="1h", measures=["p99"]
-                ).to_arrow()
+                held = snapshot.rollup(tables.AGGREGATE, by=["endpoint_id"], step="1h", measures=["p99"]).to_arrow()
             took.append(time.perf_counter() - began)
     exact = pool.values([1] * len(pool), 99, slot_us=3_600_000_000).percentile
     if held.num_rows != len(exact) or (np.abs(held["p99"].to_numpy() - exact) > _ERROR * exact).any():

@@ -353,7 +353,9 @@ def percentiles(context: Context, sheet: Sheet, case: str, pool: Pool, endpoints
         ((stored, total),) = cluster.sql("SELECT count(*), sum(resp_time_us) FROM events")
         expected = pool.expected([1] * len(pool)).totals
         same("postgres", Totals(expected.rows, int(stored), int(total)), expected)
-        _, rate = cluster.measured(_P99.format(ids=",".join(map(str, endpoints)), last=len(endpoints)), 1, context.seconds)
+        _, rate = cluster.measured(
+            _P99.format(ids=",".join(map(str, endpoints)), last=len(endpoints)), 1, context.seconds
+        )
         sheet.record("postgres", case, rate, "reads/s")
 
 
