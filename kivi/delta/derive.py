@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
 from kivi.arrow.dictionaries import plain
-from kivi.delta.combine import exact_sums, extremes
+from kivi.delta.combine import commutes, exact_sums, extremes
 from kivi.delta.grouping import Events, Groups, no_slot, null_key
 from kivi.delta.runs import LIMB, LOW, Array, Cells, DeltaRun, RunColumn, dtype_of, neutral_column
 from kivi.delta.sources import Order, Sources
@@ -110,7 +110,7 @@ class _Derivation(Events):
         found = self._cells.get(name)
         if found is None:
             finer, number = groups.parent, groups.number
-            if finer is None or number is None or _is_float_sum(column):
+            if finer is None or number is None or not commutes(column):  # floats are added event by event (R10)
                 found = self._of_events(aggregate, column, measure, groups)
             else:
                 cells = self.cells(aggregate, column, measure, finer)
