@@ -198,6 +198,8 @@ def _percentiles_are(snapshot: Any, events: list[Invocation]) -> Finding:
 
 
 def _is_apdex(apdex: float, values: list[int]) -> bool:
+    if not values:
+        return False
     low, high = (
         sum(sum(v < bound * (1 + off) for v in values) / len(values) for bound in (APDEX_US, 4 * APDEX_US)) / 2
         for off in (-ACCURACY, ACCURACY)

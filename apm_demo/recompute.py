@@ -122,9 +122,11 @@ def rebuild(events: DataFrame, wanted: Aggregate) -> DataFrame:
             case "min":
                 return F.min(source)
             case "avg":
-                return _quotient()(F.sum(source), F.count(source))
+                quotient: Column = _quotient()(F.sum(source), F.count(source))
+                return quotient
             case "quantiles":
-                return _bucketed(wanted.scale)(F.collect_list(source))
+                buckets: Column = _bucketed(wanted.scale)(F.collect_list(source))
+                return buckets
             case _:
                 return F.max(source)
 
@@ -205,7 +207,8 @@ def _exact(frame: DataFrame, name: str, scale: int | None = None) -> Column:
         case "long" | "integer":
             return F.col(name).cast("decimal(38,0)")
         case "binary" if scale is not None:
-            return _stored_buckets(scale)(name)
+            stored: Column = _stored_buckets(scale)(name)
+            return stored
         case _:
             return F.col(name)
 

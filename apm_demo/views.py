@@ -7,7 +7,8 @@ values, so that two states differ by few of them::
 
     head        what is asked, the slots shown       {name: value}
     totals      of all that is shown                 {name: number}
-    children    customer, application, server or id  {key: [label, count, sum, slowest, anomalies, p50, p95, p99 ...]}
+    children    customer, application, server or id  {key: [label, count, sum, slowest, anomalies,
+                                                           p50, p95, p99, apdex]}
     series      what the charts draw                 {"slot|name": [sum, count]}
     anomalies   the latest of them                   {"latest": [...]}
     llm, batch  the trace's panel; Spark's latest batch

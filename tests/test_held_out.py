@@ -112,7 +112,7 @@ def data(rng: random.Random) -> list[dict[str, Any]]:
         made.append(event("constant", 42, 0.1, Decimal("7.00"), "same"))
         minus = cents(-rng.randrange(10**6))
         made.append(event("negative", -rng.randrange(1, 90), -rng.random(), minus, rng.choice("äöü") * i))
-        kept = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
+        kept: list[Any] = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
         made.append(event("nulls", *kept))
         made.append(event("tiny", rng.choice((0, 1, -1)), rng.choice(tiny), cents(rng.choice((0, 1, -1))), ""))
         wide = rng.choice((1e300, -1e300, 3e299, 1e17))
