@@ -295,9 +295,11 @@ def _stored_buckets(scale: int) -> Any:
     from pyspark.sql import functions as F
 
     def told(state: bytes) -> str:
-        from kivi.model.quantiles import Quantiles
+        import kivi
 
-        return ", ".join(f"{code} x {count}" for code, count in Quantiles.from_state(scale, bytes(state)).buckets())
+        return ", ".join(
+            f"{code} x {count}" for code, count in kivi.Quantiles.from_state(scale, bytes(state)).buckets()
+        )
 
     return F.udf(told, "string")
 
