@@ -1,4 +1,4 @@
-"""``python -m bench goal1 ... goal9``, or ``all``: measures, verifies, prints, and writes a results file."""
+"""``python -m bench goal1 ... goal11``, or ``all``: measures, verifies, prints, and writes a results file."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _GOALS: Final = {
     "goal7": "sparking",
     "goal8": "sizing",
     "goal9": "live",
+    "goal10": "measures",
+    "goal11": "lifetimes",
 }
 _HOME: Final = Path(__file__).resolve().parent
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.states.kinds import Array, Items, Kind, joined, offsets_of, taken
+from kivi.states.kinds import Array, ByGroup, Items, Kind, joined, offsets_of, taken
 
 __all__ = ["States"]
 
@@ -37,11 +37,9 @@ class States:
         return States(kind, np.zeros(rows + 1, np.int64), kind.empty())
 
     @staticmethod
-    def of_groups(kind: Kind, items: Items, group_of: Array, groups: int) -> States:
-        """Items in any order, each with the number of its row; those of one row stay in theirs."""
-        small = group_of.astype(np.uint16) if groups <= 2**16 else group_of
-        order = np.argsort(small, kind="stable")
-        return States(kind, offsets_of(np.bincount(group_of, minlength=groups)), taken(items, order))
+    def of_groups(kind: Kind, items: Items, by: ByGroup) -> States:
+        """Items in any order, grouped by the row that each is of; those of one row stay in theirs."""
+        return States(kind, by.offsets, items if by.order is None else taken(items, by.order))
 
     @staticmethod
     def decoded(kind: Kind, states: Sequence[bytes]) -> States:
@@ -84,16 +82,27 @@ class States:
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         starts, lengths = self.offsets[:-1][index], np.diff(self.offsets)[index]
         offsets = offsets_of(lengths)
-        within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - starts, lengths)
-        return States(self.kind, offsets, taken(self.items, within))
+        return States(self.kind, offsets, taken(self.items, _stretches(starts, lengths)))
 
-    def grouped(self, group_of: Array, groups: int) -> States:
-        """Rows combined by the number of their group, which they are in no order of."""
-        items = np.repeat(group_of, np.diff(self.offsets))
-        if self.kind.ordered or len(items) > _REDUCED_ITEMS * groups:
-            reduced, offsets = self.kind.reduce_groups(self.items, items, groups)
+    def grouped(self, by: ByGroup) -> States:
+        """The rows of each group combined."""
+        if self.kind.ordered or int(self.offsets[-1]) > _REDUCED_ITEMS * by.groups:
+            items = np.repeat(by.group_of, np.diff(self.offsets))
+            reduced, offsets = self.kind.reduce_groups(self.items, items, by.groups)
             return States(self.kind, offsets, reduced)
-        return States.of_groups(self.kind, self.items, items, groups)
+        rows = self if by.order is None else self.take(by.order)
+        return States(self.kind, rows.offsets[by.offsets], rows.items)
+
+    def followed_by(self, other: States) -> States:
+        """Of each row its items, and then those of the same row of ``other``."""
+        count, more = int(self.offsets[-1]), int(other.offsets[-1])
+        if not count or not more:
+            return self if count else other
+        index = np.empty(count + more, np.int64)
+        index[np.arange(count) + np.repeat(other.offsets[:-1], np.diff(self.offsets))] = np.arange(count)
+        index[np.arange(more) + np.repeat(self.offsets[1:], np.diff(other.offsets))] = np.arange(count, count + more)
+        items = taken(joined([self.items, other.items]), index)
+        return States(self.kind, self.offsets + other.offsets, items)
 
     def stamped(self, stamps: Array | int) -> States:
         """Items that do not know their CTS yet with that of their row."""
@@ -148,6 +157,20 @@ class States:
         if fields:
             raise ValueError(f"states of {kind.state.kind} have the columns {names}")
         return States(kind, offsets - offsets[0], parts)
+
+
+def _stretches(starts: Array, lengths: Array) -> Array:
+    """The numbers from each start on, so many of each, one stretch after the other."""
+    if not lengths.all():
+        filled = np.flatnonzero(lengths)
+        starts, lengths = starts[filled], lengths[filled]
+    if not len(starts):
+        return starts
+    ends = np.cumsum(lengths)
+    steps = np.ones(int(ends[-1]), np.int64)
+    steps[0] = starts[0]
+    steps[ends[:-1]] = starts[1:] - starts[:-1] - lengths[:-1] + 1
+    return np.cumsum(steps, out=steps)
 
 
 def _arrow(part: Any) -> Any:

@@ -47,9 +47,9 @@ class Projection:
         self.schema = schema
         self.outputs = schema.output_columns(columns)
         self.where = where
-        derived = dict(schema.derived)
         wanted = {*self.outputs, *(names(where) if where is not None else ())}
-        self.derived = {name: _expression(schema, text) for name, text in derived.items() if name in wanted}
+        derived = {name: text for name in sorted(wanted) if (text := schema.expression_of(name)) is not None}
+        self.derived = {name: _expression(schema, text) for name, text in derived.items()}
         self._evaluators = [(name, evaluator(expression)) for name, expression in self.derived.items()]
         inputs = {name for expression in self.derived.values() for name in inputs_of(expression)}
         needed = (wanted - derived.keys()) | inputs

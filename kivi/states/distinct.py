@@ -41,9 +41,11 @@ class DistinctKind(Kind):
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         lengths = np.diff(offsets)
         span = np.int64(2**self.state.size * _RANKS)
-        keys = np.sort(np.repeat(np.arange(len(lengths), dtype=np.int64) * span, lengths) + items[0])
+        keys = np.repeat(np.arange(len(lengths), dtype=np.int64) * span, lengths) + items[0]
+        keys.sort()
+        registers = keys // _RANKS
         last = np.ones(len(keys), np.bool_)
-        np.not_equal(keys[1:] // _RANKS, keys[:-1] // _RANKS, out=last[:-1])
+        np.not_equal(registers[1:], registers[:-1], out=last[:-1])
         keys = keys[last]
         row = keys // span
         return ((keys - row * span).astype(np.int32),), offsets_of(np.bincount(row, minlength=len(lengths)))
@@ -113,11 +115,7 @@ def _tau(x: float) -> float:
 
 
 def _leading_zeros(values: Array) -> Array:
-    """Of uint64, none of them 0."""
-    zeros = np.zeros(len(values), np.int64)
-    left = values.copy()
-    for bits in (32, 16, 8, 4, 2, 1):
-        low = left >> np.uint64(64 - bits) == 0
-        zeros += low * bits
-        left = np.where(low, left << np.uint64(bits), left)
-    return zeros
+    """Of uint64, none of them 0: from the exponents of the nearest float64. Without the bit below the highest one, none
+    is rounded up to a power of two."""
+    exponents = (values & ~(values >> np.uint64(1))).astype(np.float64).view(np.int64) >> 52
+    return (1023 + 63) - exponents

@@ -32,6 +32,7 @@ from kivi.log import CommitLog
 from kivi.log.files import is_no_space
 from kivi.log.memory import MemoryLog
 from kivi.runtime.settings import Settings
+from kivi.states.own import load_entry_points
 
 __all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"]
 
@@ -64,7 +65,9 @@ class Parts:
 
 
 def open_parts(path: str | None, settings: Settings, engine: Engine | None, log: CommitLog | None) -> Parts:
-    """Engine, log and identity for ``path``; in memory if it is None."""
+    """Engine, log and identity for ``path``; in memory if it is None. Registers the measures of installed packages,
+    which the definitions in the store may use."""
+    load_entry_points()
     if path is None:
         memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
         return Parts(memory_engine, memory_log, b"memory", lambda: None)

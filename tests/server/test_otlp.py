@@ -112,6 +112,10 @@ def test_spans_of_the_sdk_become_invocations(empty: Server) -> None:
     assert service["slot"].isoformat() == "2026-01-01T12:00:00+00:00"
     assert (service["calls"], service["errors"], service["slowest_us"]) == (5, 2, 121_004)
     assert (service["avg_duration_us"], service["error_rate"]) == (121_002.0, 0.4)
+    for quantile, nearest in (("p50_us", 121_002), ("p95_us", 121_004), ("p99_us", 121_004)):
+        assert abs(service[quantile] - nearest) <= 0.01 * nearest
+    assert (service["latency"].count, service["apdex"]) == (5, 1.0)
+    assert service["slowest_trace_id"] == rows[4]["trace_id"]
     assert len(empty.read("invocations_endpoint_5m")) == 5
 
 
