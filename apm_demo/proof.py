@@ -191,13 +191,15 @@ def _percentiles_are(snapshot: Any, events: list[Invocation]) -> Finding:
             ][:_SHOWN]
             checked += len(found)
     return Finding(
-        f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank among the sorted times; "
+        f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank of the sorted times; "
         f"Apdex of {APDEX_US // 1_000} ms as they say",
         wrong,
     )
 
 
 def _is_apdex(apdex: float, values: list[int]) -> bool:
+    if not values:
+        return False
     low, high = (
         sum(sum(v < bound * (1 + off) for v in values) / len(values) for bound in (APDEX_US, 4 * APDEX_US)) / 2
         for off in (-ACCURACY, ACCURACY)
@@ -270,7 +272,7 @@ def prove_trace(snapshot: Any) -> list[Finding]:
             wrong,
         ),
         Finding(
-            f"p50, p95 and p99 of the tokens, {2 * checked} times: within {ACCURACY:.0%} of the value at that rank among "
+            f"p50, p95 and p99 of the tokens, {2 * checked} times: within {ACCURACY:.0%} of the value at that rank of "
             "the sorted counts",
             off,
         ),

@@ -26,10 +26,10 @@ from typing import Any, Final, NamedTuple
 import kivi
 
 __all__ = [
-    "DETECTOR",
-    "HISTORY",
     "ACCURACY",
     "APDEX_US",
+    "DETECTOR",
+    "HISTORY",
     "LEVELS",
     "LLM_WIDTHS",
     "PATHS",

@@ -7,8 +7,8 @@ For ``--otlp-table invocations``::
     invocations_service_5m    (namespace, service, slot)                  latency, slowest_trace_id; avg_duration_us,
                                                                           error_rate, p50_us, p95_us, p99_us, apdex
 
-``latency`` is the distribution of durations, from which any quantile can be read within 1 %. ``slowest_trace_id`` is the
-trace of the slowest invocation, of equals the first. ``apdex`` is that of T = 500 ms by duration: the mean of the
+``latency`` is the distribution of durations, from which any quantile can be read within 1 %. ``slowest_trace_id`` is
+the trace of the slowest invocation, of equals the first. ``apdex`` is that of T = 500 ms by duration: the mean of the
 fractions of invocations below T and below 4 T, each within 1 % of the bound.
 
 ``ts``, the event time, is the moment the span *ended*: an invocation counts when it is over, so a slot that has passed

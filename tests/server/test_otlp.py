@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
-from kivi_server.otlp.tables import ensure
+from kivi_server.otlp.tables import COLUMNS, ensure
 from kivi_server.otlp.window import ID, Window, first_ones
 from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -449,6 +449,20 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
             assert db.tables() == ["rows", "taken"]
     with pytest.raises(RuntimeError, match="otlp_window_s is between"):
         Server(tmp_path / "data", "--otlp-window", "2d").start()
+
+
+def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> None:
+    older = {"calls": kivi.count(), "errors": kivi.sum("error")}
+    with kivi.open(tmp_path / "data") as db:
+        db.create_event_table("invocations", event_time="ts", columns={**COLUMNS, "own": "int64"})
+        slots = kivi.time_slot("ts", "5m", name="slot")
+        group_by = ["namespace", "service", slots]
+        db.create_aggregate("invocations_service_5m", source="invocations", group_by=group_by, measures=older)
+    with Server(tmp_path / "data") as server:
+        export(server.otlp, Recorder().spans(3))
+        (service,) = server.read("invocations_service_5m")
+        assert (service["calls"], "latency" in service) == (3, False)
+        assert sum(row["latency"].count for row in server.read("invocations_endpoint_5m")) == 3
 
 
 def test_without_the_extra_the_server_says_which(tmp_path: Path) -> None:
