@@ -29,7 +29,6 @@ from typing import Any, Final, NamedTuple
 import kivi
 import kivi.aio
 from apm_demo.tables import APDEX_US, LEVELS, LLM_WIDTHS, PATHS, WIDTHS, aggregate, micros, moment
-from kivi.model.quantiles import Quantiles
 
 __all__ = ["RANGES", "Composer", "Part", "Plan", "Question", "Range", "State", "differences", "parts", "plan", "read"]
 
@@ -218,10 +217,10 @@ class _Sum(NamedTuple):
     calls: int
     total: int
     slowest: int
-    latency: Quantiles | None
+    latency: kivi.Quantiles | None
 
 
-def _quantiles(latency: Quantiles | None) -> list[float | None]:
+def _quantiles(latency: kivi.Quantiles | None) -> list[float | None]:
     """p50, p95, p99 and Apdex."""
     if latency is None:
         return [None] * 4
@@ -251,7 +250,7 @@ class Composer:
                 label = names[child]["name"] if child in names else str(child)
                 numbers = (summed.calls, summed.total, summed.slowest)
                 children[str(child)] = [label, *numbers, anomalies.get(child, 0), *_quantiles(summed.latency)]
-        latency = Quantiles.combined(s.latency for s in self._sums.values() if s.calls and s.latency is not None)
+        latency = kivi.Quantiles.combined(s.latency for s in self._sums.values() if s.calls and s.latency is not None)
         p50, p95, p99, apdex = _quantiles(latency)
         return {
             "head": {
@@ -265,7 +264,7 @@ class Composer:
             "totals": {
                 "count": sum(c[1] for c in children.values()),
                 "sum": sum(c[2] for c in children.values()),
-                "slowest": max((c[3] for c in children.values()), default=0),
+                "slowest": max((int(c[3] or 0) for c in children.values()), default=0),
                 "anomalies": sum(anomalies.values()),
                 "p50": p50,
                 "p95": p95,
@@ -295,7 +294,7 @@ class Composer:
                 sum(row["invocations"] for row in shown),
                 sum(row["sum_resp_time"] for row in shown),
                 max((row["slowest"] for row in shown), default=0),
-                Quantiles.combined(row["latency"] for row in shown),
+                kivi.Quantiles.combined(row["latency"] for row in shown),
             )
 
     def _anomalies(self, counts: list[Row], names: Mapping[int, Row], first: int) -> dict[Any, int]:

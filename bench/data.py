@@ -143,7 +143,7 @@ class Pool:
         return Expected(keys // slots, START_US + keys % slots * slot_us, count[keys], total[keys])
 
     def values(self, sent: Iterable[int], percent: int, slot_us: int = SLOT_US) -> Values:
-        """Exact percentiles and distinct counts after batch i was sent ``sent[i]`` times: from the sorted values."""
+        """The exact percentiles and distinct counts after batch i was sent ``sent[i]`` times, from sorted values."""
         used = len(self) * self.batch_rows
         times = np.repeat(np.fromiter(sent, np.int64, len(self)), self.batch_rows)
         kept = np.flatnonzero(times)

@@ -7,10 +7,9 @@ Response times are log-normal (sigma 1). ClickHouse keeps states of the same acc
 AggregatingMergeTree; DuckDB has none, and computes the rows that a batch touches again from their events. How quick it
 would be with the events of the batch alone, which gives no answer, is shown beside it.
 
-*Reading*: the last 12 slots of endpoints of about 1,000 events a slot: their p99, and their sums alone.
-ClickHouse reads its states after ``OPTIMIZE ... FINAL``; PostgreSQL computes ``percentile_disc`` from the raw rows, by
-an index on
-(endpoint, time). One caller, one answer after the other.
+*Reading*: the last 12 slots of endpoints of about 1,000 events a slot: their p99, and their sums alone. ClickHouse
+reads its states after ``OPTIMIZE ... FINAL``; PostgreSQL computes ``percentile_disc`` from the raw rows, with an
+index on (endpoint, time). One caller, one answer after the other.
 
 *Rolling up*: the p99 of 100 endpoints x 288 slots of five minutes in one hour's slots, for each endpoint.
 
@@ -148,7 +147,7 @@ def check(db: Any, pool: Pool, sent: list[int], who: str) -> None:
     if wrong.any():
         at = int(np.flatnonzero(wrong)[0])
         raise WrongTotals(
-            f"{who}: {int(wrong.sum()):,} rows have a wrong p99; the first is {held.slice(at, 1).to_pylist()[0]}: "
+            f"{who}: {int(wrong.sum()):,} rows have a wrong p99, at first {held.slice(at, 1).to_pylist()[0]}, where "
             f"the sorted values say {exact.percentile[at]}"
         )
     different, right = int(held["different"].to_numpy().sum()), int(exact.distinct.sum())

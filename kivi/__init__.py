@@ -69,12 +69,14 @@ __all__ = [
     "OutOfRange",
     "OutOfSequence",
     "PermissionDenied",
+    "Quantiles",
     "ResourceExhausted",
     "Retryable",
     "RowExists",
     "SchemaError",
     "SnapshotTooOld",
     "StoreInUse",
+    "Top",
     "Unauthenticated",
     "Unavailable",
     "aio",
@@ -111,6 +113,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Quantiles": "kivi.model.quantiles",
+    "Top": "kivi.model.values",
     "ABORTED": "kivi.model.outcomes",
     "UNKNOWN": "kivi.model.outcomes",
     "argmax": "kivi.model.surface",

@@ -1,4 +1,4 @@
-"""Every measure on data that nobody tuned it for: skewed, constant, negative, null-heavy, out of order, tiny, huge (R20).
+"""Every measure on data that nobody tuned it for (R20): skewed, constant, negative, null-heavy, out of order, tiny.
 
 One aggregate has every kind of measure, another one by hour besides, a third is declared when half of the events are
 there. Events come one by one, in batches, from an appender and as events that are each a transaction. What is read at
@@ -31,11 +31,11 @@ COLUMNS = {
     "k": "string", "ts": "timestamp", "n": "int64", "f": "float64", "d": "decimal(18,2)", "s": "string", "q": "int64",
 }  # fmt: skip
 SMALL = (kivi.col("f") > -1e6) & (kivi.col("f") < 1e6)
-F: dict[str, tuple[Any, str | Any, Any]] = {
+MEASURES: dict[str, tuple[Any, str | Any, Any]] = {
     "events": (kivi.count(), "sum", lambda e: 1),
     "known": (kivi.count("n"), "sum", lambda e: int(e["n"] is not None)),
     "above": (kivi.count(where=kivi.col("n") > 0), "sum", lambda e: int(e["n"] is not None and e["n"] > 0)),
-    "cost": (kivi.sum(kivi.col("q") * kivi.col("d")), "sum", lambda e: Decimal(0) if e["d"] is None else e["q"] * e["d"]),
+    "cost": (kivi.sum(kivi.col("q") * kivi.col("d")), "sum", lambda e: e["q"] * (e["d"] or Decimal("0.00"))),
     "n_spread": (kivi.quantiles("n", 0.01), Quantiles(6), lambda e: e["n"]),
     "f_spread": (kivi.quantiles("f", 0.05), Quantiles(3), lambda e: e["f"]),
     "d_spread": (kivi.quantiles("d", 0.4), Quantiles(0), lambda e: e["d"]),
@@ -73,22 +73,22 @@ def hour(event: dict[str, Any]) -> dt.datetime:
 
 
 def measured(*names: str) -> dict[str, Any]:
-    return {name: F[name][1:] for name in names}
+    return {name: MEASURES[name][1:] for name in names}
 
 
 TABLES: dict[str, Table] = {
     "e": EventTable(),
-    "by_kind": Aggregate("e", ("k",), lambda e: (e["k"],), measured(*F)),
+    "by_kind": Aggregate("e", ("k",), lambda e: (e["k"],), measured(*MEASURES)),
     "by_slot": Aggregate("e", ("k", "slot"), lambda e: (e["k"], hour(e)), measured(*BY_SLOT)),
     "by_day": Aggregate("e", ("k", "slot"), lambda e: (e["k"], hour(e).replace(hour=0)), measured(*BY_SLOT)),
-    "later": Aggregate("e", ("k",), lambda e: (e["k"],), measured(*(name for name in F if name not in ORDERED))),
+    "later": Aggregate("e", ("k",), lambda e: (e["k"],), measured(*(name for name in MEASURES if name not in ORDERED))),
 }
 
 
 def declared(db: Any, name: str, group_by: list[Any]) -> None:
     spec = TABLES[name]
     assert isinstance(spec, Aggregate)
-    db.create_aggregate(name, source="e", group_by=group_by, measures={m: F[m][0] for m in spec.measures})
+    db.create_aggregate(name, source="e", group_by=group_by, measures={m: MEASURES[m][0] for m in spec.measures})
 
 
 def data(rng: random.Random) -> list[dict[str, Any]]:
@@ -101,25 +101,23 @@ def data(rng: random.Random) -> list[dict[str, Any]]:
     def cents(n: int) -> Decimal:
         return Decimal(n).scaleb(-2)
 
+    tiny = (5e-324, 2.5e-310, 2.2250738585072014e-308, 1e-200, 0.0, -0.0, -5e-324)
+    huge = (2**63 - 1, -(2**63), 2**62, 2**53 + 1, 2**60 + 7, -(2**55) - 1)
+    bounds = (1, 2, 3, 4, 1024, 2**40, 2**40 + 1)  # on and beside the ends of buckets
     made = []
     for i in range(EVENTS):
         skewed = rng.lognormvariate(5, 2)
-        made.append(
-            event("skewed", int(skewed), skewed, cents(int(skewed)), f"user {int(rng.paretovariate(0.7)) % 60}")
-        )
+        user = f"user {int(rng.paretovariate(0.7)) % 60}"
+        made.append(event("skewed", int(skewed), skewed, cents(int(skewed)), user))
         made.append(event("constant", 42, 0.1, Decimal("7.00"), "same"))
-        made.append(
-            event("negative", -rng.randrange(1, 90), -rng.random(), cents(-rng.randrange(10**6)), rng.choice("äöü") * i)
-        )
-        kept = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
+        minus = cents(-rng.randrange(10**6))
+        made.append(event("negative", -rng.randrange(1, 90), -rng.random(), minus, rng.choice("äöü") * i))
+        kept: list[Any] = [value if rng.random() < 0.1 else None for value in (i, i / 7, cents(i), f"x{i}")]
         made.append(event("nulls", *kept))
-        tiny = rng.choice((5e-324, 2.5e-310, 2.2250738585072014e-308, 1e-200, 0.0, -0.0, -5e-324))
-        made.append(event("tiny", rng.choice((0, 1, -1)), tiny, cents(rng.choice((0, 1, -1))), ""))
-        huge = rng.choice((2**63 - 1, -(2**63), 2**62, 2**53 + 1, rng.randrange(-(2**63), 2**63)))
-        made.append(
-            event("huge", huge, rng.choice((1e300, -1e300, 3e299, 1e17)), cents(rng.randrange(10**14)), "y" * 40)
-        )
-        power = rng.choice((1, 2, 3, 4, 1024, 2**40, 2**40 + 1))  # on and beside the bounds of buckets
+        made.append(event("tiny", rng.choice((0, 1, -1)), rng.choice(tiny), cents(rng.choice((0, 1, -1))), ""))
+        wide = rng.choice((1e300, -1e300, 3e299, 1e17))
+        made.append(event("huge", rng.choice(huge), wide, cents(rng.randrange(10**14)), "y" * 40))
+        power = rng.choice(bounds)
         made.append(event("bounds", power, 2.0 ** rng.randrange(-9, 9), cents(power), str(power)))
     rng.shuffle(made)
     return made
@@ -127,7 +125,7 @@ def data(rng: random.Random) -> list[dict[str, Any]]:
 
 @contextmanager
 def database(where: str, path: Path) -> Iterator[Any]:
-    """(a database, how to restart what is behind it)"""
+    """A database, and how to restart what is behind it."""
     if where == "server":
         with ServerProcess(path) as server:
             db = server.connect()
@@ -219,5 +217,5 @@ def promised(events: list[dict[str, Any]], row: dict[str, Any]) -> None:
             least, most = sum(value < low for value in values), sum(value <= high for value in values)
             assert least <= round(spread.fraction_below(bound) * len(values)) <= most or abs(bound) < 1e-305, bound
     for name, error in (("n", 0.01), ("s", 0.1), ("f", 0.05)):
-        exact = len({event[name] for event in events if event[name] is not None})
-        assert abs(row[f"{name}_distinct"] - exact) <= max(3 * error * exact, 1), name  # two of few may collide
+        count = len({event[name] for event in events if event[name] is not None})
+        assert abs(row[f"{name}_distinct"] - count) <= max(3 * error * count, 1), name  # two of few may collide

@@ -246,7 +246,7 @@ def _middle(code: int, scale: int) -> float:
     """Halfway between a bucket's ends: from there on the farther one from zero is within the accuracy, before it the
     other one. ``value_of``, whose distance to both is the same relative to them, lies below it."""
     g = 2.0**2.0**-scale
-    return value_of(code, scale) * ((g + 1) ** 2 / (4 * g))
+    return float(value_of(code, scale) * ((g + 1) ** 2 / (4 * g)))
 
 
 def quantile_of(codes: Array, counts: Array, offsets: Array, scale: int, q: float) -> tuple[Array, Array]:

@@ -59,7 +59,7 @@ def chunks_of(
 def _cut(records: list[bytes], tail: int, prefix: bytes, layout: RowLayout) -> list[tuple[bytes, bytes]]:
     """Keys and rows of records whose keys are of one width. Raises DataLoss where there is none."""
     pairs = [(record[-tail:], record[:-tail]) for record in records]
-    if not all([key.startswith(prefix) for key, _ in pairs]):
+    if not all(key.startswith(prefix) for key, _ in pairs):
         raise layout.damaged()
     return pairs
 

@@ -118,4 +118,5 @@ def _leading_zeros(values: Array) -> Array:
     """Of uint64, none of them 0: from the exponents of the nearest float64. Without the bit below the highest one, none
     is rounded up to a power of two."""
     exponents = (values & ~(values >> np.uint64(1))).astype(np.float64).view(np.int64) >> 52
-    return (1023 + 63) - exponents
+    zeros: Array = (1023 + 63) - exponents
+    return zeros

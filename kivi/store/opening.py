@@ -47,7 +47,8 @@ FORMAT: Final = 6
 4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), which are made rows when it is opened now
 5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
    several members, commits without a start timestamp, and retractions
-6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``)
+6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``), and
+   states of measures in rows, runs and the catalog (``kivi.states``)
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it

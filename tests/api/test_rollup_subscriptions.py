@@ -134,6 +134,6 @@ def test_refused(memory: Any) -> None:
         ({"rollup": {"by": ["app"]}, "order_by": ["endpoint"]}, "no column"),
     ):
         with pytest.raises(kivi.KiviError, match=says):
-            memory.subscribe("fine", **arguments)  # type: ignore[arg-type]
+            memory.subscribe("fine", **arguments)
     with pytest.raises(kivi.InvalidArgument, match="no aggregate"):
         memory.subscribe("calls", rollup={})

@@ -91,8 +91,8 @@ KEPT = {
     "spread": kivi.quantiles("x", 0.1),
     "newest": kivi.last("b"),
 }
-"""What ``TABLES`` says of the measures of ``kept``, as it is declared. All kinds are in the model (``tests.mvcc.world``);
-here it is few, as threads wait for one another at each NumPy call, and then runs fall below their minima."""
+"""What ``TABLES`` says of the measures of ``kept``, as it is declared. The model (``tests.mvcc.world``) has all kinds;
+here they are few, as threads wait for one another at each NumPy call, and then runs fall below their minima."""
 EVENT = {"a": "int64", "b": "string", "ts": "timestamp", "x": "int64"}
 
 

@@ -456,7 +456,7 @@ def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> N
     with kivi.open(tmp_path / "data") as db:
         db.create_event_table("invocations", event_time="ts", columns={**COLUMNS, "own": "int64"})
         slots = kivi.time_slot("ts", "5m", name="slot")
-        group_by = ["namespace", "service", slots]
+        group_by: list[Any] = ["namespace", "service", slots]
         db.create_aggregate("invocations_service_5m", source="invocations", group_by=group_by, measures=older)
     with Server(tmp_path / "data") as server:
         export(server.otlp, Recorder().spans(3))

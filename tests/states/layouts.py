@@ -1,8 +1,8 @@
 """Three layouts of wide states, measured (decision 0034): ``python -m tests.states.layouts [rows]``.
 
-Each row gets 1,000 log-normal values (sigma 1) in ten commits of 100, in RocksDB with the options of the store. *bytes*:
-of a row on disk, compacted. *fold*: reading the state of a row, adding the 100 values of a commit, writing it. *read*:
-one row by key, p99 or the count. What arrives is in codes and ranks already, as in a delta run.
+Each row gets 1,000 log-normal values (sigma 1) in ten commits of 100, in RocksDB with the options of the store.
+*bytes*: of a row on disk, compacted. *fold*: reading the state of a row, adding the 100 values of a commit, writing
+it. *read*: one row by key, p99 or the count. What arrives is in codes and ranks already, as in a delta run.
 """
 
 from __future__ import annotations
