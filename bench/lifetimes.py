@@ -105,7 +105,7 @@ def _week(context: Context, sheet: Sheet, case: str, retention: str | None) -> N
             done = stream(db, tables.EVENTS, week, in_flight(BATCH), count=len(week) - WARM_UP)
         sheet.record("kivi", case, done.rate, "events/s", events=done.events)
         db.consolidate()
-        floor_us = db.describe(tables.AGGREGATE)["floor_us"] if retention else START_US
+        floor_us = db.describe(tables.AGGREGATE)["statistics"]["floor_us"] if retention else START_US
         _check(db, week, done, floor_us, case)
         sheet.record("kivi", f"{case}, at rest", disk_bytes(server.data) / 2**20, "MiB")
     sheet.series[-1][case] = {name: [sample[name] for sample in samples] for name in ("at_s", "disk_gib")}
