@@ -343,7 +343,7 @@ def test_what_is_applied_just_before_it_reads_counts_once(tmp_path: Path) -> Non
     with history.db.transaction() as tx:
         tx.retract("calls", where=kivi.col("k") < 4)
     retractions.wait_for_entered = wait_for_entered
-    assert tx.start_ts < at < tx.commit_ts
+    assert tx.commit_ts is not None and tx.start_ts < at < tx.commit_ts
     remove(history.model, tx.commit_ts, tx.start_ts, lambda event: event["k"] < 4)
     history.check()
     history.db.close()
