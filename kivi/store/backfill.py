@@ -56,14 +56,14 @@ from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive_all
 from kivi.delta.runs import DeltaRun, neutral_column
 from kivi.delta.sources import Order
+from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
-from kivi.model.changes import COMMIT_TS
 from kivi.model.schema import Alteration, TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.record import StageKind
 from kivi.store.host import Running
-from kivi.store.retention import remembered
+from kivi.store.retention import first_positions, remembered
 from kivi.store.staging import waited
 from kivi.store.tables import Tables
 
@@ -72,8 +72,7 @@ __all__ = ["Backfill", "Progress"]
 Progress = Callable[[int, int], None]
 
 _log = logging.getLogger("kivi.store")
-_PLACE: Final = "_place"
-_ORDER: Final = (COMMIT_TS, _PLACE)
+_ORDER: Final = (STAMP, POSITION)
 _PIECE_ROWS: Final = 131_072
 _PIECE_BYTES: Final = 16 << 20
 _TELL_EVERY_S: Final = 5.0
@@ -117,9 +116,9 @@ class Backfill:
             combining = [Combining(part, _PIECE_ROWS) for part in parts]
             with self._events(schemas[0], upto) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
-                batches = _numbered(itertools.chain(view.scan(with_cts=True), recent))
+                batches = itertools.chain(view.scan(naming=_ORDER), recent)
                 for chunk in _chunks(batches, self.store.settings.block_rows):
-                    order = Order(*(chunk.column(name).to_numpy().view(np.uint64) for name in _ORDER))
+                    order = Order(*(chunk.column(name).to_numpy().astype(np.uint64) for name in _ORDER))
                     for sums, run in zip(combining, derive_all(parts, chunk, order=order), strict=True):
                         sums.add(run)
                     done += chunk.num_rows
@@ -152,7 +151,8 @@ class Backfill:
             take = functools.partial(events.view, upto, floor_at=lease.ts)
             view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
             with view:
-                kept = (remembered(_stamped(part), events.schema, view.floor_us) for part in waiting)
+                named = map(_named_events, waiting, first_positions(waiting))
+                kept = (remembered(batch, events.schema, view.floor_us) for batch in named)
                 yield view, [batch for batch in kept if batch.num_rows]
 
     def _staged(self, schema: TableSchema, owner: str, run: DeltaRun | None, first: int) -> list[int]:
@@ -269,27 +269,11 @@ def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
     return schema.alterations[-1]
 
 
-def _stamped(part: PendingEvents) -> pa.RecordBatch:
-    """With the CTS of each event, as a scan of blocks gives them."""
-    if COMMIT_TS in part.batch.schema.names:
-        return part.kept()
-    batch, stamps = part.slice(0, part.batch.num_rows)
-    return batch.append_column(COMMIT_TS, pa.array(stamps.astype(np.int64)))
-
-
-def _numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """With the place of each event among those of its commit; they come in commit order."""
-    last, place = -1, 0
-    for batch in batches:
-        stamps = batch.column(COMMIT_TS).to_numpy()
-        first = np.ones(len(stamps), np.bool_)
-        np.not_equal(stamps[1:], stamps[:-1], out=first[1:])
-        starts = np.flatnonzero(first)
-        places = np.arange(len(stamps)) - np.repeat(starts, np.diff(starts, append=len(stamps)))
-        if stamps[0] == last:
-            places[: starts[1] if len(starts) > 1 else len(stamps)] += place
-        last, place = int(stamps[-1]), int(places[-1]) + 1
-        yield batch.append_column(_PLACE, pa.array(places))
+def _named_events(part: PendingEvents, first: int) -> pa.RecordBatch:
+    """Those that are left, with their names, as a scan of blocks gives them; ``first``: the position of the first."""
+    names = EventNames.of_rows(*part.commits(), first)
+    batch = part.batch.append_column(STAMP, pa.array(names.stamps)).append_column(POSITION, pa.array(names.positions))
+    return part._replace(batch=batch).kept()
 
 
 def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
