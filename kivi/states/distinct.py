@@ -114,10 +114,6 @@ def _tau(x: float) -> float:
 
 def _leading_zeros(values: Array) -> Array:
     """Of uint64, none of them 0."""
-    zeros = np.zeros(len(values), np.int64)
-    left = values.copy()
-    for bits in (32, 16, 8, 4, 2, 1):
-        low = left >> np.uint64(64 - bits) == 0
-        zeros += low * bits
-        left = np.where(low, left << np.uint64(bits), left)
-    return zeros
+    kept = values & ~(values >> np.uint64(1))  # has the same highest bit, and none next to it: a float rounds to it
+    exponents: Array = (kept.astype(np.float64).view(np.int64) >> 52) - 1023
+    return 63 - exponents

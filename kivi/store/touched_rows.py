@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from kivi.arrow.dictionaries import is_coded, plain, together
 from kivi.delta.combine import Combining, combine, is_combinable
-from kivi.delta.derive import derive_all, run_from_rows
+from kivi.delta.derive import Derivation, derive_all, run_from_rows
 from kivi.delta.grouping import Events
 from kivi.delta.ops import Barrier
 from kivi.delta.runs import Array, Cells, DeltaRun, RunColumn, fitted, joined_columns, neutral_column, with_cts
@@ -199,8 +199,10 @@ class TouchedRows:
         if self._held_rows:
             events = together(self._held)
             stamps = events.column(STAMP)
-            by_commit = self.by_commit and stamps[0] != stamps[-1]
-            run = _by_commit(self.aggregate, events) if by_commit else _derived([self.aggregate], events)[0]
+            if self.by_commit and stamps[0] != stamps[-1]:
+                run = _by_commit(self.aggregate, events)
+            else:
+                (run,) = _derived([self.aggregate], events, _derivation(events))
             self._state.add(run)
         self._held, self._held_rows = [], 0
 
@@ -272,8 +274,8 @@ def lean(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def touch(every: Sequence[TouchedRows], chunk: pa.RecordBatch) -> None:
     """These events are removed."""
-    events, exact = Events(chunk), [rows for rows in every if rows.is_exact]
-    runs = dict(zip(exact, _derived([rows.aggregate for rows in exact], chunk), strict=True))
+    events, exact = _derivation(chunk), [rows for rows in every if rows.is_exact]
+    runs = dict(zip(exact, _derived([rows.aggregate for rows in exact], chunk, events), strict=True))
     for rows in every:
         rows.touch(chunk, events, runs.get(rows))
 
@@ -283,7 +285,7 @@ def keep(every: Sequence[TouchedRows], chunk: pa.RecordBatch) -> None:
 
     Where most of them belong to touched rows, all are derived: aggregates share the work.
     """
-    events, most = Events(chunk), list[TouchedRows]()
+    events, most = _derivation(chunk), list[TouchedRows]()
     for rows in every:
         if rows.is_exact:
             if rows.is_open:
@@ -295,7 +297,7 @@ def keep(every: Sequence[TouchedRows], chunk: pa.RecordBatch) -> None:
             most.append(rows)
         elif count:
             rows.hold(chunk, mine)
-    runs = _derived([rows.aggregate for rows in most], chunk)
+    runs = _derived([rows.aggregate for rows in most], chunk, events)
     for rows, run in zip(most, runs, strict=True):
         rows.keep(run)
 
@@ -317,13 +319,21 @@ def _negated(run: DeltaRun, rows: Array) -> DeltaRun:
     return DeltaRun(run.keys.take(pa.array(rows)), 0, tuple(_inverse(column.take(rows)) for column in run.columns))
 
 
-def _derived(aggregates: Sequence[TableSchema], chunk: pa.RecordBatch) -> list[DeltaRun]:
-    """What these events are for the aggregates: for measures that only have later events, nothing."""
-    stamps = chunk.column(STAMP).to_numpy()
-    order = Order(stamps, chunk.column(POSITION).to_numpy().astype(np.uint64))
+def _derivation(chunk: pa.RecordBatch) -> Derivation:
+    return Derivation(chunk, _order(chunk))
+
+
+def _order(chunk: pa.RecordBatch) -> Order:
+    return Order(chunk.column(STAMP).to_numpy(), chunk.column(POSITION).to_numpy().astype(np.uint64))
+
+
+def _derived(aggregates: Sequence[TableSchema], chunk: pa.RecordBatch, events: Derivation) -> list[DeltaRun]:
+    """What the events of a chunk are for the aggregates: for measures that only have later events, nothing."""
+    order = _order(chunk)
+    stamps = order.stamps
     late = [one.cts for aggregate in aggregates for one in aggregate.alterations if not one.backfilled]
     if not aggregates or not late or int(stamps[0]) > max(late):
-        return derive_all(aggregates, chunk, order=order) if aggregates else []
+        return events.runs(aggregates)
     cuts = [0, *np.searchsorted(stamps, np.array(sorted(set(late)), np.uint64), "right").tolist(), len(stamps)]
     parts: list[list[DeltaRun]] = []
     for low, high in itertools.pairwise(cuts):
@@ -358,8 +368,8 @@ def _by_commit(aggregate: TableSchema, chunk: pa.RecordBatch) -> DeltaRun:
         group_by=(*aggregate.group_by, GroupKey(STAMP, STAMP)),
     )
     at = chunk.schema.get_field_index(STAMP)
-    order = Order(chunk.column(STAMP).to_numpy(), chunk.column(POSITION).to_numpy().astype(np.uint64))
-    (run,) = derive_all([by], chunk.set_column(at, STAMP, chunk.column(at).cast(pa.int64())), order=order)
+    stamped = chunk.set_column(at, STAMP, chunk.column(at).cast(pa.int64()))
+    (run,) = derive_all([by], stamped, order=_order(chunk))
     width = key_width([_INT]) or 0
     offsets = np.frombuffer(run.keys.buffers()[1], np.int64, run.rows + 1, 8 * run.keys.offset)
     lengths = np.diff(offsets)
