@@ -50,7 +50,7 @@ def _mixed(x: Array) -> Array:
 
 
 def _words_at(words: Array, at: Array) -> Array:
-    """The eight bytes from each of these on, out of two words: to gather what is not aligned takes ten times as long."""
+    """The eight bytes from each of these on, out of two words: NumPy gathers slowly what is not aligned."""
     place, bits = at >> 3, ((at & 7) * 8).astype(np.uint64)
     word: Array = words[place] >> bits
     word |= words[place + 1] << np.uint64(1) << (np.uint64(63) - bits)
