@@ -37,7 +37,8 @@ class Copies:
     snapshots: Snapshots
 
     def remember(self, txn: Txn, path: str, watermark: int) -> None:
-        """A copy was made: commits ``txn``, which notes it. If that cannot be noted it is a copy all the same: the log says so."""
+        """Notes in ``txn``, and commits it, that a copy was made. Where that fails it is a copy all the same, and the
+        log says so."""
         try:
             for gone in [known for known, _ in self._known() if not os.path.exists(known)]:
                 txn.delete(COPIES, (gone,))

@@ -241,6 +241,8 @@ def _whole_commits(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.
     held: list[pa.RecordBatch] = []
     count = 0
     for batch in batches:
+        if not batch.num_rows:
+            continue
         if count >= rows:
             whole, cut = together(held), count
             stamps = whole.column(STAMP)

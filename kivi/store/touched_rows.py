@@ -324,7 +324,7 @@ def _derivation(chunk: pa.RecordBatch) -> Derivation:
 
 
 def _order(chunk: pa.RecordBatch) -> Order:
-    return Order(chunk.column(STAMP).to_numpy(), chunk.column(POSITION).to_numpy().astype(np.uint64))
+    return Order(*(chunk.column(name).to_numpy().astype(np.uint64, copy=False) for name in (STAMP, POSITION)))
 
 
 def _derived(aggregates: Sequence[TableSchema], chunk: pa.RecordBatch, events: Derivation) -> list[DeltaRun]:
@@ -369,7 +369,7 @@ def _by_commit(aggregate: TableSchema, chunk: pa.RecordBatch) -> DeltaRun:
     )
     at = chunk.schema.get_field_index(STAMP)
     stamped = chunk.set_column(at, STAMP, chunk.column(at).cast(pa.int64()))
-    (run,) = derive_all([by], stamped, order=_order(chunk))
+    (run,) = _derived([by], stamped, _derivation(stamped))
     width = key_width([_INT]) or 0
     offsets = np.frombuffer(run.keys.buffers()[1], np.int64, run.rows + 1, 8 * run.keys.offset)
     lengths = np.diff(offsets)
