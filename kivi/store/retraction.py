@@ -205,7 +205,12 @@ class Retractions:
 
 
 def _complete(part: Single, every: list[TouchedRows], tap: Tap, entered: Iterable[Part]) -> None:
-    """Under the entry lock: the deltas that are not in the rows yet, of what is or will be applied before this."""
+    """Under the entry lock: the deltas that are not in the rows yet, of what is or will be applied before this.
+
+    None of these will abort, so what they add may be counted: a commit that has its CTS is durable, or the log has
+    failed and the store stops. Only tests abort one that is in the log (``Committer.abort_held``); abort records are
+    otherwise of tokens and stages.
+    """
     applied = tap.take(2**63)
     applied |= {other.last: other.applied() for other in entered if not isinstance(other, Writes)}
     runs = [(rows.aggregate.id, run) for rows in every if (run := rows.completion(applied)) is not None]
