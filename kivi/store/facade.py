@@ -232,13 +232,13 @@ class Store(Wiring):
         """A copy of the store at one moment, in a new directory: opening it gives the same answers."""
         self.check_open()
         watermark = checkpoint.checkpoint(self, path)
-        self.copies.remember(self.blind_transaction(), path, watermark)
+        self.copies.remember(path, watermark)
 
     def backup(self, repository: str, keep: int | None = None) -> dict[str, Any]:
         """See ``kivi.store.backups.make``."""
         self.check_open()
         made = backups.make(self, repository, keep)
-        self.copies.remember(self.blind_transaction(), made["path"], made["watermark"])
+        self.copies.remember(made["path"], made["watermark"])
         return made
 
     def retracted_in_backups(self, schema: TableSchema) -> list[str]:

@@ -162,7 +162,7 @@ class Wiring:
         self.append_each, self.floor, self.rollback = commits.append_each, commits.floor, commits.rollback
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
-        self.copies = Copies(reads, changes, commits, self.snapshots)
+        self.copies = Copies(self.engine, changes)
 
     @property
     def is_open(self) -> bool:
