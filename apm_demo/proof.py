@@ -8,11 +8,15 @@ Anomalies depend on when a batch was committed: an event is measured against wha
 The recount therefore walks the batches in order, adds up what each brought, and applies the rule to it as the sentence
 says it, ``time * count > 2 * sum``. Which files a batch held is what the batch itself wrote down, in the same
 transaction; that every file is in exactly one batch is checked too.
+
+Percentiles are compared with the sorted raw values: of n, the one at rank ceil(q * n), within what the tables state.
+Apdex counts the values below two bounds, each of which may be off by as much.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from pathlib import Path
@@ -21,11 +25,22 @@ from typing import Any, Final, NamedTuple
 from apm_demo import trace
 from apm_demo.landing import landed
 from apm_demo.rule import FACTOR
-from apm_demo.tables import DETECTOR, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
+from apm_demo.tables import ACCURACY, APDEX_US, DETECTOR, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
 
-__all__ = ["Finding", "Invocation", "differences", "expected_anomalies", "invocations", "prove_live", "prove_trace"]
+__all__ = [
+    "Finding",
+    "Invocation",
+    "differences",
+    "expected_anomalies",
+    "invocations",
+    "off_percentiles",
+    "prove_live",
+    "prove_trace",
+    "raw_values",
+]
 
 _SHOWN: Final = 3  # differences told in full
+_PERCENTILES: Final = {"p50": 50, "p95": 95, "p99": 99}
 
 
 class Finding(NamedTuple):
@@ -99,6 +114,7 @@ def prove_live(snapshot: Any, folder: Path, answered: int) -> list[Finding]:
         ),
         _events_are(snapshot, events),
         _aggregates_are(snapshot, events),
+        _percentiles_are(snapshot, events),
         *_anomalies_are(snapshot, by_file),
     ]
 
@@ -133,6 +149,64 @@ def _aggregates_are(snapshot: Any, events: list[Invocation]) -> Finding:
     )
 
 
+def raw_values(events: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
+    """Key -> the values of its events, sorted; events are pairs of both."""
+    found: dict[Any, list[int]] = {}
+    for key, value in events:
+        found.setdefault(key, []).append(value)
+    return {key: sorted(values) for key, values in found.items()}
+
+
+def off_percentiles(name: str, raw: Mapping[Any, list[int]], found: Mapping[Any, Mapping[str, float]]) -> list[str]:
+    """Sentences about percentiles that are not the value at their rank; ``found`` has p50, p95 and p99 of each key."""
+    wrong = [f"{name} {key}: it has values, and no percentiles" for key in raw.keys() - found.keys()]
+    for key, row in found.items():
+        values = raw.get(key, [])
+        for percentile, percent in _PERCENTILES.items():
+            nearest = values[-(-percent * len(values) // 100) - 1] if values else None
+            if nearest is None or abs(row[percentile] - nearest) > ACCURACY * nearest:
+                wrong.append(f"{name} {key}: the sorted values say {percentile} {nearest}, the store {row[percentile]}")
+    return [*wrong[:_SHOWN], *([f"{name}: and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
+
+
+def _percentiles_are(snapshot: Any, events: list[Invocation]) -> Finding:
+    wrong: list[str] = []
+    checked = 0
+    for level, columns in LEVELS.items():
+        for width, width_us in WIDTHS.items():
+            name = aggregate(level, width)
+            raw = raw_values(
+                ((*(getattr(e, column) for column in columns), e.ts_us // width_us * width_us), e.resp_time_us)
+                for e in events
+            )
+            found = {
+                (*(row[column] for column in columns), micros(row["slot"])): row
+                for row in snapshot.scan(name, columns=[*columns, "slot", *_PERCENTILES, "apdex"])
+            }
+            wrong += off_percentiles(name, raw, found)
+            wrong += [
+                f"{name} {key}: an Apdex of {row['apdex']}, which the sorted values do not say"
+                for key, row in found.items()
+                if not _is_apdex(row["apdex"], raw.get(key, []))
+            ][:_SHOWN]
+            checked += len(found)
+    return Finding(
+        f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank of the sorted times; "
+        f"Apdex of {APDEX_US // 1_000} ms as they say",
+        wrong,
+    )
+
+
+def _is_apdex(apdex: float, values: list[int]) -> bool:
+    if not values:
+        return False
+    low, high = (
+        sum(sum(v < bound * (1 + off) for v in values) / len(values) for bound in (APDEX_US, 4 * APDEX_US)) / 2
+        for off in (-ACCURACY, ACCURACY)
+    )
+    return low <= apdex <= high or math.isclose(apdex, low) or math.isclose(apdex, high)
+
+
 def _anomalies_are(snapshot: Any, by_file: Mapping[str, list[Invocation]]) -> list[Finding]:
     held = {row["batch_id"]: row for row in snapshot.scan("batches")}
     files = {batch_id: [name for name in row["files"].split(",") if name] for batch_id, row in held.items()}
@@ -164,6 +238,7 @@ def prove_trace(snapshot: Any) -> list[Finding]:
         for row in stored
     )
     wrong: list[str] = []
+    off: list[str] = []
     checked = 0
     for width, width_us in LLM_WIDTHS.items():
         name = aggregate("llm", width)
@@ -173,6 +248,18 @@ def prove_trace(snapshot: Any) -> list[Finding]:
         }
         wrong += differences(name, trace.recount(events, width_us), rows)
         checked += len(rows)
+        for tokens in ("context", "generated"):
+            raw = raw_values(
+                ((e.service, e.ts_us // width_us * width_us), getattr(e, f"{tokens}_tokens")) for e in events
+            )
+            off += off_percentiles(
+                f"{name}, {tokens}",
+                raw,
+                {
+                    (row["service"], micros(row["slot"])): {p: row[f"{tokens}_{p}"] for p in _PERCENTILES}
+                    for row in snapshot.scan(name)
+                },
+            )
     context, generated = sum(e.context_tokens for e in events), sum(e.generated_tokens for e in events)
     return [
         Finding(
@@ -183,6 +270,11 @@ def prove_trace(snapshot: Any) -> list[Finding]:
             f"2 aggregates (service; 5 min, 1 h), {checked} rows: counts, sums and maxima equal the sums of the files, "
             f"{context:,} context and {generated:,} generated tokens in all",
             wrong,
+        ),
+        Finding(
+            f"p50, p95 and p99 of the tokens, {2 * checked} times: within {ACCURACY:.0%} of the value at that rank of "
+            "the sorted counts",
+            off,
         ),
     ]
 

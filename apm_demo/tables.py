@@ -14,6 +14,7 @@
     llm_requests     event table: the real trace
       llm_5m         llm_1h                           (service, slot)
 
+The first four have percentiles and Apdex of their response times, the trace's percentiles of its tokens.
 Aggregates follow in the commit that appends to their source: at every snapshot all levels and widths agree.
 """
 
@@ -25,6 +26,8 @@ from typing import Any, Final, NamedTuple
 import kivi
 
 __all__ = [
+    "ACCURACY",
+    "APDEX_US",
     "DETECTOR",
     "HISTORY",
     "LEVELS",
@@ -37,6 +40,7 @@ __all__ = [
     "described",
     "micros",
     "moment",
+    "percentiles",
 ]
 
 # Width of a slot -> microseconds. Five minutes and an hour are what an operator looks at; the short slot exists
@@ -54,6 +58,12 @@ LEVELS: Final = {
     "server": ("customer", "application", "server"),
     "endpoint": ("endpoint_id",),
 }
+# Percentiles are within it, relative to the value; so is the bound that Apdex counts below.
+ACCURACY: Final = 0.01
+# Who waits less is satisfied, and who waits less than four times as long tolerates it: this service answers quickly.
+APDEX_US: Final = 10_000
+_PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
 PATHS: Final = ("customer", "application", "server")
 
 _INVOCATION: Final = {
@@ -86,6 +96,11 @@ def aggregate(level: str, width: str) -> str:
     return f"{level}_{width}"
 
 
+def percentiles(measure: str, before: str = "") -> dict[str, str]:
+    """Derived columns: p50, p95 and p99 of a quantiles measure, ``before`` their names."""
+    return {f"{before}{name}": f"quantile({measure}, {q})" for name, q in _PERCENTILES.items()}
+
+
 def described(endpoint: Any) -> dict[str, str]:
     """An ``apm_demo.endpoints.Endpoint`` as the columns of its row in ``endpoints``."""
     return {name: getattr(endpoint, name) for name in ("customer", "application", "server", "name")}
@@ -104,8 +119,13 @@ def create(db: Any) -> list[str]:
                     "sum_resp_time": kivi.sum("resp_time_us"),
                     "invocations": kivi.count(),
                     "slowest": kivi.max("resp_time_us"),
+                    "latency": kivi.quantiles("resp_time_us", accuracy=ACCURACY),
                 },
-                derived={"avg_resp_time": "sum_resp_time / invocations"},
+                derived={
+                    "avg_resp_time": "sum_resp_time / invocations",
+                    **percentiles("latency"),
+                    "apdex": f"(fraction_below(latency, {APDEX_US}) + fraction_below(latency, {4 * APDEX_US})) / 2",
+                },
                 history=HISTORY,
             )
     db.create_event_table(
@@ -148,10 +168,14 @@ def create(db: Any) -> list[str]:
                 "generated_tokens": kivi.sum("generated_tokens"),
                 "context_tokens_max": kivi.max("context_tokens"),
                 "generated_tokens_max": kivi.max("generated_tokens"),
+                "context": kivi.quantiles("context_tokens", accuracy=ACCURACY),
+                "generated": kivi.quantiles("generated_tokens", accuracy=ACCURACY),
             },
             derived={
                 "avg_context_tokens": "context_tokens / requests",
                 "avg_generated_tokens": "generated_tokens / requests",
+                **percentiles("context", "context_"),
+                **percentiles("generated", "generated_"),
             },
             history=HISTORY,
         )

@@ -7,12 +7,14 @@ values, so that two states differ by few of them::
 
     head        what is asked, the slots shown       {name: value}
     totals      of all that is shown                 {name: number}
-    children    customer, application, server or id  {key: [label, count, sum, slowest, anomalies]}
+    children    customer, application, server or id  {key: [label, count, sum, slowest, anomalies,
+                                                           p50, p95, p99, apdex]}
     series      what the charts draw                 {"slot|name": [sum, count]}
     anomalies   the latest of them                   {"latest": [...]}
     llm, batch  the trace's panel; Spark's latest batch
 
 Integers are exact: sums and counts go out as they are in the store, and the page divides. Times are microseconds.
+Percentiles and Apdex are of all slots shown together: the distributions of the rows are combined.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 import kivi
 import kivi.aio
-from apm_demo.tables import LEVELS, LLM_WIDTHS, PATHS, WIDTHS, aggregate, micros, moment
+from apm_demo.tables import APDEX_US, LEVELS, LLM_WIDTHS, PATHS, WIDTHS, aggregate, micros, moment
 
 __all__ = ["RANGES", "Composer", "Part", "Plan", "Question", "Range", "State", "differences", "parts", "plan", "read"]
 
@@ -175,7 +177,7 @@ def _llm_width(question: Question) -> str:
 
 def parts(question: Question, plan: Plan) -> dict[str, Part]:
     chosen, level = RANGES[question.range], question.level
-    numbers = ("slot", "sum_resp_time", "invocations", "slowest")
+    numbers = ("slot", "sum_resp_time", "invocations", "slowest", "latency")
     since, until_us = ("slot", plan.since_us), plan.until_us
     found = {
         "names": _NAMES,
@@ -215,6 +217,15 @@ class _Sum(NamedTuple):
     calls: int
     total: int
     slowest: int
+    latency: kivi.Quantiles | None
+
+
+def _quantiles(latency: kivi.Quantiles | None) -> list[float | None]:
+    """p50, p95, p99 and Apdex."""
+    if latency is None:
+        return [None] * 4
+    satisfied, tolerating = (latency.fraction_below(bound) or 0.0 for bound in (APDEX_US, 4 * APDEX_US))
+    return [*(latency.quantile(q) for q in (0.5, 0.95, 0.99)), (satisfied + tolerating) / 2]
 
 
 class Composer:
@@ -238,11 +249,14 @@ class Composer:
             if summed.calls:
                 label = names[child]["name"] if child in names else str(child)
                 numbers = (summed.calls, summed.total, summed.slowest)
-                children[str(child)] = [label, *numbers, anomalies.get(child, 0)]
+                children[str(child)] = [label, *numbers, anomalies.get(child, 0), *_quantiles(summed.latency)]
+        latency = kivi.Quantiles.combined(s.latency for s in self._sums.values() if s.calls and s.latency is not None)
+        p50, p95, p99, apdex = _quantiles(latency)
         return {
             "head": {
                 "path": list(question.path), "level": question.level, "range": question.range,
                 "width": self._range.width, "width_us": self._range.width_us, "slots": self._range.slots, "last": last,
+                "apdex_us": APDEX_US,
                 "endpoint": None if question.endpoint_id is None else {
                     "id": question.endpoint_id, "name": names.get(question.endpoint_id, {}).get("name", "")
                 },
@@ -250,8 +264,12 @@ class Composer:
             "totals": {
                 "count": sum(c[1] for c in children.values()),
                 "sum": sum(c[2] for c in children.values()),
-                "slowest": max((c[3] for c in children.values()), default=0),
+                "slowest": max((int(c[3] or 0) for c in children.values()), default=0),
                 "anomalies": sum(anomalies.values()),
+                "p50": p50,
+                "p95": p95,
+                "p99": p99,
+                "apdex": apdex,
             },
             "children": children,
             "series": self._series(rows, first, len(children)),
@@ -276,6 +294,7 @@ class Composer:
                 sum(row["invocations"] for row in shown),
                 sum(row["sum_resp_time"] for row in shown),
                 max((row["slowest"] for row in shown), default=0),
+                kivi.Quantiles.combined(row["latency"] for row in shown),
             )
 
     def _anomalies(self, counts: list[Row], names: Mapping[int, Row], first: int) -> dict[Any, int]:

@@ -71,15 +71,20 @@ class Context:
     def pool_events(self) -> int:
         return 500_000 if self.quick else 4_000_000
 
-    def library(self, sheet: Sheet, peer: str, case: str, pool: Pool) -> None:
+    def library(
+        self, sheet: Sheet, peer: str, case: str, pool: Pool, measures: str = "", read: tuple[int, ...] = ()
+    ) -> None:
         """Measures a peer that is a library, believes it if its totals are right, and records its rate.
 
+        ``measures`` and ``read``: ``peers.Job``.
         One that cannot be installed or run is skipped with its reason; a wrong total is raised.
         """
         if peer in PEERS and peer not in self.peers:
             return
         with self.directory() as path:
-            job = peers.Job(pool.name, pool.batch_rows, self.pool_events, self.seconds, str(path / "peer"))
+            job = peers.Job(
+                pool.name, pool.batch_rows, self.pool_events, self.seconds, str(path / "peer"), measures, read
+            )
             try:
                 python = environment.python() if peer in _ENVIRONMENTS else sys.executable
                 outcome = peers.run(peer, job, python)
@@ -90,7 +95,7 @@ class Context:
                 return
         verify.same(peer, outcome.totals, pool.expected(outcome.sent).totals)
         sheet.versions[peer] = outcome.about
-        sheet.record(peer, case, outcome.rate, "events/s", events=outcome.events)
+        sheet.record(peer, case, outcome.rate, "reads/s" if read else "events/s", events=outcome.events)
 
     def loaded(self, server: Server, pool: Pool) -> Any:
         """A client of the server, with the usual tables and every batch of the pool appended once."""

@@ -15,7 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["ENDPOINTS", "HOT", "PER_NAME", "SLOTS", "SLOT_US", "START_US", "Expected", "Pool", "Totals", "make"]
+__all__ = [
+    "ENDPOINTS",
+    "HOT",
+    "PER_NAME",
+    "SLOTS",
+    "SLOT_US",
+    "START_US",
+    "Expected",
+    "Pool",
+    "Totals",
+    "Values",
+    "make",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -49,6 +61,17 @@ class Expected:
     @property
     def totals(self) -> Totals:
         return Totals(len(self.endpoint), int(self.count.sum()), int(self.total.sum()))
+
+
+@dataclass(frozen=True)
+class Values:
+    """Of the response times in each row of an aggregate by (endpoint, slot), in the order of ``Expected``.
+
+    ``percentile``: the value at the nearest rank. ``distinct``: how many different ones.
+    """
+
+    percentile: Ints
+    distinct: Ints
 
 
 @dataclass(frozen=True)
@@ -118,6 +141,28 @@ class Pool:
         total = np.bincount(code, weights=self.resp_us[:used] * times).astype(np.int64)
         (keys,) = np.nonzero(count)
         return Expected(keys // slots, START_US + keys % slots * slot_us, count[keys], total[keys])
+
+    def values(self, sent: Iterable[int], percent: int, slot_us: int = SLOT_US) -> Values:
+        """The exact percentiles and distinct counts after batch i was sent ``sent[i]`` times, from sorted values."""
+        used = len(self) * self.batch_rows
+        times = np.repeat(np.fromiter(sent, np.int64, len(self)), self.batch_rows)
+        kept = np.flatnonzero(times)
+        slot = (self.ts_us[:used][kept] - START_US) // slot_us
+        code, values = self.endpoint[:used][kept] * (int(slot.max()) + 1) + slot, self.resp_us[:used][kept]
+        order = np.lexsort((values, code))
+        code, values, upto = code[order], values[order], np.cumsum(times[kept][order])
+        first = np.append(True, code[1:] != code[:-1])
+        other = first | np.append(True, values[1:] != values[:-1])
+        (starts,) = np.nonzero(first)
+        ends = upto[np.append(starts[1:], len(upto)) - 1]
+        before = np.append(0, ends[:-1])
+        ranks = before + -(-(ends - before) * percent // 100)
+        return Values(values[np.searchsorted(upto, ranks)], np.add.reduceat(other.astype(np.int64), starts))
+
+    def busiest(self, first: int, count: int) -> list[int]:
+        """The endpoints with the most events, from place ``first`` on."""
+        ordered = np.argsort(-np.bincount(self.endpoint), kind="stable")
+        return ordered[first : first + count].tolist()  # type: ignore[no-any-return]
 
 
 def make(name: str, batch_rows: int, events: int, seed: int = 1) -> Pool:

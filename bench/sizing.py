@@ -18,7 +18,7 @@ from bench.data import Pool, make
 from bench.server import Server, disk_bytes
 from bench.sheet import Sheet
 
-__all__ = ["sheet", "take"]
+__all__ = ["kept_bytes", "sheet", "take"]
 
 BATCH: Final = 100_000
 _ROWS: Final = 1_000_000
@@ -40,22 +40,30 @@ def take(context: Context, sheet: Sheet) -> None:
             idle.stop()
         for case, named in (("three integers", False), ("three integers, three strings", True)):
             sent = wide.strings() if named else wide.batches
-            nbytes = _kept(path / case, wide, sent, named=named)
+            nbytes = kept_bytes(path / case, wide, sent, named=named)
             events = BATCH * len(sent)
             sheet.record("kivi", f"an event of {case}", nbytes / events, "bytes", events=events)
-        without = _kept(path / "without", even, even.batches, aggregated=False)
-        nbytes = _kept(path / "with", even, even.batches)
+        without = kept_bytes(path / "without", even, even.batches, aggregated=False)
+        nbytes = kept_bytes(path / "with", even, even.batches)
         sheet.record(
             "kivi", "a row of an aggregate, two keys and two sums", (nbytes - without) / rows, "bytes", rows=rows
         )
 
 
-def _kept(path: Path, pool: Pool, sent: list[Any], *, named: bool = False, aggregated: bool = True) -> int:
-    """Bytes of the engine's files at rest, with these events in them."""
+def kept_bytes(
+    path: Path,
+    pool: Pool,
+    sent: list[Any],
+    *,
+    named: bool = False,
+    aggregated: bool = True,
+    measures: dict[str, Any] | None = None,
+) -> int:
+    """Bytes of the engine's files at rest, with these events in them. ``measures``: more of the aggregate's."""
     server = Server(path)
     with server:
         with server.connect() as db:
-            tables.create(db, named=named, keyed=("endpoint_id",))
+            tables.create(db, named=named, keyed=("endpoint_id",), measures=measures)
             if not aggregated:
                 db.drop(tables.AGGREGATE)
             for batch in sent:

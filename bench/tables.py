@@ -31,20 +31,32 @@ def create(
     keyed: Sequence[str] | None = None,
     more: dict[str, Any] | None = None,
     history: str | None = None,
+    measures: dict[str, Any] | None = None,
+    derived: dict[str, str] | None = None,
+    retention: str | None = None,
 ) -> None:
     """An event table of three columns of integers and its aggregate by (endpoint_id, slot of five minutes).
 
     ``named``: three columns of strings as well, which are in the aggregate's key too unless ``keyed`` says what is.
-    ``more``: further aggregates, by name: what each is grouped by. ``history``: of all aggregates.
+    ``more``: further aggregates, by name: what each is grouped by. ``history``, ``measures``
+    (besides the sum and the count), ``derived`` columns and ``retention``: of all aggregates, the latter of events too.
     """
     strings = NAMED if named else ()
     columns = dict.fromkeys(strings, "string")
     columns |= {"endpoint_id": "int64", "ts": "timestamp", "resp_time_us": "int64"}
-    db.create_event_table(events, event_time="ts", columns=columns)
+    db.create_event_table(events, event_time="ts", columns=columns, retention=retention)
     keys = [*strings, "endpoint_id"] if keyed is None else keyed
     groups = {aggregate: [*keys, kivi.time_slot("ts", "5m", name="slot")], **(more or {})}
     for name, group_by in groups.items():
-        db.create_aggregate(name, source=events, group_by=group_by, measures=_MEASURES, history=history)
+        db.create_aggregate(
+            name,
+            source=events,
+            group_by=group_by,
+            measures={**_MEASURES, **(measures or {})},
+            derived=derived,
+            history=history,
+            retention=retention,
+        )
 
 
 def settled_s(db: Any) -> float:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kivi import aio as aio
     from kivi import client as client
     from kivi import spark as spark
+    from kivi import testing as testing
     from kivi.client.database import connect
     from kivi.embedded.database import open_database as open
     from kivi.model.declarations import time_slot
@@ -68,12 +69,14 @@ __all__ = [
     "OutOfRange",
     "OutOfSequence",
     "PermissionDenied",
+    "Quantiles",
     "ResourceExhausted",
     "Retryable",
     "RowExists",
     "SchemaError",
     "SnapshotTooOld",
     "StoreInUse",
+    "Top",
     "Unauthenticated",
     "Unavailable",
     "aio",
@@ -102,6 +105,7 @@ __all__ = [
     "spark",
     "stddev",
     "sum",
+    "testing",
     "time_slot",
     "top",
     "transactional",
@@ -109,6 +113,8 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Quantiles": "kivi.model.quantiles",
+    "Top": "kivi.model.values",
     "ABORTED": "kivi.model.outcomes",
     "UNKNOWN": "kivi.model.outcomes",
     "argmax": "kivi.model.surface",
@@ -138,7 +144,7 @@ _LAZY = {
     "transactional": "kivi.model.surface",
     "var": "kivi.model.surface",
 }
-_MODULES = ("aio", "client", "spark")
+_MODULES = ("aio", "client", "spark", "testing")
 _RENAMED = {"open": "open_database"}
 
 

@@ -81,8 +81,8 @@ class EventTable:
 class Aggregate:
     """``group(event)`` is the key; ``measures``: name -> (operator, event -> observation or None).
 
-    An operator is sum, fsum, min or max, or a measure that keeps a state, whose observation may be (value, by). ``time``
-    names the events' time in microseconds.
+    An operator is sum, fsum, min or max, or a measure that keeps a state, whose observation may be (value, by).
+    ``time`` names the events' time in microseconds.
     """
 
     source: str

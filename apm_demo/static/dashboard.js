@@ -218,7 +218,8 @@ function showPath() {
 }
 
 function showHead() {
-  const { level, width, last } = view.head;
+  const { level, width, last, apdex_us: apdexUs } = view.head;
+  put($("apdex-bound"), `of ${ms(apdexUs)} ms`);
   put($("newest"), last === null ? "–" : `${stamp(last)} UTC`);
   showPath();
   put($("level"), level);
@@ -234,9 +235,11 @@ function step(path, endpoint = null) {
 const unit = (text, name) => [text, " ", element("small", {}, name)];
 
 function showTotals() {
-  const { count, sum, slowest, anomalies } = view.totals;
+  const { count, sum, slowest, anomalies, p50, p95, p99, apdex } = view.totals;
   put($("total-count"), whole.format(count));
   $("total-avg").replaceChildren(...(count ? unit(ms(sum / count), "ms") : ["–"]));
+  $("total-percentiles").replaceChildren(...(count ? unit([p50, p95, p99].map(ms).join(" · "), "ms") : ["–"]));
+  put($("total-apdex"), count ? apdex.toFixed(2) : "–");
   $("total-max").replaceChildren(...(count ? unit(ms(slowest), "ms") : ["–"]));
   put($("total-anomalies"), whole.format(anomalies));
   $("total-anomalies").parentElement.classList.toggle("some", anomalies > 0);
@@ -289,8 +292,9 @@ function key(n) {
 }
 
 const table = new LiveTable($("children"), {
-  columns: [(e) => e[0], (e) => e[1], (e) => e[2] / e[1], (e) => e[3], (e) => e[4]], // label, count, sum, slowest, anomalies
-  cells: (e) => [whole.format(e[1]), ms(e[2] / e[1]), ms(e[3]), whole.format(e[4])],
+  // label, count, sum, slowest, anomalies, p50, p95, p99, apdex
+  columns: [(e) => e[0], (e) => e[1], (e) => e[2] / e[1], (e) => e[3], (e) => e[6], (e) => e[7], (e) => e[8], (e) => e[4]],
+  cells: (e) => [whole.format(e[1]), ms(e[2] / e[1]), ms(e[3]), ms(e[6]), ms(e[7]), e[8].toFixed(2), whole.format(e[4])],
   hot: (e) => e[4] > 0,
   name: (child, e) => {
     const { level, path, endpoint } = view.head;

@@ -18,7 +18,7 @@ from typing import Final
 
 from bench.data import Pool, Totals, make
 
-__all__ = ["Job", "Outcome", "PeerFailed", "answer", "run", "take_turns"]
+__all__ = ["Job", "Outcome", "PeerFailed", "answer", "read_in_turn", "run", "take_turns"]
 
 _ROOT: Final = Path(__file__).resolve().parent.parent.parent
 _MARK: Final = "outcome: "
@@ -27,13 +27,20 @@ WARM_UP: Final = 8  # batches before the clock; one after the other
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``pool`` is a name of ``data.make``; ``directory`` is empty and on the disk under test."""
+    """``pool`` is a name of ``data.make``; ``directory`` is empty and on the disk under test.
+
+    ``measures``: besides sum and count, percentiles and distinct counts, in one of the ways that the peer has.
+    ``read``: endpoints. Then every batch is taken once, and what is measured is reading the percentile of the last
+    slots of each of them in turn.
+    """
 
     pool: str
     batch_rows: int
     events: int
     seconds: float
     directory: str
+    measures: str = ""
+    read: tuple[int, ...] = ()
 
     def made(self) -> Pool:
         return make(self.pool, self.batch_rows, self.events)
@@ -99,3 +106,14 @@ def take_turns(pool: Pool, once: Callable[[int], None], seconds: float) -> tuple
     while time.perf_counter() < began + seconds:
         turn()
     return sent, (count - WARM_UP) * pool.batch_rows, time.perf_counter() - began
+
+
+def read_in_turn(read: Callable[[int], None], job: Job) -> tuple[int, float]:
+    """``read(endpoint)`` for those of the job in turn until the time is up: how many reads, and the seconds."""
+    for endpoint in job.read:
+        read(endpoint)
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() < began + job.seconds:
+        read(job.read[count % len(job.read)])
+        count += 1
+    return count, time.perf_counter() - began

@@ -42,7 +42,7 @@ from bench.peers.pipelined import Order, Taken
 from bench.sheet import Sheet
 from bench.verify import WrongTotals, same
 
-__all__ = ["COPIES_OF", "SINGLE_CLIENTS", "Cluster", "copies", "counters", "singles", "singles_of"]
+__all__ = ["COPIES_OF", "SINGLE_CLIENTS", "Cluster", "copies", "counters", "percentiles", "singles", "singles_of"]
 
 _VERSION_MIN: Final = 15
 _FILES: Final = 20  # of one batch each, for COPY
@@ -98,6 +98,12 @@ INSERT INTO events VALUES ({HOT}, :ts, :v);
 INSERT INTO events VALUES (:e, :ts, :v);
 """,
 }
+
+_P99: Final = f"""
+\\set i random(1, {{last}})
+SELECT ts - ts % {SLOT_US} AS slot, percentile_disc(0.99) WITHIN GROUP (ORDER BY resp_time_us)
+FROM events WHERE endpoint_id = (ARRAY[{{ids}}])[:i] GROUP BY 1 ORDER BY 1 DESC LIMIT {SLOTS};
+"""
 
 
 def singles_of(kind: str) -> list[str]:
@@ -330,6 +336,27 @@ def counters(context: Context, sheet: Sheet) -> None:
             if int(hits) != count:
                 raise WrongTotals(f"postgres counted {hits}, and acknowledged {count:,}")
             sheet.record("postgres", f"one row, {clients} clients", rate, "transactions/s")
+
+
+def percentiles(context: Context, sheet: Sheet, case: str, pool: Pool, endpoints: list[int]) -> None:
+    """Reads a second: the p99 of the last slots of these endpoints, from the raw rows, by an index; one client."""
+    with running(context, sheet) as cluster:
+        if cluster is None:
+            return
+        _write_files(cluster, pool)
+        cluster.prepare("statement")
+        cluster.sql("ALTER TABLE events DISABLE TRIGGER add_events")
+        for i in range(len(pool)):
+            cluster.sql(f"COPY events FROM '{cluster.home}/batch{i}' (FORMAT binary)")
+        cluster.sql("CREATE INDEX by_endpoint ON events (endpoint_id, ts)")
+        cluster.sql("VACUUM ANALYZE events")
+        ((stored, total),) = cluster.sql("SELECT count(*), sum(resp_time_us) FROM events")
+        expected = pool.expected([1] * len(pool)).totals
+        same("postgres", Totals(expected.rows, int(stored), int(total)), expected)
+        _, rate = cluster.measured(
+            _P99.format(ids=",".join(map(str, endpoints)), last=len(endpoints)), 1, context.seconds
+        )
+        sheet.record("postgres", case, rate, "reads/s")
 
 
 def _write_files(cluster: Cluster, pool: Pool) -> None:

@@ -96,7 +96,7 @@ def takes(
 
 def type_of(schema: TableSchema, name: str) -> ColumnType:
     """The type a read returns for a column; derived columns are float64. SchemaError if there is none."""
-    return _FLOAT if any(name == derived for derived, _ in schema.derived) else schema.column(name).type
+    return _FLOAT if schema.expression_of(name) is not None else schema.column(name).type
 
 
 # -- reads --------------------------------------------------------------------------------------------
@@ -174,12 +174,9 @@ class ScanArguments(Selection):
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the batches that the scan gives."""
-        import pyarrow as pa
-
         from kivi.arrow.columns import arrow_schema
 
-        whole = arrow_schema(schema)
-        return pa.schema([whole.field(name) for name in schema.output_columns(self.columns)])
+        return arrow_schema(schema, schema.output_columns(self.columns))
 
 
 @dataclass(slots=True)

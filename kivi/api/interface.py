@@ -313,6 +313,9 @@ class Database(ABC, Generic[Tx, Snap]):
         ends without an error: see ``acknowledge``. ``unseen`` leaves out what other durable subscriptions of the same
         user on the same table select and have been handed.
 
+        ``rollup``, of an aggregate: a dict of the arguments of ``Snapshot.rollup``; every state is what that gives at
+        its snapshot. ``last="15m"`` is a range that moves with the newest slot: rows that leave it are removed.
+
         Raises SchemaError, InvalidArgument, and ResourceExhausted for results of more than 100,000 rows.
         """
 

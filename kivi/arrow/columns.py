@@ -69,10 +69,15 @@ def arrow_field(name: str, type_: ColumnType) -> Any:
     return pa.field(name, arrow_type(type_), metadata={_STATE: str(type_)} if type_.is_state else None)
 
 
-def arrow_schema(schema: TableSchema) -> Any:
-    """The Arrow schema of what a read of the table returns, in ``output_names`` order; derived columns are float64."""
-    fields = [arrow_field(name, column.type) for name, column in schema.by_name.items()]
-    return pa.schema(fields + [pa.field(name, pa.float64()) for name, _ in schema.derived])
+def arrow_schema(schema: TableSchema, columns: Sequence[str] | None = None) -> Any:
+    """The Arrow schema of what a read of the table returns, of ``columns`` or of all; derived columns are float64."""
+    known = schema.by_name
+    return pa.schema(
+        [
+            arrow_field(name, known[name].type) if name in known else pa.field(name, pa.float64())
+            for name in (schema.output_names if columns is None else columns)
+        ]
+    )
 
 
 def padded(events: Any, schema: TableSchema) -> Any:

@@ -2,10 +2,15 @@
 
 ::
 
-    kivi aggregate endpoint_5m invocations --by endpoint_id --by slot=ts/5m \\
-        sum_resp_time=sum:resp_time_us invocations=count --derived 'avg_resp_time=sum_resp_time / invocations'
-    kivi aggregate calls invocations --level customer --level application --slot 5m --slot 1month \\
-        --tz Europe/Madrid invocations=count
+    kivi aggregate endpoint_5m invocations sum_resp_time=sum:resp_time_us invocations=count \\
+        latency=quantiles:resp_time_us:accuracy=0.01 'errors=count where status >= 500' \\
+        slowest=argmax:trace_id:by=resp_time_us 'cost=sum:tokens * price' \\
+        --by endpoint_id --by slot=ts/5m --derived 'p99_us=quantile(latency, 0.99)'
+    kivi aggregate calls invocations invocations=count --level customer --level application \\
+        --slot 5m --slot 1month --tz Europe/Madrid
+
+A measure is the name of its function in ``kivi``, its source (a column or an expression), and its options, with colons;
+behind them ``where`` and a predicate.
 
 The events that are there already are summed before the command returns, while writers go on; the server reports them
 as it goes. An interruption ends the command, not the work: ``kivi tables`` says *building* until it is done.
@@ -14,26 +19,29 @@ as it goes. An interruption ends the command, not the work: ``kivi tables`` says
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
-from collections.abc import Iterable
-from typing import Any, Final, cast
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from kivi.cli.append import Progress
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument
+from kivi.model import surface
 from kivi.model.declarations import TimeSlot, time_slot
+from kivi.model.predicate_text import expression, type_names, where
 from kivi.model.schema import OperatorCall
 
 __all__ = ["aggregate"]
-
-OPERATORS: Final = ("sum", "count", "min", "max", "combine")
 
 
 def aggregate(db: Any, args: argparse.Namespace) -> None:
     """Creates them on ``db`` and prints how many events were summed for them."""
     if bool(args.by) == bool(args.level or args.slot):
         raise InvalidArgument("say what to group by: --by for one aggregate, or --level and --slot for many")
-    measures = {name: operator_call(name, text) for name, text in pairs(args.measures, "a measure is name=sum:column")}
+    types = type_names(db.describe(args.source))
+    usage = "a measure is name=sum:column"
+    measures = {name: operator_call(name, text, types) for name, text in pairs(args.measures, usage)}
     derived = dict(pairs(args.derived, "--derived is name=expression"))
     group_by = [group(text, args.tz) for text in args.by]
     levels = [[column.strip() for column in level.split(",")] for level in args.level]
@@ -64,15 +72,47 @@ def pairs(words: Iterable[str], usage: str) -> list[tuple[str, str]]:
     return [(name.strip(), text.strip()) for name, _, text in found]
 
 
-def operator_call(name: str, text: str) -> OperatorCall:
-    """``sum:resp_time_us`` or ``count``."""
-    operator, _, column = text.partition(":")
-    if operator not in OPERATORS or (not column and operator != "count"):
+def operator_call(name: str, text: str, types: Mapping[str, str]) -> OperatorCall:
+    """``count``, ``sum:tokens * price``, ``argmax:trace_id:by=resp_time_us``, ``count where status >= 500``.
+
+    ``types``: of the source's columns. Raises InvalidArgument, SchemaError.
+    """
+    what = f"measure {name!r}"
+    call, _, predicate = text.partition(" where ")
+    operator, *words = _WORD.split(call.strip())
+    given: dict[str, Any] = {}
+    for word in words:
+        option, equals, value = word.partition("=")
+        if equals and option.isidentifier() and not value.startswith("="):
+            given[option] = _option(value)
+        elif "source" in given:
+            raise InvalidArgument(f"{what} is {text!r}: write {operator}:COLUMN:option=value")
+        else:
+            given["source"] = word if word.isidentifier() else expression(word, types, what)
+    if predicate:
+        given["where"] = where(predicate, types, what)
+    try:
+        if operator == "combine":
+            return surface.combine(given.pop("source"), **given)
+        if operator in surface.__all__ and operator not in ("measure", "transactional"):
+            made: OperatorCall = getattr(surface, operator)(given.pop("source", None), **given)
+            return made
+        return surface.measure(operator, given.pop("source"), **given)
+    except (TypeError, KeyError) as error:
         raise InvalidArgument(
-            f"measure {name!r} is {text!r}: write sum:column, min:column, max:column, count or count:column, or, over "
-            "an aggregate, combine:measure"
-        )
-    return OperatorCall(cast(Any, operator), column or None)
+            f"{what} is {text!r}: write sum:COLUMN, count, quantiles:COLUMN, argmax:COLUMN:by=COLUMN ... ({error})"
+        ) from None
+
+
+_WORD: Final = re.compile(r":(?=\w)")
+
+
+def _option(text: str) -> Any:
+    """0.01, 10, true, or a name."""
+    for read in (int, float):
+        with contextlib.suppress(ValueError):
+            return read(text)
+    return {"true": True, "false": False}.get(text, text)
 
 
 def group(text: str, tz: str | None) -> str | TimeSlot:

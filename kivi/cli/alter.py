@@ -14,10 +14,13 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from kivi.cli.aggregate import OPERATORS, operator_call, pairs
+from kivi.cli.aggregate import operator_call, pairs
 from kivi.cli.append import Progress
 from kivi.cli.text import print_value
 from kivi.errors import InvalidArgument
+from kivi.model.measuring import PLAIN
+from kivi.model.predicate_text import type_names
+from kivi.model.schema import OperatorCall
 
 __all__ = ["alter"]
 
@@ -27,8 +30,10 @@ def alter(db: Any, args: argparse.Namespace) -> None:
     added = pairs(args.add, "--add is name=type, or name=sum:column for a measure")
     if not added:
         raise InvalidArgument("nothing to add: name columns or measures, like --add nickname=string")
-    if db.describe(args.table)["kind"] == "aggregate":
-        measures = {name: operator_call(name, text) for name, text in added}
+    found = db.describe(args.table)
+    if found["kind"] == "aggregate":
+        types = type_names(db.describe(found.get("declared_source") or found["source"]))
+        measures = {name: operator_call(name, text, types) for name, text in added}
         derived = dict(pairs(args.derived, "--derived is name=expression"))
         with Progress(f"{args.table} <- {', '.join(measures)}") as progress:
             db.alter_aggregate(
@@ -41,10 +46,11 @@ def alter(db: Any, args: argparse.Namespace) -> None:
     else:
         if args.derived or args.later_only:
             raise InvalidArgument(f"{args.table!r} is no aggregate: --derived and --later-only are for measures")
-        db.alter_table(args.table, {name: declared(name, text) for name, text in added})
+        db.alter_table(args.table, {name: declared(text) for name, text in added})
     print_value({"table": args.table, "added": ", ".join(name for name, _ in added)}, args.output)
 
 
-def declared(name: str, text: str) -> Any:
+def declared(text: str) -> Any:
     """``int64``, or ``sum:int64`` for a column of deltas."""
-    return operator_call(name, text) if text.partition(":")[0] in OPERATORS else text
+    operator, _, of = text.partition(":")
+    return OperatorCall(operator, of or None) if operator in PLAIN else text

@@ -19,7 +19,7 @@ from typing import Any
 
 from kivi.cli.text import assignments, key_of, outputs, print_rows, print_value
 from kivi.errors import InvalidArgument, KiviError, Unavailable
-from kivi.model.predicate_text import parse_value, type_names, where
+from kivi.model.predicate_text import parse_value, split_names, type_names, where
 
 __all__ = ["main"]
 
@@ -133,7 +133,8 @@ def describe(db: Any, args: argparse.Namespace) -> None:
         print_value(found, "json")
         return
     rows = [{"column": name, "type": declared, "role": "key"} for name, declared in found["key"].items()]
-    rows += [{"column": name, "type": declared, "role": ""} for name, declared in found["columns"].items()]
+    measures = found.get("measures", {})
+    rows += [{"column": n, "type": text, "role": measures.get(n, "")} for n, text in found["columns"].items()]
     rows += [{"column": n, "type": text, "role": "derived"} for n, text in found.get("derived", {}).items()]
     for row in rows:
         if row["column"] == found.get("event_time"):
@@ -214,7 +215,7 @@ def watch(db: Any, args: argparse.Namespace) -> None:
     found = db.describe(args.table)
     wanted = {
         **query_of(found, args),
-        "order_by": args.order_by.split(",") if args.order_by else (),
+        "order_by": split_names(args.order_by) if args.order_by else (),
         "offset": args.offset,
         "interval_ms": args.interval,
         "since": args.since,
@@ -437,7 +438,10 @@ def parser() -> argparse.ArgumentParser:
     sub = command("aggregate", aggregate, "create online aggregates of an event table, or of an aggregate")
     sub.add_argument("name", help="of the new aggregate; with --level, what the names of all begin with")
     sub.add_argument("source", metavar="SOURCE", help="the event table, or an aggregate")
-    text = "sum:COLUMN, min:, max:, count or count:COLUMN; of an aggregate combine:MEASURE, or none for all"
+    text = (
+        "sum:COLUMN, count, quantiles:COLUMN, argmax:COLUMN:by=COLUMN and so on (docs/reference/measures.md), each "
+        "with ' where PREDICATE' behind it; of an aggregate combine:MEASURE, or none for all"
+    )
     sub.add_argument("measures", nargs="*", metavar="NAME=MEASURE", help=text)
     text = "a key column, or name=COLUMN/5m (1h, 1d, 1w, 1month ...) for a time slot; for each, in key order"
     sub.add_argument("--by", action="append", default=[], metavar="COLUMN", help=text)
@@ -476,7 +480,12 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
+    reader = parser()
+    args, rest = reader.parse_known_args(argv)
+    if args.command == "aggregate" and not any(word.startswith("-") for word in rest):
+        args.measures += rest  # argparse takes the empty list for measures that stand behind options
+    elif rest:
+        reader.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         run: Callable[..., int | None] = args.run
         if not args.connects:

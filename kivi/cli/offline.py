@@ -17,14 +17,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kivi.cli.append import Progress
+from kivi.cli.recount import compare
 from kivi.cli.text import plain
 from kivi.errors import DataLoss, InvalidArgument, KiviError, NotAStore, OutOfRange, StoreInUse
-from kivi.model.lifetimes import slot_index
 from kivi.model.scans import Scan
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ __all__ = ["backup", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
 _LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
-_PARTS_MAX: Final = 100  # sums of batches that are kept before they are added up
 _BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
 
@@ -265,20 +263,43 @@ def examine(path: str) -> dict[str, Any]:
             done = 0
             for schema in ready:
                 count = 0
-                columns = readable(store, lease, schema)
-                for batch in store.scan(lease, schema, Scan(columns=columns)):
-                    count += batch.num_rows
-                    progress.update(0, done + count)
+                with _reading(schema, path):
+                    columns = readable(store, lease, schema)
+                    for batch in store.scan(lease, schema, Scan(columns=columns)):
+                        count += rows_in(batch)
+                        progress.update(0, done + count)
                 done += count
                 report[schema.name] = f"{count:,} {'events' if schema.kind == 'event' else 'rows'}"
                 unfit = [name for name in schema.output_columns(None) if name not in columns]
                 if unfit:
                     report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
                 if schema.kind == "aggregate":
-                    report[schema.name] += ", " + _compare(store, lease, schema, columns, path)
+                    report[schema.name] += ", " + compare(store, schema, path)
         store.release(lease)
     report["result"] = "good"
     return report
+
+
+@contextlib.contextmanager
+def _reading(schema: TableSchema, path: str) -> Iterator[None]:
+    """Makes DataLoss, which names the table, of what its damaged rows break."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, KiviError) and not isinstance(error, DataLoss):
+            raise
+        why = error.message if isinstance(error, DataLoss) else repr(error)
+        raise DataLoss(f"table {schema.name!r} cannot be read: {why}; restore a backup", path=path) from error
+
+
+def rows_in(batch: pa.RecordBatch) -> int:
+    """Its length, with every state in it made what a caller gets: so that a damaged one shows."""
+    from kivi.arrow.columns import rows_from_batch
+
+    states = [field.name for field in batch.schema if field.metadata]
+    if states:
+        rows_from_batch(batch.select(states))
+    return int(batch.num_rows)
 
 
 def _check_log(root: Path) -> tuple[int, str]:
@@ -303,116 +324,6 @@ def _in_micros(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     fields = [field.with_type(pa.int64()) if pa.types.is_timestamp(field.type) else field for field in batch.schema]
     return batch.cast(pa.schema(fields))
-
-
-def _compare(store: Any, lease: Any, schema: TableSchema, columns: tuple[str, ...], path: str) -> str:
-    """The aggregate against a recount of its source's events."""
-    source = store.table(schema.source or "")
-    if source.retention_us is not None:
-        return "not compared with its events, of which old ones are dropped"
-    complete = _complete(schema)
-    expected, bounds = recount(complete, store.scan(lease, source, Scan()))
-    expected = _kept(store, lease, schema, expected)
-    found = {}
-    measures = [column.name for column in complete.columns if column.name in columns]
-    for batch in store.scan(lease, schema, Scan(columns=columns)):
-        for row in _in_micros(batch).to_pylist():
-            found[tuple(row[name] for name in schema.key_names)] = {name: row[name] for name in measures}
-    for key in expected.keys() | found.keys():
-        if not _same(expected.get(key), found.get(key), bounds.get(key, {})):
-            raise DataLoss(
-                f"aggregate {schema.name!r} has {found.get(key)} at {key}, its events give {expected.get(key)}: "
-                "drop the aggregate and create it again",
-                path=path,
-            )
-    left_out = [column.name for column in schema.shown_columns if column not in complete.columns]
-    later = f", but for {', '.join(left_out)}, which were added later and have no earlier ones" if left_out else ""
-    return "equal to a recount of the events" + later
-
-
-def _complete(schema: TableSchema) -> TableSchema:
-    """The aggregate with the measures alone that have every event."""
-    since = schema.measures_since
-    kept = [i for name, i in schema.index_of.items() if since[name] is None]
-    columns, measures = tuple(schema.columns[i] for i in kept), tuple(schema.measures[i] for i in kept)
-    return replace(schema, columns=columns, measures=measures, derived=(), alterations=())
-
-
-def _kept(
-    store: Any, lease: Any, schema: TableSchema, rows: dict[tuple[Any, ...], dict[str, Any]]
-) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Those, by their keys, that the aggregate's own retention keeps. The keys have moments in microseconds."""
-    floor_us = store.retention.seen_at(schema.id, lease.ts)
-    index = slot_index(schema.group_by)
-    if floor_us is None or index is None:
-        return rows
-    return {key: row for key, row in rows.items() if key[index] >= floor_us}
-
-
-def _same(expected: dict[str, Any] | None, found: dict[str, Any] | None, bounds: dict[str, float]) -> bool:
-    """Whether what was found is as expected. ``bounds``: how far two orders of addition may lie apart, per measure."""
-    if expected is None or found is None:
-        return False
-    pairs = [(found[name], expected[name], bounds[name]) for name in found]
-    return all(
-        abs(a - b) <= bound if isinstance(a, float) and isinstance(b, float) else a == b for a, b, bound in pairs
-    )
-
-
-def recount(
-    schema: TableSchema, events: Iterator[pa.RecordBatch]
-) -> tuple[dict[tuple[Any, ...], dict[str, Any]], dict[tuple[Any, ...], dict[str, float]]]:
-    """The aggregate's rows from the events themselves, by Arrow kernels and exact sums; and a bound for each float sum.
-
-    Floats are added in another order here. n additions in any order stay within n * 2**-53 * sum(|v|) of the exact sum.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    keys, calls = [f"key {group.name}" for group in schema.group_by], []
-    for measure in schema.measures:
-        operator = "sum" if measure.operator == "count" else measure.operator
-        options = pc.ScalarAggregateOptions(min_count=0 if operator == "sum" else 1)
-        calls.append((f"measure {measure.name}", operator, options))
-    calls += [(f"size {measure.name}", "sum", pc.ScalarAggregateOptions(min_count=0)) for measure in schema.measures]
-    names = [*keys, *(name for name, _, _ in calls)]
-
-    def summed(parts: list[pa.Table]) -> pa.Table:
-        grouped = pa.concat_tables(parts).group_by(keys).aggregate(calls)
-        return grouped.select([*keys, *(f"{name}_{operator}" for name, operator, _ in calls)]).rename_columns(names)
-
-    rows, parts = 0, list[pa.Table]()
-    for batch in map(_in_micros, events):
-        rows += batch.num_rows
-        columns: dict[str, Any] = {}
-        for group in schema.group_by:
-            column = batch[group.source]
-            if group.slot is not None:
-                column = pa.array(group.slot.starts(column.to_numpy()), pa.int64())
-            columns[f"key {group.name}"] = column
-        for measure in schema.measures:
-            if measure.operator == "count":
-                ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
-                column = batch[measure.source].is_valid().cast(pa.int64()) if measure.source else ones
-            else:
-                column = batch[measure.source]
-                if measure.operator == "sum" and pa.types.is_integer(column.type):
-                    column = column.cast(pa.decimal128(19, 0)).cast(pa.decimal128(38, 0))
-            columns[f"measure {measure.name}"] = column
-            is_float = pa.types.is_floating(column.type)
-            columns[f"size {measure.name}"] = pc.abs(column) if is_float else pa.repeat(0.0, batch.num_rows)
-        parts.append(summed([pa.table(columns)]))
-        if len(parts) >= _PARTS_MAX:
-            parts = [summed(parts)]
-    if not parts:
-        return {}, {}
-    total, bounds = {}, {}
-    for row in summed(parts).to_pylist():
-        key = tuple(row[name] for name in keys)
-        values = [(column, row[f"measure {column.name}"]) for column in schema.columns]
-        total[key] = {c.name: int(v) if c.type.name == "int64" and v is not None else v for c, v in values}
-        bounds[key] = {each.name: 2 * rows * 2.0**-53 * (row[f"size {each.name}"] or 0.0) for each in schema.measures}
-    return total, bounds
 
 
 # -- backup and restore -----------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TextIO
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.predicate_text import parse_value, type_names
+from kivi.model.predicate_text import parse_value, split_names, type_names
+from kivi.model.quantiles import Quantiles
+from kivi.model.values import Top
 
 __all__ = ["assignments", "key_of", "outputs", "plain", "print_rows", "print_value", "shown"]
 
@@ -53,7 +55,7 @@ def key_of(description: Mapping[str, Any], words: Sequence[str], *, partial: boo
 
 def outputs(description: Mapping[str, Any], chosen: str | None) -> list[str]:
     if chosen:
-        return [name.strip() for name in chosen.split(",")]
+        return split_names(chosen)
     return [*description["key"], *description["columns"], *description.get("derived", {})]
 
 
@@ -68,6 +70,8 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, (bytes, bytearray)):
         return "0x" + bytes(value).hex()
+    if isinstance(value, (Quantiles, Top)):
+        return plain(value.to_plain())
     if isinstance(value, Mapping):
         return {name: plain(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
@@ -76,13 +80,16 @@ def plain(value: Any) -> Any:
 
 
 def shown(value: Any) -> str:
+    """A value as a cell of a table or of CSV: of quantiles ``count=1000 p50=344.812 p95=651.006 p99=689.624``."""
+    if isinstance(value, Quantiles):
+        return repr(value).removeprefix("Quantiles(").rstrip(")").replace(",", "")
     value = plain(value)
     if value is None:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (dict, list)):
-        return json.dumps(value)
+        return json.dumps(value, ensure_ascii=False)
     return str(value)
 
 

@@ -28,6 +28,7 @@ CTS, when they are *folded*.
     derive      events -> deltas: in columns by Arrow and NumPy kernels, row by row for a few
     order       the keys of many runs in order, or numbered in that order
     combine     runs of one transaction -> one run, as they come: what a backfill stages
+    rolling     rows of an aggregate -> rows of a coarser one
     gather      runs -> base rows: the deltas of many runs by key, folded in columns or handed out in order
 
 Comes in: operations, events and base rows. Goes out: deltas, and base rows. May not touch: I/O, clocks, threads, rooms

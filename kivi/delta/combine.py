@@ -57,9 +57,10 @@ from kivi.encoding.base_rows import is_wide
 from kivi.errors import OutOfRange
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import INT64_MAX
+from kivi.states.kinds import ByGroup
 from kivi.states.registry import kind_of
 
-__all__ = ["Combining", "combine", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
+__all__ = ["Combining", "combine", "commutes", "exact_sums", "extremes", "is_combinable", "pieces", "worth_combining"]
 
 _FAN_IN: Final = 4
 _ALIKE: Final = 1.25
@@ -67,10 +68,11 @@ _ALIKE: Final = 1.25
 
 def is_combinable(schema: TableSchema) -> bool:
     """Whether deltas of different commits may be combined with each other."""
-    return schema.remembered(is_combinable, lambda: all(map(_is_combinable, schema.columns)))
+    return schema.remembered(is_combinable, lambda: all(map(commutes, schema.columns)))
 
 
-def _is_combinable(column: Column) -> bool:
+def commutes(column: Column) -> bool:
+    """Whether its deltas may be combined in any groups: all but sums of floats, alone or in a state (R10)."""
     if column.state is not None:
         return not kind_of(column.state).ordered
     return column.operator is not None and not (column.operator == "sum" and column.type.name == "float64")
@@ -93,11 +95,12 @@ def combine(schema: TableSchema, runs: Sequence[DeltaRun]) -> DeltaRun:
     groups = len(last)
     most = len(filled) if all(run.distinct for run in filled) else int(np.bincount(group_of).max())
     stamps = None if one else stamps_of(windows)
+    by = ByGroup(group_of, groups)
     columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
         cells = joined_columns([run.columns[i] for run in filled])
         if isinstance(cells, States):
-            columns.append((cells if stamps is None else cells.stamped(stamps)).grouped(group_of, groups))
+            columns.append((cells if stamps is None else cells.stamped(stamps)).grouped(by))
         elif is_wide(column):
             columns.append(exact_sums(cells, group_of, groups, most))
         elif column.operator == "sum":

@@ -214,7 +214,8 @@ class Gathered:
             rows = rows[counts]
             if not len(rows):
                 return out
-        columns = [cells.take(rows) for cells in self._columns]
+        every = len(rows) == len(after)
+        columns = self._columns if every else tuple(cells.take(rows) for cells in self._columns)
         target, new = new_rows(layout, old, alive, self._group_of[rows], self._stamps[rows], columns)
         encoded = layout.bytes_of(new)
         if len(encoded) == len(base):
@@ -281,11 +282,8 @@ def _decoded(layout: RowLayout, base: Sequence[bytes | None]) -> tuple[Array, Ar
 def _fold_states(new: Array, i: int, steps: _Steps, cells: States) -> None:
     """The bag of the base row, then those of the deltas in CTS order, reduced together."""
     base = States.decoded(cells.kind, [state or b"" for state in new[f"c{i}"].tolist()])
-    rows = len(base)
-    both = States.joined([base, cells])
-    row_of = np.repeat(np.concatenate([np.arange(rows), steps.target_of]), np.diff(both.offsets))
-    states = States.of_groups(cells.kind, both.items, row_of, rows).encoded()
-    new[f"c{i}"] = np.fromiter(states, object, rows)
+    added = States(cells.kind, cells.offsets[np.append(steps.starts, len(cells))], cells.items)
+    new[f"c{i}"] = np.fromiter(base.followed_by(added).encoded(), object, len(base))
 
 
 def _fold_exact(new: Array, i: int, steps: _Steps, cells: Cells) -> None:

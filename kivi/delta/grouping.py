@@ -37,6 +37,7 @@ from kivi.errors import InvalidArgument
 from kivi.model.schema import Column, GroupKey, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import INT64_MAX, ColumnType
+from kivi.states.kinds import ByGroup
 
 __all__ = ["Events", "Groups", "no_slot", "null_key"]
 
@@ -61,7 +62,7 @@ class Groups:
     the finer one, the number here of each of its groups, and of how many of these one is made at most.
     """
 
-    __slots__ = ("_group_of", "_prefix", "_slots", "count", "keys", "most", "number", "parent", "sample")
+    __slots__ = ("_group_of", "_prefix", "_rows", "_slots", "count", "keys", "most", "number", "parent", "sample")
 
     def __init__(self, keys: Any, sample: Array, prefix: Array, slots: Array | None) -> None:
         self.keys = keys
@@ -71,6 +72,7 @@ class Groups:
         self.number: Array | None = None
         self.most = 0
         self._group_of: Array | None = None
+        self._rows: ByGroup | None = None
         self._prefix = prefix  # a code of each key without its last column
         self._slots = slots  # where each key's slot starts
 
@@ -81,6 +83,13 @@ class Groups:
             assert self.number is not None
             self._group_of = self.number[self.parent.group_of]
         return self._group_of
+
+    @property
+    def rows(self) -> ByGroup:
+        """The events in the order of their groups."""
+        if self._rows is None:
+            self._rows = ByGroup(self.group_of, self.count)
+        return self._rows
 
 
 class Events:

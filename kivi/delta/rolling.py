@@ -32,7 +32,10 @@ from kivi.states.registry import kind_of
 __all__ = ["Rolling"]
 
 _ROWS_MIN: Final = 4_096
-"""Rows that wait to be combined, at least. With states of quantiles these are some ten megabytes."""
+"""Rows that are combined at once, at least."""
+_STATES_ROWS: Final = 512
+"""So many rows' states are taken at once: what they are decoded to stays in the processor's cache. 4,800 states of
+quantiles with 330 codes each into 100 groups, microseconds a state: 12 all at once, 10 in parts of 300 to 600."""
 _CTS: Final = 1
 """All delta rows are as of one transaction."""
 
@@ -48,7 +51,9 @@ class Rolling:
         self._key_from = [schema.key_names.index(name) for name in target.key_names]
         self._cells_from = [schema.index_of[column.name] for column in target.columns]
         self._target, self._step = target, step
-        self._combining = Combining(target, _ROWS_MIN)
+        has_states = any(column.state is not None for column in target.columns)
+        self._rows_at_once = _STATES_ROWS if has_states else _ROWS_MIN
+        self._combining = Combining(target, self._rows_at_once)
 
     def keys(self, keys: Any) -> Any:
         """To which key of the target each key belongs. A LargeBinaryArray, both."""
@@ -63,10 +68,13 @@ class Rolling:
 
     def add(self, keys: Any, rows: Array) -> None:
         """Rows and, for each, its key of the target, as ``keys`` gave it. Raises OutOfRange for a sum of floats."""
-        columns = [_cells(c, i, rows) for c, i in zip(self._target.columns, self._cells_from, strict=True)]
-        run = DeltaRun(keys, _CTS, tuple(columns))
-        run.distinct = False
-        self._combining.add(run)
+        step = self._rows_at_once
+        for at in range(0, len(rows), step):
+            part = rows[at : at + step]
+            columns = [_cells(c, i, part) for c, i in zip(self._target.columns, self._cells_from, strict=True)]
+            run = DeltaRun(keys.slice(at, len(part)), _CTS, tuple(columns))
+            run.distinct = False
+            self._combining.add(run)
 
     def result(self) -> FixedRows:
         """The rows of the target, in key order. Raises OutOfRange for a sum of floats."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from kivi.states.kinds import Array, Items, Kind, joined, offsets_of, taken
+from kivi.states.kinds import Array, ByGroup, Items, Kind, joined, offsets_of, taken
 
 __all__ = ["States"]
 
@@ -24,12 +24,13 @@ _REDUCED_ITEMS: Final = 64
 class States:
     """``offsets`` begin at 0 and have an entry more than there are rows. Immutable."""
 
-    __slots__ = ("items", "kind", "offsets")
+    __slots__ = ("_encoded", "items", "kind", "offsets")
 
     def __init__(self, kind: Kind, offsets: Array, items: Items) -> None:
         self.kind = kind
         self.offsets = offsets
         self.items = items
+        self._encoded: list[bytes] | None = None  # aggregates of a few events may share these states
 
     @staticmethod
     def none(kind: Kind, rows: int) -> States:
@@ -37,11 +38,9 @@ class States:
         return States(kind, np.zeros(rows + 1, np.int64), kind.empty())
 
     @staticmethod
-    def of_groups(kind: Kind, items: Items, group_of: Array, groups: int) -> States:
-        """Items in any order, each with the number of its row; those of one row stay in theirs."""
-        small = group_of.astype(np.uint16) if groups <= 2**16 else group_of
-        order = np.argsort(small, kind="stable")
-        return States(kind, offsets_of(np.bincount(group_of, minlength=groups)), taken(items, order))
+    def of_groups(kind: Kind, items: Items, by: ByGroup) -> States:
+        """Items in any order, grouped by the row that each is of; those of one row stay in theirs."""
+        return States(kind, by.offsets, items if by.order is None else taken(items, by.order))
 
     @staticmethod
     def decoded(kind: Kind, states: Sequence[bytes]) -> States:
@@ -50,7 +49,9 @@ class States:
 
     def encoded(self) -> list[bytes]:
         """The reduced states as bytes."""
-        return self.kind.encode(*self.kind.reduce(self.items, self.offsets))
+        if self._encoded is None:
+            self._encoded = self.kind.encode(*self.kind.reduce(self.items, self.offsets))
+        return self._encoded
 
     def at(self, i: int) -> bytes | None:
         """Row ``i`` as bytes, None if it has no items."""
@@ -61,7 +62,7 @@ class States:
         return self.kind.encode(*self.kind.reduce(part, np.array([0, last - first])))[0]
 
     def listed(self, rows: range) -> list[Any]:
-        part = self.take(slice(rows.start, rows.stop))
+        part = self if len(rows) == len(self) else self.take(slice(rows.start, rows.stop))
         return [state or None for state in part.encoded()]
 
     def _slice(self, first: int, last: int) -> Items:
@@ -84,16 +85,27 @@ class States:
         index = np.flatnonzero(index) if index.dtype == np.bool_ else index
         starts, lengths = self.offsets[:-1][index], np.diff(self.offsets)[index]
         offsets = offsets_of(lengths)
-        within = np.arange(int(offsets[-1])) - np.repeat(offsets[:-1] - starts, lengths)
-        return States(self.kind, offsets, taken(self.items, within))
+        return States(self.kind, offsets, taken(self.items, _stretches(starts, lengths)))
 
-    def grouped(self, group_of: Array, groups: int) -> States:
-        """Rows combined by the number of their group, which they are in no order of."""
-        items = np.repeat(group_of, np.diff(self.offsets))
-        if self.kind.ordered or len(items) > _REDUCED_ITEMS * groups:
-            reduced, offsets = self.kind.reduce_groups(self.items, items, groups)
+    def grouped(self, by: ByGroup) -> States:
+        """The rows of each group combined."""
+        if self.kind.ordered or int(self.offsets[-1]) > _REDUCED_ITEMS * by.groups:
+            items = np.repeat(by.group_of, np.diff(self.offsets))
+            reduced, offsets = self.kind.reduce_groups(self.items, items, by.groups)
             return States(self.kind, offsets, reduced)
-        return States.of_groups(self.kind, self.items, items, groups)
+        rows = self if by.order is None else self.take(by.order)
+        return States(self.kind, rows.offsets[by.offsets], rows.items)
+
+    def followed_by(self, other: States) -> States:
+        """Of each row its items, and then those of the same row of ``other``."""
+        count, more = int(self.offsets[-1]), int(other.offsets[-1])
+        if not count or not more:
+            return self if count else other
+        index = np.empty(count + more, np.int64)
+        index[np.arange(count) + np.repeat(other.offsets[:-1], np.diff(self.offsets))] = np.arange(count)
+        index[np.arange(more) + np.repeat(self.offsets[1:], np.diff(other.offsets))] = np.arange(count, count + more)
+        items = taken(joined([self.items, other.items]), index)
+        return States(self.kind, self.offsets + other.offsets, items)
 
     def stamped(self, stamps: Array | int) -> States:
         """Items that do not know their CTS yet with that of their row."""
@@ -148,6 +160,20 @@ class States:
         if fields:
             raise ValueError(f"states of {kind.state.kind} have the columns {names}")
         return States(kind, offsets - offsets[0], parts)
+
+
+def _stretches(starts: Array, lengths: Array) -> Array:
+    """The numbers from each start on, so many of each, one stretch after the other."""
+    if not lengths.all():
+        filled = np.flatnonzero(lengths)
+        starts, lengths = starts[filled], lengths[filled]
+    if not len(starts):
+        return starts
+    ends = np.cumsum(lengths)
+    steps = np.ones(int(ends[-1]), np.int64)
+    steps[0] = starts[0]
+    steps[ends[:-1]] = starts[1:] - starts[:-1] - lengths[:-1] + 1
+    return np.cumsum(steps, out=steps)
 
 
 def _arrow(part: Any) -> Any:

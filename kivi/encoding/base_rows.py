@@ -213,9 +213,7 @@ class RowLayout:
                 heads[name] = np.fromiter(map(len, tails[-1]), np.uint32, len(rows))
             else:
                 heads[name] = rows[name]
-        return [
-            head + b"".join(tail) for head, *tail in zip(heads.view(f"V{self.width}").tolist(), *tails, strict=True)
-        ]
+        return list(map(b"".join, zip(heads.view(f"V{self.width}").tolist(), *tails, strict=True)))
 
     def damaged(self) -> DataLoss:
         """The error for a row of another width."""

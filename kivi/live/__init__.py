@@ -30,6 +30,7 @@
     matching       which changed rows which queries select; ``covering``: which keys anybody wants
     changed        changed rows as they are at a snapshot
     windows        what a subscriber sees; ``reading`` fills it from a snapshot
+    rollups        subscriptions to rollups
     tails          events for those who are behind, from the table
     durable        subscriptions that outlive their connection; ``connections``: which one has them
     host           what all of this uses of the store

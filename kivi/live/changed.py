@@ -8,7 +8,7 @@ between are dropped; as soon as these turn out to be too many the rest is read b
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -42,9 +42,15 @@ class Changed(NamedTuple):
     rows: Callable[[list[int]], dict[int, Row]]
 
 
-def changed_rows(store: Store, lease: Lease, schema: TableSchema, keys: list[bytes]) -> Iterator[Changed]:
-    """All of ``keys``, which are sorted, in portions. Raises OutOfRange for a derived column that is too large."""
-    projection = Projection.of(schema, None)
+def changed_rows(
+    store: Store, lease: Lease, schema: TableSchema, keys: list[bytes], also: Iterable[str] = ()
+) -> Iterator[Changed]:
+    """All of ``keys``, which are sorted, in portions; all columns, and the derived ones ``also``.
+
+    Raises OutOfRange for a derived column that is too large.
+    """
+    added = sorted({*also} - {*schema.output_names})
+    projection = Projection.of(schema, [*schema.output_names, *added] if added else None)
     done = 0
     if len(keys) >= _SCAN_KEYS and projection.in_columns:
         for found in _scanned(store, lease, schema, projection, keys):

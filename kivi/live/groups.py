@@ -70,19 +70,21 @@ class Group:
         self.joining: set[Live] = set()
         self._cover: Cover | None = None
         """The keys that its subscriptions want; None: it has to be made."""
+        self._named: frozenset[str] | None = None
+        """The columns that its subscriptions read; None: to be made."""
 
     # -- who belongs to it ------------------------------------------------------------------------------
 
     def add(self, live: Live) -> None:
         """A subscription whose window is that of the hub's snapshot."""
-        self._cover = None
+        self._cover = self._named = None
         self.lives.add(live)
         self.matcher.add(live, _selecting(self.schema, live.query))
         if isinstance(live, RowsLive):
             self._hold(live)
 
     def remove(self, live: Live) -> None:
-        self._cover = None
+        self._cover = self._named = None
         self.joining.discard(live)
         if live in self.lives:
             self.lives.discard(live)
@@ -127,7 +129,7 @@ class Group:
 
     def _redefine(self, schema: TableSchema) -> None:
         overwritten = schema.id != self.schema.id
-        self.schema, self._cover = schema, None
+        self.schema, self._cover, self._named = schema, None, None
         self._types = types_of(schema)
         self.matcher = Matcher(self._types)
         for live in list(self.lives):
@@ -226,6 +228,11 @@ class RowGroup(Group):
             self._cover = Cover(live.range for live in self.lives if isinstance(live, RowsLive))
         return self._cover
 
+    def _named_by_queries(self) -> frozenset[str]:
+        if self._named is None:
+            self._named = frozenset(name for live in self.lives for name in live.query.read)
+        return self._named
+
     def _advance(self, lease: Lease, commits: Sequence[Committed], again: bool) -> list[Live]:
         changed, self._noted = self._noted, set()
         if again:
@@ -286,7 +293,8 @@ class RowGroup(Group):
         """Reads these rows and brings the windows up to date: all of them, or one that joins."""
         touched: set[Live] = set()
         try:
-            for found in changed_rows(self.store, lease, self.schema, keys):
+            named = self._named_by_queries() if only is None else only.query.read
+            for found in changed_rows(self.store, lease, self.schema, keys, named):
                 touched |= self._put(found, only)
         except OutOfRange:  # a derived column: those who ask for it learn it from their own reading
             if only is None:

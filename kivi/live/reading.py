@@ -31,6 +31,7 @@ from kivi.store.transaction import encoded_key
 __all__ = ["event_key", "floor_of", "promising", "read_window", "types_of"]
 
 _EVENT_KEY: Final = struct.Struct(">QI")
+_FLOAT: Final = ColumnType("float64")
 
 
 def event_key(cts: int, place: int) -> bytes:
@@ -38,9 +39,15 @@ def event_key(cts: int, place: int) -> bytes:
 
 
 def types_of(schema: TableSchema) -> dict[str, ColumnType]:
-    """The types of all columns that a read returns."""
-    types = {name: column.type for name, column in schema.by_name.items()}
-    return types | dict.fromkeys((name for name, _ in schema.derived), ColumnType("float64"))
+    """The types of all columns that a read may return."""
+    return _Types((name, column.type) for name, column in schema.by_name.items())
+
+
+class _Types(dict[str, ColumnType]):
+    """What is no column is derived: declared, or an expression that a query names by its text."""
+
+    def __missing__(self, name: str) -> ColumnType:
+        return _FLOAT
 
 
 def floor_of(store: Store, schema: TableSchema, ts: int) -> int | None:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.derived_columns import FUNCTIONS
 from kivi.model.expressions import Expr, Value, bind, bind_value, case, coalesce, col, lit
 from kivi.model.types import ColumnType
 
-__all__ = ["parse_moment", "parse_value", "type_names", "where"]
+__all__ = ["expression", "parse_moment", "parse_value", "split_names", "type_names", "where"]
 
 
 _MEASURED: Final = re.compile(r"(?!(?:decimal|list|top|quantiles)\()\w+\((.*)\)")
@@ -32,6 +33,11 @@ def type_names(description: Mapping[str, Any]) -> dict[str, str]:
         match = _MEASURED.fullmatch(declared)
         out[name] = match[1] if match else declared
     return out | dict.fromkeys(description.get("derived", {}), "float64")
+
+
+def split_names(text: str) -> list[str]:
+    """``endpoint_id, quantile(latency, 0.99)`` -> the names of columns, of which some may be expressions."""
+    return [name.strip() for name in re.split(r",(?![^()]*\))", text)]
 
 
 def parse_moment(text: str, what: str) -> dt.datetime:
@@ -125,6 +131,14 @@ def where(text: str, types: Mapping[str, str], what: str = "--where") -> Expr:
         ) from None
 
 
+def expression(text: str, types: Mapping[str, str], what: str) -> Value:
+    """``tokens * price`` as an expression; as ``where``."""
+    try:
+        return _Reader(types, what).value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise InvalidArgument(f"{what} {text!r} is not an expression: write it like tokens * price") from None
+
+
 class _Reader:
     """Makes expressions of a syntax tree. ``types``: the names of the columns' types."""
 
@@ -145,14 +159,14 @@ class _Reader:
             case ast.Name() if not _is_literal(node):
                 return col(self._column(node)) == True  # noqa: E712
             case ast.Call() | ast.Name() | ast.Constant(value=bool()):
-                return self._value(node)
+                return self.value(node)
         raise InvalidArgument(f"{self._what}: {ast.unparse(node)!r} is not a comparison")
 
     def _compared(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Expr:
         if isinstance(op, (ast.In, ast.NotIn)):
             if not isinstance(right, (ast.List, ast.Tuple, ast.Set)):
                 raise InvalidArgument(f"{self._what}: {ast.unparse(left)} in [...] takes a list of values")
-            of = self._value(left)
+            of = self.value(left)
             found = of.isin([self._literal(item, of) for item in right.elts])
             return ~found if isinstance(op, ast.NotIn) else found
         if type(op) not in _COMPARE:
@@ -166,7 +180,7 @@ class _Reader:
             bind(compared, self._type_of)
         return compared
 
-    def _value(self, node: ast.expr) -> Value:
+    def value(self, node: ast.expr) -> Value:
         """A value expression; a literal as one by itself."""
         match node:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _CALCULATE:
@@ -174,11 +188,13 @@ class _Reader:
                 calculated: Value = _CALCULATE[type(op)](first, second)
                 return calculated
             case ast.UnaryOp(op=ast.USub(), operand=operand) if not _is_literal(node):
-                return -self._value(operand)
+                return -self.value(operand)
             case ast.Call(func=ast.Name(id="coalesce"), args=[_, *_] as args, keywords=[]):
                 return coalesce(*self._together(args))
             case ast.Call(func=ast.Name(id="case"), args=[_, *_] as pairs, keywords=keywords):
                 return self._case(node, pairs, keywords)
+            case ast.Call(func=ast.Name(id=name), args=[ast.Name(), *_], keywords=[]) if name in FUNCTIONS:
+                return col(ast.unparse(node))  # a derived column that goes by its text
             case ast.Name() if not _is_literal(node):
                 return col(self._column(node))
         return lit(self._literal(node, None))
@@ -195,7 +211,7 @@ class _Reader:
 
     def _together(self, nodes: Sequence[ast.expr]) -> list[Value]:
         """Operands that stand beside each other: a column or what is calculated says what the literals mean."""
-        out = [None if _is_literal(node) else self._value(node) for node in nodes]
+        out = [None if _is_literal(node) else self.value(node) for node in nodes]
         beside = next((value for value in out if value is not None), None)
         return [
             lit(self._literal(node, beside)) if value is None else value for node, value in zip(nodes, out, strict=True)
@@ -209,10 +225,13 @@ class _Reader:
         return node.id
 
     def _type_of(self, name: str) -> ColumnType:
-        return ColumnType.parse(self._types[name])
+        return ColumnType.read(self._type_name(name))
+
+    def _type_name(self, name: str) -> str:
+        return self._types.get(name, "float64")  # of what is derived, by its text
 
     def _type(self, value: Value) -> str:
-        return self._types[value.column] if value.column else str(bind_value(value, self._type_of)[1])
+        return self._type_name(value.column) if value.column else str(bind_value(value, self._type_of)[1])
 
     def _literal(self, node: ast.expr, beside: Value | None) -> Any:
         """``beside``: a value that it is compared with or added to, if there is such a one."""

@@ -14,8 +14,10 @@ nor order nor when it was consolidated changes a bit of it (R20), and removing a
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
@@ -128,9 +130,32 @@ class Quantiles:
     @staticmethod
     def from_state(scale: int, state: bytes) -> Quantiles:
         """From the stored form: the first code, its count, the distance to the next code, its count ..."""
-        numbers, _ = varints.decode([state])
+        return Quantiles.from_states(scale, [state])[0]
+
+    @staticmethod
+    def from_states(scale: int, states: Sequence[bytes]) -> list[Quantiles]:
+        """``from_state`` of each; of a dozen at once in a fifth of the time."""
+        numbers, offsets = varints.decode(states)
         signed = varints.unzigzag(numbers)
-        return Quantiles(scale, np.cumsum(signed[::2]), signed[1::2])
+        bounds = itertools.pairwise(offsets.tolist())
+        return [Quantiles(scale, np.cumsum(signed[a:b:2]), signed[a + 1 : b : 2]) for a, b in bounds]
+
+    @staticmethod
+    def combined(parts: Iterable[Quantiles]) -> Quantiles | None:
+        """The distribution of all their values, exactly as if they had been observed together; None of no parts.
+
+        Raises InvalidArgument unless all have one accuracy.
+        """
+        listed = list(parts)
+        if len(listed) < 2:
+            return listed[0] if listed else None
+        if len({part.scale for part in listed}) > 1:
+            raise InvalidArgument("distributions of different accuracies cannot be combined")
+        codes, which = np.unique(np.concatenate([part._codes for part in listed]), return_inverse=True)
+        counts = np.zeros(len(codes), np.int64)
+        np.add.at(counts, which, np.concatenate([part._counts for part in listed]))
+        kept = counts != 0
+        return Quantiles(listed[0].scale, codes[kept], counts[kept])
 
     def quantile(self, q: float) -> float | None:
         """The value at the nearest rank, ceil(q * count), at least the first; None if there were no values.
@@ -155,7 +180,7 @@ class Quantiles:
             return None
         number = float(value)
         code = int(codes_of(np.array([number]), self.scale)[0])
-        inclusive = code != 0 and number >= value_of(code, self.scale)
+        inclusive = code != 0 and number >= _middle(code, self.scale)
         below = int(np.searchsorted(self._codes, code, "right" if inclusive else "left"))
         return int(self._counts[:below].sum()) / self.count
 
@@ -163,18 +188,29 @@ class Quantiles:
         """(code, count) of every bucket that has any, in the order of the values."""
         return list(zip(self._codes.tolist(), self._counts.tolist(), strict=True))
 
+    def to_plain(self) -> dict[str, float | None]:
+        """What a line of text or JSON shows of it: ``{"count": 1000, "p50": ..., "p95": ..., "p99": ...}``."""
+        return {"count": self.count, **{f"p{q}": self.quantile(q / 100) for q in (50, 95, 99)}}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Quantiles) and self.scale == other.scale and self.buckets() == other.buckets()
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Quantiles(count={self.count}, p50={self.quantile(0.5)}, p99={self.quantile(0.99)})"
+        shown = {name: "null" if value is None else f"{value:.6g}" for name, value in self.to_plain().items()}
+        return f"Quantiles({', '.join(f'{name}={value}' for name, value in shown.items())})"
 
 
 def rank_of(q: float, count: int) -> int:
     """The nearest rank: ceil(q * count), from 1 to ``count``; q as it is written, so that 0.9 of 10 is the ninth."""
-    return min(count, max(1, math.ceil(Fraction(repr(float(q))) * count)))
+    part, whole = _as_written(float(q))
+    return min(count, max(1, -(-part * count // whole)))
+
+
+@lru_cache(maxsize=64)
+def _as_written(q: float) -> tuple[int, int]:
+    return Fraction(repr(q)).as_integer_ratio()
 
 
 @lru_cache(maxsize=SCALE_MAX + 5)
@@ -196,7 +232,21 @@ def values_of(codes: Array, scale: int) -> Array:
 
 def value_of(code: int, scale: int) -> float:
     """``values_of`` one."""
-    return float(values_of(np.array([code]), scale)[0])
+    if code == 0:
+        return 0.0
+    bucket, fine = abs(code) - (bias_of(scale) + 1), max(scale, 0)
+    try:
+        size = math.ldexp(float(_values(scale)[bucket & (2**fine - 1)]), (bucket >> fine) << max(-scale, 0))
+    except OverflowError:
+        size = sys.float_info.max
+    return -size if code < 0 else size
+
+
+def _middle(code: int, scale: int) -> float:
+    """Halfway between a bucket's ends: from there on the farther one from zero is within the accuracy, before it the
+    other one. ``value_of``, whose distance to both is the same relative to them, lies below it."""
+    g = 2.0**2.0**-scale
+    return float(value_of(code, scale) * ((g + 1) ** 2 / (4 * g)))
 
 
 def quantile_of(codes: Array, counts: Array, offsets: Array, scale: int, q: float) -> tuple[Array, Array]:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kivi.errors import InvalidArgument, OutOfRange, ResourceExhausted, SchemaError
+from kivi.model.derived_columns import parse_expression
 from kivi.model.expressions import Expr, from_plain, to_plain
 from kivi.model.slots import Slot
 from kivi.model.states import State
@@ -408,6 +409,21 @@ class TableSchema:
             known = ", ".join(self.by_name)
             raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {known}") from None
 
+    def expression_of(self, name: str) -> str | None:
+        """The text of a derived column, or ``name`` itself where that is an expression over an aggregate's columns.
+
+        A read may name a derived column that was not declared by its text, like ``quantile(latency, 0.99)``. None of
+        any other name. Raises SchemaError for a text that is no expression.
+        """
+        declared: dict[str, str] = self.remembered("derived", lambda: dict(self.derived))
+        if (text := declared.get(name)) is not None:
+            return text
+        if self.kind != "aggregate" or name in self.by_name or name.isidentifier():
+            return None
+        types = {column: known.type for column, known in self.by_name.items()}
+        self.remembered(("expression", name), lambda: parse_expression(name, types))
+        return name
+
     # -- what callers hand in and get back --------------------------------------------------------
 
     def stored_key(self, key: object, *, partial: bool = False) -> tuple[Any, ...]:
@@ -505,7 +521,7 @@ class TableSchema:
             self._settable(column)
 
     def output_columns(self, columns: Iterable[str] | None) -> tuple[str, ...]:
-        """The names a read returns, checked; None is all of them."""
+        """The names a read returns, checked; None is all of them. ``expression_of`` says what else they may be."""
         if columns is None:
             return self.output_names
         if isinstance(columns, str):
@@ -517,7 +533,7 @@ class TableSchema:
             raise InvalidArgument(f"columns is a list of names, not {shown(columns)}") from None
         names = known if len(out) <= _FEW else frozenset(known)
         for name in out:
-            if name not in names:
+            if name not in names and (not isinstance(name, str) or self.expression_of(name) is None):
                 raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")
         return out
 

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from kivi.errors import InvalidArgument
-from kivi.model.expressions import Expr
+from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.expressions import Expr, names
 from kivi.model.rollups import rolled_outputs, rolled_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -173,6 +173,11 @@ class Query:
         for term in order_by:
             name = term.removeprefix("-")
             schema.output_columns([name])
+            column = schema.by_name.get(name)
+            if column is not None and column.type.is_state:
+                raise SchemaError(
+                    f"order_by names {name!r}, a {column.type}, which has no order: {column.type.advice(name)}"
+                )
             order.append((name, term.startswith("-")))
         if len({name for name, _ in order}) != len(order):
             raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")
@@ -192,6 +197,11 @@ class Query:
     def needed(self) -> tuple[str, ...]:
         """The columns that are shown and ordered by. Of those asked about a sum may have outgrown its column."""
         return tuple(dict.fromkeys((*self.columns, *(name for name, _ in self.order))))
+
+    @property
+    def read(self) -> set[str]:
+        """Every column that a row must have for it: shown, ordered by, or in the predicate."""
+        return {*self.needed, *(names(self.where) if self.where is not None else ())}
 
     def sort_key(self) -> Callable[[Row, bytes], tuple[Any, ...]]:
         """(row, key) -> what orders it among the others; no two are equal."""

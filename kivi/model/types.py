@@ -131,6 +131,10 @@ class ColumnType:
         """Whether its stored form is the state of a measure."""
         return self.name in STATES
 
+    def advice(self, name: str) -> str:
+        """What to name in a predicate or an order instead of the state ``name``."""
+        return f"name quantile({name}, 0.99)" if self.name == "quantiles" else "it is only read"
+
     @property
     def is_integer(self) -> bool:
         """Stored as an exact integer: summed in 128 bits."""
@@ -192,6 +196,8 @@ class ColumnType:
             with contextlib.suppress(OverflowError, TypeError):  # the latter: one is None
                 epoch, delta = _EPOCH, dt.timedelta
                 return [epoch + delta(0, 0, value) for value in values]
+        if self.name == "quantiles" and None not in values:
+            return Quantiles.from_states(self.scale, values)
         return [self.from_stored(value, what) for value in values]
 
 
@@ -290,6 +296,10 @@ def _to_timestamp(type_: ColumnType, value: Any, what: str) -> int:
     return _to_int64(type_, value, what)
 
 
+def _to_state(type_: ColumnType, value: Any, what: str) -> Any:
+    raise SchemaError(f"{what} is {shown(value)}, and a {type_} is made of events alone")
+
+
 _TO_STORED: Final = {
     "bool": _to_bool,
     "int64": _to_int64,
@@ -298,4 +308,5 @@ _TO_STORED: Final = {
     "string": _to_string,
     "bytes": _to_bytes,
     "timestamp": _to_timestamp,
+    **dict.fromkeys(STATES, _to_state),
 }

@@ -75,6 +75,10 @@ class Top:
         count = others + sum(n for _, n in found)
         return Top([(read(_stored(type_name, data)), n) for data, n in found[:shown]], others, count)
 
+    def to_plain(self) -> list[list[Any]]:
+        """As JSON has it: [value, count] of each; where some were not counted one by one, [None, others] at the end."""
+        return [[value, count] for value, count in self.items] + ([[None, self.others]] if self.others else [])
+
     def __iter__(self) -> Iterator[tuple[Any, int]]:
         return iter(self.items)
 

@@ -32,7 +32,10 @@ def zigzag(values: Array) -> Array:
 
 def unzigzag(values: Array) -> Array:
     """``zigzag`` backwards."""
-    return (values >> np.uint64(1)).view(np.int64) ^ -(values & np.uint64(1)).view(np.int64)
+    signs = (values & np.uint64(1)).view(np.int64)
+    np.negative(signs, out=signs)
+    signs ^= (values >> np.uint64(1)).view(np.int64)
+    return signs
 
 
 def encode(values: Array, offsets: Array) -> list[bytes]:
@@ -73,24 +76,24 @@ def decode(sequences: Sequence[bytes]) -> tuple[Array, Array]:
     ends = np.zeros(len(sequences) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, sequences), np.int64, len(sequences)), out=ends[1:])
     data = np.frombuffer(b"".join(sequences), np.uint8)
-    last = data < 0x80
-    places = np.flatnonzero(last)
-    closed = ends[1:][ends[1:] > ends[:-1]] - 1
-    if not last[closed].all():
+    goes_on = data >= 0x80
+    if goes_on[ends[1:][ends[1:] > ends[:-1]] - 1].any():
         raise DataLoss("a stored state is cut short: run kivi verify")
-    values = data[places].astype(np.uint64)
-    lengths = np.diff(places, prepend=-1)
-    longer = np.flatnonzero(lengths > 1)  # most are of one byte: of the others the bytes are added from behind
-    at, left = places[longer], lengths[longer]
-    for _ in range(_BYTES_MAX - 1):
-        if not len(longer):
-            break
-        at = at - 1
-        values[longer] = values[longer] << np.uint64(7) | (data[at] & 0x7F).astype(np.uint64)
-        more = left > 2
-        longer, at, left = longer[more], at[more], left[more] - 1
-    if len(longer):
-        raise DataLoss("a stored state has an integer of more than 64 bits: run kivi verify")
-    offsets = np.zeros(len(ends), np.int64)
-    offsets[1:] = np.searchsorted(places, ends[1:])
+    values = data[~goes_on].astype(np.uint64)  # the last byte of each, which for most is the only one
+    places = np.flatnonzero(goes_on)
+    if len(places):
+        _add_others(values, data[places] & 0x7F, places - np.arange(len(places)))
+    offsets = ends - np.searchsorted(places, ends)
     return values, offsets
+
+
+def _add_others(values: Array, others: Array, number: Array) -> None:
+    """Adds the bytes before the last, in order, each with the number of its value, whose last byte is there."""
+    first = np.flatnonzero(np.diff(number, prepend=-1))
+    counts = np.diff(first, append=len(number))
+    if int(counts.max()) >= _BYTES_MAX:
+        raise DataLoss("a stored state has an integer of more than 64 bits: run kivi verify")
+    values[number[first]] <<= (7 * counts).astype(np.uint64)
+    for place in range(int(counts.max())):
+        at = first[counts > place] + place
+        values[number[at]] |= others[at].astype(np.uint64) << np.uint64(7 * place)

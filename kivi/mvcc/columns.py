@@ -41,12 +41,27 @@ Older = Callable[[list[bytes]], list[bytes | None]]
 _PORTION_BYTES: Final = 4 << 20
 
 
-def chunks_of(engine: Engine, start: bytes, end: bytes | None, rows: int, layout: RowLayout) -> Iterator[list[Any]]:
+def chunks_of(
+    engine: Engine, schema: TableSchema, start: bytes, end: bytes | None, rows: int, layout: RowLayout
+) -> Iterator[list[Any]]:
     """Base rows of a range, about ``rows`` at a time: records where all are of one width, else pairs of key and row."""
     if layout.fixed:
         return engine.scan_records(start, end, rows, layout.width_of)
-    pairs = engine.scan(start, end)
-    return iter(lambda: list(itertools.islice(pairs, rows)), [])
+    width = key_width([column.type for column in schema.key])
+    if width is None:
+        pairs = engine.scan(start, end)
+        return iter(lambda: list(itertools.islice(pairs, rows)), [])
+    tail, prefix = len(table_prefix(Space.ROW, schema.id)) + width, table_prefix(Space.ROW, schema.id)
+    records = engine.scan_records(start, end, rows, lambda record: len(record) - tail)
+    return (_cut(chunk, tail, prefix, layout) for chunk in records)
+
+
+def _cut(records: list[bytes], tail: int, prefix: bytes, layout: RowLayout) -> list[tuple[bytes, bytes]]:
+    """Keys and rows of records whose keys are of one width. Raises DataLoss where there is none."""
+    pairs = [(record[-tail:], record[:-tail]) for record in records]
+    if not all(key.startswith(prefix) for key, _ in pairs):
+        raise layout.damaged()
+    return pairs
 
 
 def pairs_of(records: list[Any], schema: TableSchema, layout: RowLayout) -> Iterator[tuple[bytes, bytes]]:

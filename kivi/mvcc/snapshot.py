@@ -192,7 +192,7 @@ class Reader:
         indexed, runs = self.pending.capture(schema.id, start, end, upto)
         size = -(-first_rows // -(-first_rows // _CHUNK_ROWS))
         layout = RowLayout.of(schema)
-        chunks = chunks_of(self.engine, *_range(schema, start, end), size, layout)
+        chunks = chunks_of(self.engine, schema, *_range(schema, start, end), size, layout)
         self.check(lease, schema)
         if len(self._latest(schema).columns) != len(schema.columns):  # it was altered a moment ago
             found = self.scan(lease, schema, start, end)

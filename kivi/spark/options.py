@@ -44,6 +44,7 @@ from typing import TYPE_CHECKING, TypeVar
 import kivi.client
 from kivi.errors import InvalidArgument, KiviError, Retryable, SnapshotTooOld, Unavailable
 from kivi.model.declarations import parse_duration_us
+from kivi.model.predicate_text import split_names
 
 if TYPE_CHECKING:
     from kivi.client.database import Database
@@ -175,7 +176,7 @@ def _rows(text: str, name: str) -> int:
 
 
 def _columns(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
+    names = tuple(split_names(text))
     if not all(names) or len(set(names)) < len(names):
         raise InvalidArgument(f"option columns is a list of different names with commas, not {text!r}")
     return names

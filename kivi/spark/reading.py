@@ -37,7 +37,7 @@ from kivi.model.expressions import Expr
 from kivi.spark.filters import Range, predicate, range_of
 from kivi.spark.holding import held
 from kivi.spark.options import Options
-from kivi.spark.schemas import Target, arrow_schema
+from kivi.spark.schemas import Target, arrow_schema, spark_batch
 from kivi.spark.tail import commits
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Reader(DataSourceReader):
             else:
                 found = self._read_range(snapshot, partition)
             for batch in found:
-                yield batch.cast(wanted)
+                yield spark_batch(batch, wanted)
 
     def _read_range(self, snapshot: Snapshot, part: SharedSnapshot) -> Iterator[pa.RecordBatch]:
         of = part.range

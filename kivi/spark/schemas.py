@@ -10,7 +10,14 @@ decimal(p, s)   a decimal whose digits all fit           decimal(p, s)
 string          string                                   string
 bytes           binary                                   binary
 timestamp       timestamp (a moment)                     timestamp
+quantiles(s)    nothing                                  binary
+list(t)         nothing                                  array of t
+top(t, k)       nothing                                  array of (value, count)
 =============== ======================================== =====================
+
+The last three are measures of aggregates. A quantile is a column by its text, declared (``derived``) or named by the
+option ``columns``: ``quantile(latency, 0.99)``, a double. The last of a top's array has the value null where some
+observations were of values that are not counted one by one: its count is that of all these *others*.
 
 Columns go by name. A column that the table does not have is an error; one that the data frame does not have is
 null, except the event time. Into a row table a row is written as a transaction would write it: its value columns are
@@ -27,15 +34,16 @@ import pyarrow as pa
 from pyspark.sql import types as spark
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
-from kivi.arrow.columns import arrow_type
+from kivi.arrow.columns import arrow_type, rows_from_batch
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.derived_columns import parse_expression
 from kivi.model.predicate_text import type_names
 from kivi.model.types import ColumnType
 
 if TYPE_CHECKING:
     from kivi.client.database import Database
 
-__all__ = ["Target", "arrow_schema", "spark_schema", "spark_type"]
+__all__ = ["Target", "arrow_schema", "spark_batch", "spark_schema", "spark_type"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +60,17 @@ class Target:
     def of(db: Database, table: str) -> Target:
         """As the catalog has it now. Raises NotFound."""
         described: dict[str, Any] = db.describe(table)
-        types = {name: ColumnType.parse(text) for name, text in type_names(described).items()}
+        types = {name: ColumnType.read(text) for name, text in type_names(described).items()}
         return Target(table, described["kind"], tuple(described["key"]), types, described.get("event_time"))
+
+    def type_of(self, name: str) -> ColumnType:
+        """Of a column, or of an expression over an aggregate's columns that goes by its text. Raises SchemaError."""
+        if name in self.columns:
+            return self.columns[name]
+        if self.kind != "aggregate" or name.isidentifier():
+            raise SchemaError(f"table {self.table!r} has no column {name!r}; it has {', '.join(self.columns)}")
+        parse_expression(name, self.columns)
+        return ColumnType("float64")
 
     def check_appendable(self, frame: spark.StructType, overwrite: bool) -> None:
         """Raises SchemaError, InvalidArgument unless every row of ``frame`` can become an event, or a row's writes."""
@@ -99,7 +116,8 @@ class Target:
 
     def check_readable(self, wanted: spark.StructType) -> None:
         """Raises SchemaError unless ``wanted``, which the user may have given, is what a read would give."""
-        offered = {column.name: column.dataType for column in spark_schema(self).fields}
+        named = tuple(column.name for column in wanted.fields if not column.name.isidentifier())
+        offered = {column.name: column.dataType for column in spark_schema(self, (*self.columns, *named)).fields}
         for column in wanted.fields:
             if offered.get(column.name) != column.dataType:
                 have = offered[column.name].simpleString() if column.name in offered else "not there"
@@ -112,11 +130,8 @@ class Target:
 def spark_schema(target: Target, columns: tuple[str, ...] | None = None) -> spark.StructType:
     """The schema of the rows that a read gives. Raises SchemaError for a column that is not there."""
     names = tuple(target.columns) if columns is None else columns
-    for name in names:
-        if name not in target.columns:
-            raise SchemaError(f"table {target.table!r} has no column {name!r}; it has {', '.join(target.columns)}")
     return spark.StructType(
-        [spark.StructField(name, spark_type(target.columns[name]), name not in target.key) for name in names]
+        [spark.StructField(name, spark_type(target.type_of(name)), name not in target.key) for name in names]
     )
 
 
@@ -127,7 +142,26 @@ def arrow_schema(schema: spark.StructType) -> pa.Schema:
 
 def spark_type(type_: ColumnType) -> spark.DataType:
     """The type of the values that a read gives of a column."""
-    return from_arrow_type(arrow_type(type_))
+    if not type_.of:
+        return from_arrow_type(arrow_type(type_))
+    item = spark_type(ColumnType.parse(type_.of))
+    if type_.name == "list":
+        return spark.ArrayType(item, containsNull=False)
+    count = spark.StructField("count", spark.LongType(), nullable=False)
+    return spark.ArrayType(spark.StructType([spark.StructField("value", item), count]), containsNull=False)
+
+
+def spark_batch(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
+    """What a read gave, as ``wanted``, the ``arrow_schema`` of the same columns: states of several values as arrays."""
+    for i, field in enumerate(wanted):
+        if pa.types.is_list(field.type):
+            name = batch.schema.field(i).name
+            values = [row[name] for row in rows_from_batch(batch.select([name]))]
+            if pa.types.is_struct(field.type.value_type):
+                pairs = [top.to_plain() for top in values]
+                values = [[{"value": value, "count": count} for value, count in top] for top in pairs]
+            batch = batch.set_column(i, field, pa.array(values, field.type))
+    return batch.cast(wanted)
 
 
 _SMALL: Final = (spark.ByteType, spark.ShortType, spark.IntegerType)

@@ -42,7 +42,7 @@ from kivi.model.changes import COMMIT_TS, TailPoints
 from kivi.spark.holding import held
 from kivi.spark.offsets import Offset, check_offset, dropped, forgotten, lost
 from kivi.spark.options import Options
-from kivi.spark.schemas import Target, arrow_schema, spark_schema
+from kivi.spark.schemas import Target, arrow_schema, spark_batch, spark_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -155,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Offset(max(found.last, found.created_ts), found.table_id, found.store).to_dict()
 
     def _output(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return batch.select(self._schema.fieldNames()).cast(arrow_schema(self._schema))
+        return spark_batch(batch.select(self._schema.fieldNames()), arrow_schema(self._schema))
 
 
 @dataclass(frozen=True, slots=True)

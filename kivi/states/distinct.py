@@ -41,9 +41,11 @@ class DistinctKind(Kind):
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         lengths = np.diff(offsets)
         span = np.int64(2**self.state.size * _RANKS)
-        keys = np.sort(np.repeat(np.arange(len(lengths), dtype=np.int64) * span, lengths) + items[0])
+        keys = np.repeat(np.arange(len(lengths), dtype=np.int64) * span, lengths) + items[0]
+        keys.sort()
+        registers = keys // _RANKS
         last = np.ones(len(keys), np.bool_)
-        np.not_equal(keys[1:] // _RANKS, keys[:-1] // _RANKS, out=last[:-1])
+        np.not_equal(registers[1:], registers[:-1], out=last[:-1])
         keys = keys[last]
         row = keys // span
         return ((keys - row * span).astype(np.int32),), offsets_of(np.bincount(row, minlength=len(lengths)))
@@ -113,7 +115,8 @@ def _tau(x: float) -> float:
 
 
 def _leading_zeros(values: Array) -> Array:
-    """Of uint64, none of them 0."""
-    kept = values & ~(values >> np.uint64(1))  # has the same highest bit, and none next to it: a float rounds to it
-    exponents: Array = (kept.astype(np.float64).view(np.int64) >> 52) - 1023
-    return 63 - exponents
+    """Of uint64, none of them 0: from the exponents of the nearest float64. Without the bit below the highest one, none
+    is rounded up to a power of two."""
+    exponents = (values & ~(values >> np.uint64(1))).astype(np.float64).view(np.int64) >> 52
+    zeros: Array = (1023 + 63) - exponents
+    return zeros

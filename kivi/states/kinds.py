@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from kivi.model.states import State
 
-__all__ = ["Array", "Items", "Kind", "Observed", "joined", "offsets_of", "taken"]
+__all__ = ["Array", "ByGroup", "Items", "Kind", "Observed", "joined", "offsets_of", "taken"]
 
 Array = npt.NDArray[Any]
 Items = tuple[Any, ...]
@@ -35,6 +36,41 @@ class Observed(NamedTuple):
     times: Array | None = None
     places: Array | None = None
     stamps: Array | None = None
+
+
+class ByGroup:
+    """Rows in the order of their groups, and those of one group in their own order.
+
+    Found when it is first asked for, and then shared by the columns of states of the same rows.
+    """
+
+    def __init__(self, group_of: Array, groups: int) -> None:
+        self.group_of = group_of
+        self.groups = groups
+
+    @cached_property
+    def order(self) -> Array | None:
+        """The rows, or None if they are in that order already.
+
+        NumPy sorts numbers of 16 bits by counting, in 2.5 ns a row. Of more groups, a row's number and its place are
+        sorted as one integer: a tenth of the time of a stable sort by the number.
+        """
+        group_of, rows = self.group_of, len(self.group_of)
+        if not (group_of[1:] < group_of[:-1]).any():
+            return None
+        place_bits = rows.bit_length()
+        if self.groups <= 2**16 or self.groups.bit_length() + place_bits > 63:
+            return np.argsort(group_of.astype(np.uint16) if self.groups <= 2**16 else group_of, kind="stable")
+        packed = group_of << place_bits
+        packed |= np.arange(rows)
+        packed.sort()
+        packed &= (1 << place_bits) - 1
+        return packed
+
+    @cached_property
+    def offsets(self) -> Array:
+        """Where the rows of each group begin, and where the last ones end."""
+        return offsets_of(np.bincount(self.group_of, minlength=self.groups))
 
 
 class Kind(ABC):
@@ -69,9 +105,8 @@ class Kind(ABC):
 
     def reduce_groups(self, items: Items, group_of: Array, groups: int) -> tuple[Items, Array]:
         """``reduce`` of items that are in no order of their states: each has the number of its own."""
-        small = group_of.astype(np.uint16) if groups <= 2**16 else group_of
-        order = np.argsort(small, kind="stable")
-        return self.reduce(taken(items, order), offsets_of(np.bincount(group_of, minlength=groups)))
+        by = ByGroup(group_of, groups)
+        return self.reduce(items if by.order is None else taken(items, by.order), by.offsets)
 
     @abstractmethod
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
@@ -124,7 +159,7 @@ def _blank(name: str) -> Any:
 def taken(items: Items, index: Array) -> Items:
     """Some of the items."""
     return tuple(
-        None if part is None else part.take(pa.array(index)) if isinstance(part, pa.Array) else part[index]
+        None if part is None else part.take(pa.array(index)) if isinstance(part, pa.Array) else part.take(index)
         for part in items
     )
 

@@ -53,9 +53,9 @@ class _Moments(Kind):
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         lengths = np.diff(offsets)
         rows = np.repeat(np.arange(len(lengths)), lengths)
-        added = tuple(_added(part, rows, len(lengths)) for part in items)
+        added = self.carried(tuple(_added(part, rows, len(lengths)) for part in items))
         kept = np.flatnonzero(lengths if self.ordered else np.logical_or.reduce([part != 0 for part in added]))
-        return self.carried(tuple(part[kept] for part in added)), offsets_of(np.bincount(kept, minlength=len(lengths)))
+        return tuple(part[kept] for part in added), offsets_of(np.bincount(kept, minlength=len(lengths)))
 
     def carried(self, items: Items) -> Items:
         return items

@@ -1,8 +1,8 @@
 """Measures of one's own: a state of fixed width in NumPy, registered by a program under a permanent id.
 
     kivi.register_measure(
-        "geometric_mean", id=1001, state=[("n", "<i8"), ("log", "<i8")],
-        init=lambda values: ..., combine=lambda a, b: ..., evaluate=lambda states: ..., result="float64")
+        "any_of", id=1001, state="<i8", init=lambda values: values, combine=lambda a, b: a | b,
+        evaluate=lambda states: states, result="int64", takes=["int64"])
 
 ``init`` takes the values of some events (an array in stored form) and gives a state for each; ``combine`` takes two
 arrays of states and gives an array of theirs, pair by pair; ``evaluate`` gives an array of results. All three take

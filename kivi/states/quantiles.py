@@ -88,10 +88,9 @@ def counted(codes: Array, counts: Array | None, state_of: Array, states: int) ->
         sums = table[keys]
     else:
         if counts is None:
-            keys = np.sort(keys)
+            keys.sort()
         else:
-            order = np.argsort(keys, kind="stable")
-            keys, counts = keys[order], counts[order]
+            keys, counts = _sorted_pairs(keys, counts, states * span)
         first = np.ones(len(keys), np.bool_)
         np.not_equal(keys[1:], keys[:-1], out=first[1:])
         starts = np.flatnonzero(first)
@@ -100,4 +99,19 @@ def counted(codes: Array, counts: Array | None, state_of: Array, states: int) ->
         if not sums.all():
             keys, sums = keys[sums != 0], sums[sums != 0]
     row = keys // span
-    return (keys - row * span + low).astype(np.int32), sums, offsets_of(np.bincount(row, minlength=states))
+    keys -= row * span
+    return (keys + low).astype(np.int32), sums, offsets_of(np.bincount(row, minlength=states))
+
+
+def _sorted_pairs(keys: Array, counts: Array, span: int) -> tuple[Array, Array]:
+    """By key, which are below ``span``; where both fit 63 bits they are sorted as one integer, in a tenth of the time
+    of an argsort."""
+    least = int(counts.min())
+    bits = (int(counts.max()) - least).bit_length()
+    if span.bit_length() + bits > 63:
+        order = np.argsort(keys, kind="stable")
+        return keys[order], counts[order]
+    pairs = keys << bits
+    pairs |= counts - least
+    pairs.sort()
+    return pairs >> bits, (pairs & ((1 << bits) - 1)) + least

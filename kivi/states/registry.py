@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +15,7 @@ from kivi.states.quantiles import QuantilesKind
 from kivi.states.top import TopKind
 from kivi.states.winners import ExtremesKind, WinnerKind
 
-__all__ = ["kind_of"]
+__all__ = ["check_known", "kind_of"]
 
 _MAKERS: Final[dict[str, Callable[[State], Kind]]] = {
     "quantiles": QuantilesKind,
@@ -25,6 +25,12 @@ _MAKERS: Final[dict[str, Callable[[State], Kind]]] = {
     **dict.fromkeys(("largest", "smallest"), ExtremesKind),
     "top": TopKind,
 }
+
+
+def check_known(states: Iterable[State]) -> None:
+    """Raises FormatTooNew, which names it, for one of a kind that is not known here."""
+    for state in states:
+        kind_of(state)
 
 
 @lru_cache(maxsize=4_096)

@@ -11,6 +11,7 @@
     plans          reading small requests, held to their tables' columns by plans that are made once
     staging        data that is durable and invisible until a commit names it
     reads          rows by key, and scans as Arrow record batches
+    rollups        rows of an aggregate combined to a coarser level; ``slot_ranges``: which keys to read for a time
     change_reads   what was committed to a table after a timestamp
     event_tables   the blocks of each event table; ``retention``: how it forgets
     backfill       an aggregate on a table that has events already

@@ -37,6 +37,7 @@ from kivi.errors import NotFound, SnapshotTooOld
 from kivi.model.schema import Alteration, Column, TableSchema
 from kivi.model.types import ColumnType
 from kivi.mvcc.verdict import Guard
+from kivi.states.registry import check_known
 
 __all__ = [
     "COUNTERS",
@@ -139,7 +140,8 @@ class View:
             raise NotFound(f"there is no table {name!r}; tables are: {known}", table=str(name)) from None
 
     def with_rows(self, rows: Iterable[tuple[int, RowOp]], cts: int) -> View:
-        """After operations on the tables table: (table id, operation)."""
+        """After operations on the tables table: (table id, operation). Raises FormatTooNew for a definition with a
+        measure that is not known here: such a store is not opened."""
         by_id = dict(self.by_id)
         gone: list[TableSchema] = []
         origins: set[int] = set()
@@ -151,6 +153,7 @@ class View:
                     gone.append(old)
             elif text := op.puts.get(_ALTERED) or op.puts.get(_DEFINITION):
                 new = by_id[table_id] = dated(TableSchema.from_json(text.encode()), cts)
+                check_known(column.state for column in new.columns if column.state is not None)
                 origins.add(new.origin)
         replaced = {**self.replaced, **{old.id: Replaced(old, cts) for old in gone if old.origin in origins}}
         sources: dict[int, tuple[TableSchema, ...]] = {}

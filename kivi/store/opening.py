@@ -32,6 +32,7 @@ from kivi.log import CommitLog
 from kivi.log.files import is_no_space
 from kivi.log.memory import MemoryLog
 from kivi.runtime.settings import Settings
+from kivi.states.own import load_entry_points
 
 __all__ = ["FORMAT", "Parts", "mark", "no_space", "open_parts", "sync_directory"]
 
@@ -46,7 +47,8 @@ FORMAT: Final = 6
 4  request tokens of the library in blocks (``kivi.encoding.token_blocks``), which are made rows when it is opened now
 5  records of several numbers, with events that are each a transaction (``kivi.mvcc.record.EventsRecord``), tokens of
    several members, commits without a start timestamp, and retractions
-6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``)
+6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``), and
+   states of measures in rows, runs and the catalog (``kivi.states``)
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it
@@ -64,7 +66,9 @@ class Parts:
 
 
 def open_parts(path: str | None, settings: Settings, engine: Engine | None, log: CommitLog | None) -> Parts:
-    """Engine, log and identity for ``path``; in memory if it is None."""
+    """Engine, log and identity for ``path``; in memory if it is None. Registers the measures of installed packages,
+    which the definitions in the store may use."""
+    load_entry_points()
     if path is None:
         memory_engine, memory_log = engine or MemoryEngine(), log or MemoryLog()
         return Parts(memory_engine, memory_log, b"memory", lambda: None)

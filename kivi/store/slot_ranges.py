@@ -35,7 +35,7 @@ Times = tuple[int | None, int | None]
 
 _GROUPS_TRIED: Final = 4
 _SKIPPED_MIN: Final = 256
-"""So many rows outside of the time, for each group, are worth a range of its own: see ``docs/decisions/0035``."""
+"""So many rows outside of the time, for each group, are worth a range of its own (decision 0035)."""
 _GROUPS_MAX: Final = 10_000
 
 

@@ -19,6 +19,10 @@ as_of                  a commit timestamp, or a moment in ISO 8601
 format                 json (default): a list of flat objects; csv: the same with a header line
 ====================== =============================================================================================
 
+Quantiles are ``{"count": 1000, "p50": 344.8, "p95": 651.0, "p99": 689.6}`` (any other one as a column:
+``columns=quantile(latency, 0.999)``), the largest and smallest values a list, the most frequent ones a list of
+``[value, count]``, with ``[null, count]`` of the others at its end if there are any; in CSV all of these as JSON.
+
 The time column is the event time, or the last timestamp in the key. Times are ISO 8601 in UTC, decimals are numbers,
 bytes hexadecimal. All of an answer is one snapshot, whose timestamp ``X-Kivi-Snapshot`` tells. Errors are
 ``{"error": ..., "reason": ...}`` with the status that fits. Only GET, only reading, behind the same tokens and limits
@@ -48,10 +52,12 @@ from kivi.api.arguments import RollupArguments, ScanArguments, type_of
 from kivi.arrow.columns import rows_from_batch
 from kivi.errors import InvalidArgument, KiviError
 from kivi.model.expressions import Expr
-from kivi.model.predicate_text import parse_moment, parse_value, where
+from kivi.model.predicate_text import parse_moment, parse_value, split_names, where
+from kivi.model.quantiles import Quantiles
 from kivi.model.rollups import rolled_outputs, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.slots import Slot
+from kivi.model.values import Top
 from kivi.store.facade import Lease, Scan, Store
 from kivi.wire.status import status_code
 
@@ -164,7 +170,7 @@ def _read(store: Store, asked: _Asked) -> tuple[list[Row], int, bool]:
             wanted = _rolled(schema, asked)
         else:
             names = asked.given.get("columns")
-            asked.names = schema.output_columns(None if names is None else _names(names))
+            asked.names = schema.output_columns(None if names is None else split_names(names))
             wanted = _wanted(schema, asked)
         rows = (row for batch in store.scan(lease, schema, wanted) for row in rows_from_batch(batch))
         found = [{name: row[name] for name in asked.names} for row in rows]
@@ -244,23 +250,19 @@ def _rolls_up(schema: TableSchema, asked: _Asked) -> bool:
 def _rolled(schema: TableSchema, asked: _Asked) -> Scan:
     """The rollup by the key columns asked for, or by all that are no slot."""
     plain = [group.name for group in schema.group_by if group.slot is None]
-    by = _names(asked.given["by"]) if "by" in asked.given else plain
+    by = split_names(asked.given["by"]) if "by" in asked.given else plain
     given = asked.given.get("columns")
-    names = None if given is None else [name for name in _names(given) if name not in schema.key_names]
+    names = None if given is None else [name for name in split_names(given) if name not in schema.key_names]
     start, end = (_slot_from(schema, asked.moment_us(name)) for name in ("from", "to"))
     where, prefix = _where(schema, asked), _prefix(schema, asked)
     step, tz = asked.given.get("step"), asked.given.get("tz")
     wanted = RollupArguments(schema.name, by, step, start, end, prefix, where, names, tz=tz).bound(schema)
     assert wanted.rollup is not None
     outputs = rolled_outputs(schema, wanted.rollup)
-    asked.names = outputs if given is None else tuple(_names(given))
+    asked.names = outputs if given is None else tuple(split_names(given))
     if unknown := [name for name in asked.names if name not in outputs]:
         raise InvalidArgument(f"{unknown[0]!r} is no column of this rollup: it has {', '.join(outputs)}")
     return replace(wanted, limit=asked.limit + 1)
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
 
 
 def _slot_from(schema: TableSchema, moment_us: int | None) -> int | None:
@@ -280,6 +282,12 @@ def _plain(value: Any) -> Any:
         return value.isoformat(timespec="microseconds" if value.microsecond else "seconds").replace("+00:00", "Z")
     if isinstance(value, bytes):
         return "0x" + value.hex()
+    if isinstance(value, (Quantiles, Top)):
+        value = value.to_plain()
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return float(value) if isinstance(value, Decimal) else value
 
 
@@ -294,7 +302,7 @@ def _csv(rows: Iterable[Row], asked: _Asked) -> bytes:
     writer.writerow(asked.names)
     for row in rows:
         values = [_plain(row[name]) for name in asked.names]
-        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
+        writer.writerow([json.dumps(v, ensure_ascii=False) if isinstance(v, (bool, dict, list)) else v for v in values])
     return out.getvalue().encode()
 
 

@@ -4,14 +4,20 @@ For ``--otlp-table invocations``::
 
     invocations               an event for each invocation (``COLUMNS``)
     invocations_endpoint_5m   (namespace, service, route, method, slot)   calls, errors, sum_duration_us, slowest_us,
-    invocations_service_5m    (namespace, service, slot)                  avg_duration_us, error_rate
+    invocations_service_5m    (namespace, service, slot)                  latency, slowest_trace_id; avg_duration_us,
+                                                                          error_rate, p50_us, p95_us, p99_us, apdex
+
+``latency`` is the distribution of durations, from which any quantile can be read within 1 %. ``slowest_trace_id`` is
+the trace of the slowest invocation, of equals the first. ``apdex`` is that of T = 500 ms by duration: the mean of the
+fractions of invocations below T and below 4 T, each within 1 % of the bound.
 
 ``ts``, the event time, is the moment the span *ended*: an invocation counts when it is over, so a slot that has passed
 changes only by what exporters held back. No column is ever null, so that aggregates may group by any of them: what a
 span does not say is "" or 0.
 
 A table that is there already is used as it is, with its own retention and aggregates, if it has these columns; others
-are null. Aggregates are only created while a table has no events, so those that somebody dropped stay away.
+are null. Aggregates are only created while a table has no events, so those that somebody dropped stay away; those of an
+older server keep the measures that they have (``db.alter_aggregate`` adds others).
 """
 
 from __future__ import annotations
@@ -19,8 +25,10 @@ from __future__ import annotations
 from typing import Final
 
 from kivi.errors import AlreadyExists, InvalidArgument, NotFound
+from kivi.model import surface
 from kivi.model.declarations import aggregate_schema, event_table_schema, time_slot
-from kivi.model.schema import OperatorCall, TableSchema
+from kivi.model.expressions import col
+from kivi.model.schema import TableSchema
 from kivi.store.facade import Store
 
 __all__ = ["COLUMNS", "EVENT_TIME", "ensure"]
@@ -45,12 +53,22 @@ _GROUPS: Final = {
     "service_5m": ("namespace", "service"),
 }
 _MEASURES: Final = {
-    "calls": OperatorCall("count"),
-    "errors": OperatorCall("sum", "error"),
-    "sum_duration_us": OperatorCall("sum", "duration_us"),
-    "slowest_us": OperatorCall("max", "duration_us"),
+    "calls": surface.count(),
+    "errors": surface.count(where=col("error") == 1),
+    "sum_duration_us": surface.sum("duration_us"),
+    "slowest_us": surface.max("duration_us"),
+    "latency": surface.quantiles("duration_us", accuracy=0.01),
+    "slowest_trace_id": surface.argmax("trace_id", by="duration_us"),
 }
-_DERIVED: Final = {"avg_duration_us": "sum_duration_us / calls", "error_rate": "errors / calls"}
+_APDEX_US: Final = 500_000
+_DERIVED: Final = {
+    "avg_duration_us": "sum_duration_us / calls",
+    "error_rate": "errors / calls",
+    "p50_us": "quantile(latency, 0.5)",
+    "p95_us": "quantile(latency, 0.95)",
+    "p99_us": "quantile(latency, 0.99)",
+    "apdex": f"(fraction_below(latency, {_APDEX_US}) + fraction_below(latency, {4 * _APDEX_US})) / 2",
+}
 
 
 def ensure(store: Store, name: str, retention_s: float) -> TableSchema:

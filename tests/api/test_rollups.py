@@ -108,12 +108,12 @@ def test_rollup_equals_declared(db: Any) -> None:
         create(db, name, group_by, DERIVED, history="1h")
     rng = random.Random(7)
     for _ in range(2):
-        db.append("calls", events(rng, 60, 5))
+        db.append("calls", events(rng, 25, 3))
     db.consolidate()
     with db.snapshot() as old:
         check_levels(old)  # consolidated
         before = list(old.rollup("fine", by=["app"], step="1h"))
-        db.append("calls", events(rng, 60, 5))
+        db.append("calls", events(rng, 25, 3))
         with db.snapshot() as snap:
             check_levels(snap)  # partly pending
         db.append("calls", events(rng, 3))

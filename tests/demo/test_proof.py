@@ -16,7 +16,17 @@ import pytest
 import kivi
 from apm_demo import trace
 from apm_demo.landing import land
-from apm_demo.proof import Finding, Invocation, differences, expected_anomalies, invocations, prove_live, prove_trace
+from apm_demo.proof import (
+    Finding,
+    Invocation,
+    differences,
+    expected_anomalies,
+    invocations,
+    off_percentiles,
+    prove_live,
+    prove_trace,
+    raw_values,
+)
 from apm_demo.tables import DETECTOR, create
 
 SLOT = DETECTOR.width_us
@@ -70,7 +80,7 @@ def test_what_is_right_is_proved(db: Any, folder: Path) -> None:
     with db.snapshot() as snapshot:
         findings = prove_live(snapshot, folder, answered=4)
     assert wrong(findings) == ""
-    assert len(findings) == 5
+    assert len(findings) == 6
 
 
 def one_more_event(db: Any, folder: Path) -> None:
@@ -153,6 +163,18 @@ def append_trace(db: Any, events: list[dict[str, Any]]) -> list[Finding]:
 
 def test_the_trace_is_proved(db: Any) -> None:
     assert wrong(append_trace(db, requests())) == ""
+
+
+def test_percentiles_that_no_raw_value_supports_are_found() -> None:
+    raw = raw_values([("a", 30), ("a", 10), ("a", 20), ("b", 7)])
+    assert raw == {"a": [10, 20, 30], "b": [7]}
+    right = {"a": {"p50": 20.1, "p95": 30.0, "p99": 29.8}, "b": dict.fromkeys(("p50", "p95", "p99"), 7.0)}
+    assert off_percentiles("t", raw, right) == []
+    right["a"]["p95"] = 29.6
+    (said,) = off_percentiles("t", raw, right)
+    assert said == "t a: the sorted values say p95 30, the store 29.6"
+    del right["b"]
+    assert len(off_percentiles("t", raw, right)) == 2
 
 
 def test_a_request_twice_is_found(db: Any) -> None:

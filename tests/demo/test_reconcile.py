@@ -162,6 +162,40 @@ def test_files_that_are_on_their_way_count_only_when_they_are_asked_for(
     assert differing(all_of_it).keys() == {"customer_1h", "endpoint_1h"}
 
 
+def test_measures_of_every_exact_kind_are_computed_again(world: World) -> None:
+    """R20: quantiles by their buckets, avg, and sums and counts with expressions and ``where``."""
+    us = kivi.col("resp_time_us")
+    measures = {
+        "calls": kivi.count(),
+        "slow": kivi.count(where=(us > 1 << 39) & ~(kivi.col("server") == "shop-1")),
+        "twice": kivi.sum(us * 2 + kivi.coalesce(us, 0), where=us >= 1_000),
+        "spread": kivi.quantiles("resp_time_us", 0.01),
+        "rough": kivi.quantiles("resp_time_us", 0.4, where=us > 1 << 20),
+        "mean": kivi.avg("resp_time_us"),
+        "worst": kivi.argmax("server", by="resp_time_us"),
+    }
+    slot = kivi.time_slot("ts", "1h")
+    world.db.create_aggregate("kpi", source="invocations", group_by=["customer", slot], measures=measures)
+    try:
+        (compared,) = [aggregate for aggregate in aggregates(world.db) if aggregate.name == "kpi"]
+        assert compared.measures.keys() == measures.keys() - {"worst"}
+        report = world.reconcile(only=("kpi",))
+        (line,) = report.lines
+        assert (line.events, line.kivi.differing, line.files and line.files.differing) == (900, 0, 0), line
+        path = landed(world.landing / "invocations")[0]
+        whole = path.read_text()
+        try:
+            path.write_text("\n".join(whole.splitlines()[1:]) + "\n")
+            (line,) = world.reconcile(only=("kpi",)).lines
+        finally:
+            path.write_text(whole)
+        assert line.files is not None
+        (said,) = line.files.first
+        assert all(f"{name} is" in said for name in ("calls", "spread", "mean", "twice")), said
+    finally:
+        world.db.drop("kpi")
+
+
 def test_a_file_that_is_gone_is_said(world: World, tmp_path: Path) -> None:
     path = landed(world.landing / "invocations")[2]
     moved = path.rename(tmp_path / path.name)

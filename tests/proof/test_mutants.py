@@ -36,6 +36,9 @@ LISTED = {
     "an outcome acknowledged for a group that is durable in part": "group_is_acknowledged_when_durable_in_part",
     "a token remembered for the wrong member": "group_token_of_another_member",
     "a place that answers for the one before it": "outcome_of_the_place_before",
+    "a state combined without its base": "states_are_folded_without_their_base",
+    "an item without its CTS": "items_do_not_get_their_commit",
+    "positions that do not decide between equals": "winners_ignore_positions",
 }
 """The bugs that the rules demand to be planted, and the patch that plants each."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from kivi_server.options import Options
-from kivi_server.otlp.tables import ensure
+from kivi_server.otlp.tables import COLUMNS, ensure
 from kivi_server.otlp.window import ID, Window, first_ones
 from kivi_server.process.serve import credentials
 from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
@@ -112,6 +112,10 @@ def test_spans_of_the_sdk_become_invocations(empty: Server) -> None:
     assert service["slot"].isoformat() == "2026-01-01T12:00:00+00:00"
     assert (service["calls"], service["errors"], service["slowest_us"]) == (5, 2, 121_004)
     assert (service["avg_duration_us"], service["error_rate"]) == (121_002.0, 0.4)
+    for quantile, nearest in (("p50_us", 121_002), ("p95_us", 121_004), ("p99_us", 121_004)):
+        assert abs(service[quantile] - nearest) <= 0.01 * nearest
+    assert (service["latency"].count, service["apdex"]) == (5, 1.0)
+    assert service["slowest_trace_id"] == rows[4]["trace_id"]
     assert len(empty.read("invocations_endpoint_5m")) == 5
 
 
@@ -445,6 +449,20 @@ def test_what_cannot_be_is_refused_at_the_start(tmp_path: Path) -> None:
             assert db.tables() == ["rows", "taken"]
     with pytest.raises(RuntimeError, match="otlp_window_s is between"):
         Server(tmp_path / "data", "--otlp-window", "2d").start()
+
+
+def test_the_tables_of_an_older_server_are_used_as_they_are(tmp_path: Path) -> None:
+    older = {"calls": kivi.count(), "errors": kivi.sum("error")}
+    with kivi.open(tmp_path / "data") as db:
+        db.create_event_table("invocations", event_time="ts", columns={**COLUMNS, "own": "int64"})
+        slots = kivi.time_slot("ts", "5m", name="slot")
+        group_by: list[Any] = ["namespace", "service", slots]
+        db.create_aggregate("invocations_service_5m", source="invocations", group_by=group_by, measures=older)
+    with Server(tmp_path / "data") as server:
+        export(server.otlp, Recorder().spans(3))
+        (service,) = server.read("invocations_service_5m")
+        assert (service["calls"], "latency" in service) == (3, False)
+        assert sum(row["latency"].count for row in server.read("invocations_endpoint_5m")) == 3
 
 
 def test_without_the_extra_the_server_says_which(tmp_path: Path) -> None:

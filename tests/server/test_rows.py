@@ -56,6 +56,19 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
                 },
                 derived={"mean": "total / n"},
             )
+            db.create_aggregate(
+                "spread",
+                source="calls",
+                group_by=["customer"],
+                measures={
+                    "latency": kivi.quantiles("us"),
+                    "mean": kivi.avg("us"),
+                    "worst": kivi.largest("cost", 2),
+                    "newest": kivi.last("ts"),
+                    "ends": kivi.top("endpoint", 1, most=2),
+                },
+                derived={"p90": "quantile(latency, 0.9)"},
+            )
             db.create_table("files", key={"id": "int64"}, columns={"data": "bytes", "ok": "bool"})
             db.append("calls", EVENTS)
             with db.transaction() as tx:
@@ -140,6 +153,30 @@ def test_the_same_page_as_csv(server: ServerProcess) -> None:
     expected = rows(server, table="by_endpoint")
     assert found == [{name: "" if v is None else str(v) for name, v in row.items()} for row in expected]
     assert get(server, {"table": "files", "format": "csv"})[0].decode().splitlines()[1] == "1,0x00ff,true"
+
+
+def test_measures_that_are_states(server: ServerProcess) -> None:
+    chosen = "customer,latency,mean,worst,newest,ends,p90,quantile(latency, 0.5)"
+    found = rows(server, table="spread", columns=chosen)
+    with server.connect() as db, db.snapshot() as snap:
+        read = list(snap.scan("spread"))
+    for row, expected in zip(found, read, strict=True):
+        latency = expected["latency"]
+        assert row["latency"] == {"count": latency.count, **{f"p{q}": latency.quantile(q / 100) for q in (50, 95, 99)}}
+        assert row["mean"] == expected["mean"]
+        assert row["worst"] == [float(cost) for cost in expected["worst"]]
+        assert row["newest"] == flat(expected["newest"])
+        assert row["ends"][0] == [expected["ends"].items[0][0], expected["ends"].items[0][1]]
+        assert row["ends"][1] == [None, expected["ends"].others]
+        assert (row["p90"], row["quantile(latency, 0.5)"]) == (latency.quantile(0.9), latency.quantile(0.5))
+    body, _ = get(server, {"table": "spread", "format": "csv", "columns": chosen})
+    for line, row in zip(csv.DictReader(io.StringIO(body.decode())), found, strict=True):
+        assert json.loads(line["latency"]) == row["latency"]
+        assert json.loads(line["worst"]) == row["worst"]
+    selected = rows(server, table="spread", where=f"quantile(latency, 0.5) > {found[0]['p90']}")
+    assert [row["customer"] for row in selected] == [
+        row["customer"] for row in found if row["quantile(latency, 0.5)"] > found[0]["p90"]
+    ]
 
 
 def test_as_of_is_an_older_snapshot(server: ServerProcess) -> None:

@@ -162,6 +162,48 @@ def test_rows_and_aggregates_are_read_as_the_client_reads_them(load, save, sourc
     assert load("accounts", columns="balance").toArrow().to_pylist() == [{"balance": 21}]
 
 
+def test_every_measure_is_a_plain_column(load, spark, server, db, tmp_path) -> None:
+    columns = {"ts": "timestamp", "g": "int64", "x": "int64", "price": "decimal(9,2)", "route": "string"}
+    db.create_event_table("measured", event_time="ts", columns=columns)
+    db.create_aggregate(
+        "measured_g",
+        source="measured",
+        group_by=["g"],
+        measures={
+            "latency": kivi.quantiles("x"), "users": kivi.distinct("route"), "mean": kivi.avg("x"),
+            "slowest": kivi.argmax("route", by="x"), "newest": kivi.last("ts"), "least": kivi.smallest("price", 2),
+            "moments": kivi.largest("ts", 1), "routes": kivi.top("route", 1, most=2),
+        },
+        derived={"p90": "quantile(latency, 0.9)"},
+    )  # fmt: skip
+    db.append(
+        "measured",
+        [
+            {"ts": i, "g": i % 2, "x": None if i == 0 else i, "price": Decimal(i), "route": f"/{i % 3}"}
+            for i in range(30)
+        ],
+    )
+    named = "quantile(latency, 0.5)"
+    chosen = f"g,users,mean,slowest,newest,least,moments,routes,p90,{named}"
+    frame = load("measured_g", columns=chosen)
+    assert [field.simpleString() for field in frame.schema] == [
+        "g:bigint", "users:bigint", "mean:double", "slowest:string", "newest:timestamp", "least:array<decimal(9,2)>",
+        "moments:array<timestamp>", "routes:array<struct<value:string,count:bigint>>", "p90:double", f"{named}:double",
+    ]  # fmt: skip
+    with db.snapshot() as snap:
+        expected = list(snap.scan("measured_g", columns=[*chosen.replace(f",{named}", "").split(","), named]))
+    for row in expected:
+        row["routes"] = [{"value": value, "count": count} for value, count in row["routes"].to_plain()]
+        assert row["routes"][-1]["value"] is None
+    assert frame.orderBy("g").toArrow().to_pylist() == expected
+    assert load("measured_g").where("p90 > 27 and g >= 0").select("g").toArrow().to_pylist() == [{"g": 1}]
+    assert load("measured_g", columns="latency").schema["latency"].dataType.simpleString() == "binary"
+    feed = spark.readStream.format("kivi").options(endpoint=server.endpoint, table="measured_g", columns=chosen).load()
+    query = feed.writeStream.format("memory").queryName("measured_feed").trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination()
+    assert spark.table("measured_feed").orderBy("g").toArrow().to_pylist() == expected
+
+
 def test_a_task_reads_a_batch_when_spark_asks_for_it(spark, server, db, table) -> None:
     """What a task does, in this process: of a large table it never holds more than a part."""
     numbers = pa.array(range(200_000))

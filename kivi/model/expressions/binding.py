@@ -108,6 +108,10 @@ class _Binder:
         type_ = self._type_of(node.column)
         if node.op == "is_null":
             return Expr("is_null", node.column)
+        if type_.is_state:
+            raise SchemaError(
+                f"{node.column!r} is a {type_}, which is compared with nothing: {type_.advice(node.column)}"
+            )
         if node.op == "col":
             return Expr("col", node.column, type=type_)
         if node.op == "isin":
