@@ -245,8 +245,7 @@ class RollupArguments:
 
         rollup = self.bound(schema).rollup
         assert rollup is not None
-        whole = arrow_schema(schema)
-        return pa.schema([whole.field(name) for name in rolled_outputs(schema, rollup)])
+        return arrow_schema(schema, rolled_outputs(schema, rollup))
 
 
 _ROLLUP: Final = tuple(each.name for each in fields(RollupArguments) if each.name != "table")
