@@ -239,8 +239,6 @@ class RollupArguments:
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the result."""
-        import pyarrow as pa
-
         from kivi.arrow.columns import arrow_schema
 
         rollup = self.bound(schema).rollup

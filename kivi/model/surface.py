@@ -53,9 +53,7 @@ def _call(operator: str, source: Source, where: Any = None, **options: Any) -> O
 def _column_of(operator: str, by: Any) -> str:
     name = by.column if isinstance(by, Expr) and by.op == "col" else by
     if not isinstance(name, str):
-        raise SchemaError(
-            f"by of {operator} is a column's name, such as by='resp_time_us', not {by if isinstance(by, Expr) else repr(by)}"
-        )
+        raise SchemaError(f"by of {operator} is a column's name, such as by='resp_time_us', not {by}")
     return name
 
 
