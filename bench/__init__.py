@@ -7,7 +7,7 @@
     python -m bench goal1 --quick    # a minute: every case once and briefly, every total verified
     python -m bench goal1 --peers duckdb,postgres --runs 5
 
-A *goal* is a script (``goal1`` to ``goal9``) that measures kivi and whatever it is compared with, one after the other,
+A *goal* is a script (``goal1`` to ``goal11``) that measures kivi and whatever it is compared with, one after the other,
 and does all of that again for every run.
 
 What a number means
@@ -45,6 +45,8 @@ goal6  200 million events: memory, bytes on disk, kill -9 and open, and a plot  
 goal7  Spark: 20 million events written and read beside Parquet, micro-batches      ``sparking``
 goal8  sizes: an event and an aggregate's row on disk, an idle server in memory     ``sizing``
 goal9  live queries: matches on one core, notification latency, commits beside them ``live``
+goal10 percentiles and distinct counts: ingest, reads, rollups, bytes a row         ``measures``
+goal11 retention over a simulated week, retraction beside loading                   ``lifetimes``
 ====== ============================================================================ ===========================
 
 **One event, one transaction** (goal 2, the headline): the event is inserted and added to its aggregate row, whole or

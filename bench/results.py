@@ -75,7 +75,10 @@ def page(directory: Path) -> str:
         "means: [the essay](__init__.py). Figures are the median of the runs, with the least and the greatest; "
         "ratios are formed within each run.\n",
     ]
-    parts += [shown(json.loads(path.read_text()), path.name) for _, path in sorted(newest.items())]
+    parts += [
+        shown(json.loads(path.read_text()), path.name)
+        for _, path in sorted(newest.items(), key=lambda item: int(item[0].removeprefix("goal")))
+    ]
     return "\n".join(parts)
 
 

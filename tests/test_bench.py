@@ -56,6 +56,20 @@ def test_what_is_expected_equals_a_recount(kind: str) -> None:
     assert expected.totals == Totals(len(recount), 700, sum(total for _, total in recount.values()))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_percentiles_and_distinct_counts_equal_those_of_sorted_values(kind: str) -> None:
+    pool, sent = make(kind, 100, 500), [2, 0, 1, 3, 1]
+    values: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+    for times, batch in zip(sent, pool.integers, strict=True):
+        for event in batch.to_pylist() * times:
+            values[event["endpoint_id"], (event["ts"] - START_US) // SLOT_US].append(event["resp_time_us"])
+    rows = [sorted(found) for _, found in sorted(values.items())]
+    for percent in (50, 99, 100):
+        exact = pool.values(sent, percent)
+        assert exact.percentile.tolist() == [row[-(-percent * len(row) // 100) - 1] for row in rows]
+        assert exact.distinct.tolist() == [len(set(row)) for row in rows]
+
+
 def test_the_same_seed_makes_the_same_events() -> None:
     assert make("wide", 100, 300).batches == make("wide", 100, 300).batches
     assert make("hot", 100, 300, seed=1).batches != make("hot", 100, 300, seed=2).batches

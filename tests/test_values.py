@@ -324,7 +324,7 @@ def test_types(expr: Expr, type_name: str) -> None:
         col("s") + "x", col("s") + col("s"), -col("b"), -col("t"), col("t") + col("u"), 1 - col("t"), col("t") * 2,
         col("t") / 2, col("b") + 1, col("i") == col("s"), col("t") < col("i"), col("b") == col("i"),
         coalesce(col("i"), "x"), coalesce(col("t"), col("i")), case((col("i"), 1)), coalesce(None), col("i") + None,
-        col("i") * 2 == object(), (col("i") + 1) < None, col("e") * col("e") * col("e") * col("e") * col("e"),
+        col("i") * 2 == 1j, (col("i") + 1) < None, col("e") * col("e") * col("e") * col("e") * col("e"),
         (col("i") + 1).isin(["x"]), col("x") + 1, col("i") & col("b"),
     ],
     ids=str,

@@ -114,7 +114,9 @@ class _Derivation(Events):
                 found = self._of_events(aggregate, column, measure, groups)
             else:
                 cells = self.cells(aggregate, column, measure, finer)
-                if isinstance(cells, States):
+                if groups.count == finer.count:  # each is one finer group, as those of a few events mostly are
+                    found = cells
+                elif isinstance(cells, States):
                     found = cells.grouped(ByGroup(number, groups.count))
                 elif column.operator == "sum":
                     found = exact_sums(cells, number, groups.count, groups.most)
@@ -198,14 +200,15 @@ def derive_few(aggregates: Sequence[TableSchema], batch: pa.RecordBatch) -> list
 
     In plain Python where all that an aggregate measures are columns' sums, counts and extremes.
     """
-    rows: list[dict[str, Any]] = []
+    kept = [aggregate for aggregate in aggregates if not aggregate.is_plain]
+    runs = iter(derive_all(kept, batch) if kept else ())
+    rows = stored_rows(plain(batch)) if len(kept) < len(aggregates) else []
     found: list[list[tuple[bytes, dict[int, Any]]]] = []
     for aggregate in aggregates:
         if aggregate.is_plain:
-            rows = rows or stored_rows(plain(batch))
             found.append(derive_small(aggregate, rows))
         else:
-            run = derive(aggregate, batch)
+            run = next(runs)
             found.append([(key, deltas) for key, _, deltas in run.items(range(run.rows))])
     return found
 

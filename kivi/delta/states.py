@@ -24,12 +24,13 @@ _REDUCED_ITEMS: Final = 64
 class States:
     """``offsets`` begin at 0 and have an entry more than there are rows. Immutable."""
 
-    __slots__ = ("items", "kind", "offsets")
+    __slots__ = ("_encoded", "items", "kind", "offsets")
 
     def __init__(self, kind: Kind, offsets: Array, items: Items) -> None:
         self.kind = kind
         self.offsets = offsets
         self.items = items
+        self._encoded: list[bytes] | None = None  # aggregates of a few events may share these states
 
     @staticmethod
     def none(kind: Kind, rows: int) -> States:
@@ -48,7 +49,9 @@ class States:
 
     def encoded(self) -> list[bytes]:
         """The reduced states as bytes."""
-        return self.kind.encode(*self.kind.reduce(self.items, self.offsets))
+        if self._encoded is None:
+            self._encoded = self.kind.encode(*self.kind.reduce(self.items, self.offsets))
+        return self._encoded
 
     def at(self, i: int) -> bytes | None:
         """Row ``i`` as bytes, None if it has no items."""
@@ -59,7 +62,7 @@ class States:
         return self.kind.encode(*self.kind.reduce(part, np.array([0, last - first])))[0]
 
     def listed(self, rows: range) -> list[Any]:
-        part = self.take(slice(rows.start, rows.stop))
+        part = self if len(rows) == len(self) else self.take(slice(rows.start, rows.stop))
         return [state or None for state in part.encoded()]
 
     def _slice(self, first: int, last: int) -> Items:

