@@ -6,6 +6,7 @@
     4 late       (table) -> dropped (SUM)               late events left out, by table (kivi.store.retention)
     5 subscriptions (user, name) -> query, position ... durable subscriptions (kivi.live.durable)
     6 retractions (table) -> events                     of the newest retraction: two of one table conflict here
+    7 copies     (path)  -> watermark                   backups and checkpoints that were made (kivi.store.copies)
 
 A commit that names a table implies a guard on its definition cell, so it conflicts with a concurrent drop or overwrite.
 Creating an aggregate touches only the aggregate's own row: writers of the source are not disturbed; those that enter
@@ -40,6 +41,7 @@ from kivi.mvcc.verdict import Guard
 from kivi.states.registry import check_known
 
 __all__ = [
+    "COPIES",
     "COUNTERS",
     "LATE",
     "NAMES",
@@ -83,7 +85,8 @@ SUBSCRIPTIONS: Final = TableSchema(
     id=5,
 )
 RETRACTIONS: Final = TableSchema("kivi.retractions", "row", (Column("table", _INT),), (Column("events", _INT),), id=6)
-SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS)}
+COPIES: Final = TableSchema("kivi.copies", "row", (Column("path", _TEXT),), (Column("watermark", _INT),), id=7)
+SYSTEM: Final = {schema.id: schema for schema in (TABLES, NAMES, COUNTERS, LATE, SUBSCRIPTIONS, RETRACTIONS, COPIES)}
 FIRST_ID: Final = 16
 _DEFINITION: Final = 1
 _ALTERED: Final = 2

@@ -231,12 +231,19 @@ class Store(Wiring):
     def checkpoint(self, path: str) -> None:
         """A copy of the store at one moment, in a new directory: opening it gives the same answers."""
         self.check_open()
-        checkpoint.checkpoint(self, path)
+        watermark = checkpoint.checkpoint(self, path)
+        self.copies.remember(self.blind_transaction(), path, watermark)
 
     def backup(self, repository: str, keep: int | None = None) -> dict[str, Any]:
         """See ``kivi.store.backups.make``."""
         self.check_open()
-        return backups.make(self, repository, keep)
+        made = backups.make(self, repository, keep)
+        self.copies.remember(self.blind_transaction(), made["path"], made["watermark"])
+        return made
+
+    def retracted_in_backups(self, schema: TableSchema) -> list[str]:
+        """The paths of backups and checkpoints with events of a table that were retracted since they were made."""
+        return self.copies.holding(schema) if schema.kind == "event" else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""
