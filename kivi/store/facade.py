@@ -25,7 +25,8 @@ import pyarrow as pa
 from kivi.engine import Engine
 from kivi.errors import Unavailable
 from kivi.log import CommitLog
-from kivi.model.declarations import with_columns, with_measures
+from kivi.model.declarations import with_columns
+from kivi.model.levels import altered_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
@@ -185,8 +186,7 @@ class Store(Wiring):
         """
 
         def altered(schema: TableSchema) -> TableSchema:
-            source = self.catalog.entered.by_id.get(schema.source_id, schema)
-            return with_measures(schema, source, measures, derived, backfill)
+            return altered_schema(self.catalog.entered.table, schema, measures, derived, backfill)
 
         schema = self._tables.alter(name, altered)
         return self.backfill.build([schema], progress)[0] if backfill else schema
