@@ -56,12 +56,18 @@ def mask(batch: Any, predicate: Expr, types: Types) -> Any:
     return _as_array(_checked(_evaluated(batch, predicate, types)), batch.num_rows)
 
 
-def evaluate(batch: Any, expr: Expr, types: Types) -> Any:
-    """A bound expression's value for each row, as an array of its type's ``arrow_type``. Raises OutOfRange."""
+def evaluate(batch: Any, expr: Expr, types: Types, among: npt.NDArray[np.bool_] | None = None) -> Any:
+    """A bound expression's value for each row, as an array of its type's ``arrow_type``.
+
+    Raises OutOfRange; with ``among``, a mask, only for rows that it selects, and others may be null.
+    """
     type_ = expr.type or _BOOL
     if expr.op == "col":
         return flat(batch.column(expr.column))
-    values = _as_array(_checked(_evaluated(batch, expr, types)), batch.num_rows)
+    found = _evaluated(batch, expr, types)
+    if among is not None:
+        found = found._replace(errors=_where(found.errors, among))
+    values = _as_array(_checked(found), batch.num_rows)
     return decimals(type_, values) if type_.name == "decimal" else values.cast(arrow_type(type_))
 
 

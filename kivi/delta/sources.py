@@ -15,6 +15,7 @@ import pyarrow as pa
 from kivi.arrow.columns import flat, stored_array
 from kivi.arrow.dictionaries import is_coded
 from kivi.arrow.predicates import evaluate, mask
+from kivi.errors import OutOfRange
 from kivi.model.expressions import Expr, bind, bind_value, from_plain, names
 from kivi.model.schema import Column, Measure, TableSchema
 from kivi.model.types import ColumnType
@@ -90,9 +91,14 @@ class Sources:
             type_ = column.type if column.state is None else column.state.value
             return None if measure.source is None else self._column(measure.source), type_
         bound, type_ = _bound(aggregate, measure.expression)
+        types = {name: aggregate.source_type(name) for name in names(bound)}
         if measure.expression not in self._arrays:
-            types = {name: aggregate.source_type(name) for name in names(bound)}
-            self._arrays[measure.expression] = flat(evaluate(self._batch, bound, types))
+            try:
+                self._arrays[measure.expression] = flat(evaluate(self._batch, bound, types))
+            except OutOfRange:  # which is an error only of events that are observed
+                if measure.where is None:
+                    raise
+                return flat(evaluate(self._batch, bound, types, self._selected(aggregate, measure.where))), type_
         return self._arrays[measure.expression], type_
 
     def _rows(self, aggregate: TableSchema, measure: Measure, array: Any, by: Any) -> Array:

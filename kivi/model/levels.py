@@ -109,7 +109,7 @@ def _flat_measure(name: str, over: TableSchema, measure: str, call: OperatorCall
     where = f"aggregate {name!r}: measure {measure!r}"
     if not isinstance(call, OperatorCall) or call.operator not in ("combine", *_COMBINES):
         raise SchemaError(f"{where} is over the aggregate {over.name!r}: write kivi.combine of one of its measures")
-    if call != OperatorCall(call.operator, call.argument):
+    if call.expression is not None or call.where is not None or call.options:  # == of expressions is an expression
         raise SchemaError(
             f"{where}: the states of {over.name!r} are made of all its events already, so where=, expressions and "
             f"options are for aggregates over the events, {over.source!r}"

@@ -174,7 +174,11 @@ class Quantiles:
 
         The bound is the nearer end of the value's bucket, so that an end that is asked for is met exactly.
         """
-        if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)) or not math.isfinite(value):
+        try:
+            fits = not isinstance(value, bool) and isinstance(value, (int, float, Decimal)) and math.isfinite(value)
+        except OverflowError:  # an int beyond float64
+            fits = False
+        if not fits:
             raise InvalidArgument(f"fraction_below takes a finite number, not {value!r}")
         if self.count <= 0:
             return None

@@ -134,6 +134,7 @@ class Retractions:
         if not self.wait_for_entered(_ENTERED_TIMEOUT_S):
             raise Unavailable("commits that entered the log are not finished: nothing was retracted; try again")
         upto = self.watermark()  # and the tap has everything above it
+        tap.take(upto)  # what it has at or below is among the events that are read
         every: list[TouchedRows] = []
         for table, names in sorted(txn.retracted.items()):
             if aggregates := view.aggregates.get(table):

@@ -326,6 +326,29 @@ def test_what_is_in_flight_where_it_enters_is_in_it(tmp_path: Path, each: bool) 
     history.db.close()
 
 
+def test_what_is_applied_just_before_it_reads_counts_once(tmp_path: Path) -> None:
+    """An append is applied after a retraction began to follow commits, and before it took its watermark."""
+    history = History(tmp_path / "data", 4)
+    history.append(90)
+    retractions = history.db.store.commits.retractions
+    wait_for_entered, at = retractions.wait_for_entered, 0
+
+    def with_append(timeout_s: float) -> bool:
+        nonlocal at
+        history.append(40)
+        at = history.db.watermark()
+        return wait_for_entered(timeout_s)
+
+    retractions.wait_for_entered = with_append
+    with history.db.transaction() as tx:
+        tx.retract("calls", where=kivi.col("k") < 4)
+    retractions.wait_for_entered = wait_for_entered
+    assert tx.commit_ts is not None and tx.start_ts < at < tx.commit_ts
+    remove(history.model, tx.commit_ts, tx.start_ts, lambda event: event["k"] < 4)
+    history.check()
+    history.db.close()
+
+
 def test_appends_beside_it(tmp_path: Path) -> None:
     """Writers go on while one event in five is retracted, again and again: nobody waits, and nothing is lost."""
     history = History(tmp_path / "data", 2)
