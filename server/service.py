@@ -257,7 +257,8 @@ class Service:
     def Describe(self, request: pb.DescribeRequest, _: Grant) -> pb.DescribeResponse:
         schema = self.store.table(request.name)
         statistics = {name: float(value) for name, value in self.store.statistics(schema).items()}
-        return pb.DescribeResponse(table=to_table(schema), statistics=statistics)
+        backups = self.store.retracted_in_backups(schema)
+        return pb.DescribeResponse(table=to_table(schema), statistics=statistics, retracted_in_backups=backups)
 
     def SplitTable(self, request: pb.SplitTableRequest, _: Grant) -> pb.SplitTableResponse:
         schema = self.store.table(request.name)

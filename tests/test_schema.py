@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import kivi
 from kivi.errors import InvalidArgument, KiviError, OutOfRange, ResourceExhausted, SchemaError
 from kivi.model.declarations import aggregate_schema, event_table_schema, parse_duration_us, row_table_schema, time_slot
 from kivi.model.derived_columns import evaluator, parse_expression
@@ -658,3 +659,13 @@ def test_more_columns_than_a_log_record_can_number_are_refused() -> None:
     with pytest.raises(ResourceExhausted, match="columns_max = 32,767") as caught:
         row_table_schema("t", {"id": "int64"}, {**columns, "one_more": "int64"})
     assert caught.value.details == {"limit": "columns_max", "maximum": COLUMNS_MAX}
+
+
+def test_measures_say_at_once_what_they_do_not_take() -> None:
+    assert kivi.argmax("a", by=kivi.col("b")) == kivi.argmax("a", by="b")
+    for by in (kivi.col("b") * 2, None, 3):
+        with pytest.raises(kivi.SchemaError, match="by of argmin is a column's name"):
+            kivi.argmin("a", by=by)
+    for where in ("b > 1", True, lambda row: row):
+        with pytest.raises(kivi.InvalidArgument, match="is not a predicate"):
+            kivi.count(where=where)

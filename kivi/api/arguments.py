@@ -239,14 +239,11 @@ class RollupArguments:
 
     def arrow_schema(self, schema: TableSchema) -> pa.Schema:
         """Of the result."""
-        import pyarrow as pa
-
         from kivi.arrow.columns import arrow_schema
 
         rollup = self.bound(schema).rollup
         assert rollup is not None
-        whole = arrow_schema(schema)
-        return pa.schema([whole.field(name) for name in rolled_outputs(schema, rollup)])
+        return arrow_schema(schema, rolled_outputs(schema, rollup))
 
 
 _ROLLUP: Final = tuple(each.name for each in fields(RollupArguments) if each.name != "table")

@@ -144,7 +144,8 @@ class Database(ABC, Generic[Tx, Snap]):
         ``backfill``: they are what they would be if they had been declared at first, as far as events are still there;
         otherwise they have the events committed from now on. ``describe(name)["measures_since"]`` says since when each
         is complete. ``derived``: columns computed of them. ``progress(done_rows, total_rows)``. If the store is stopped
-        meanwhile, it goes on when it is opened again. Raises NotFound, SchemaError, InvalidArgument.
+        meanwhile, it goes on when it is opened again. Where ``source`` was an aggregate, they are ``kivi.combine`` of
+        its measures, as of ``create_aggregate``. Raises NotFound, SchemaError, InvalidArgument.
         """
 
     @abstractmethod
@@ -563,7 +564,8 @@ class Snapshot(Reads):
         of the table; without it the result has no slot. ``start`` and ``end`` (exclusive) are moments where slots of
         the table begin; ``last="15m"``: the slots of that time up to the end of the newest one. ``prefix`` as of a
         scan; ``where`` selects the table's rows before they are combined. ``measures``: which measures and derived
-        columns to give; derived columns are computed from the combined row.
+        columns to give, declared or named by their text like "quantile(latency, 0.999)"; derived columns are computed
+        from the combined row.
 
         It equals what an aggregate declared at that level would hold over the same events, bit for bit; sums of floats
         up to the order of addition. Rows come in the order of ``by`` and slot. Raises SchemaError, InvalidArgument.

@@ -195,13 +195,13 @@ def rollup(db: Any, args: argparse.Namespace) -> None:
     with db.snapshot(as_of=as_of(args)) as snap:
         result = snap.rollup(
             args.table,
-            by=args.by.split(",") if args.by else (),
+            by=split_names(args.by) if args.by else (),
             step=args.step,
             tz=args.tz,
             last=args.last,
             prefix=key_of(found, args.prefix, partial=True),
             where=where(args.where, type_names(found)) if args.where else None,
-            measures=args.columns.split(",") if args.columns else None,
+            measures=split_names(args.columns) if args.columns else None,
             **times,
         )
     if args.explain:

@@ -315,7 +315,7 @@ class Core:
         reply = yield from self.call("Describe", service_pb2.DescribeRequest(name=table_name(name)))
         schema = self.schemas[name] = from_table(reply.table)
         statistics = {key: number(value) for key, value in reply.statistics.items()}
-        return schema.described(statistics)
+        return schema.described(statistics, reply.retracted_in_backups)
 
     def split_points(self, table: str, rows: int = 500_000) -> Steps[list[tuple[Any, ...]]]:
         check_rows(rows)

@@ -38,7 +38,7 @@ from kivi.model.schema import Column, GroupKey, Measure, TableSchema
 from kivi.states.kinds import ByGroup, offsets_of
 from kivi.states.registry import kind_of
 
-__all__ = ["derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]
+__all__ = ["Derivation", "derive", "derive_all", "derive_each", "derive_few", "derive_small", "run_from_rows"]
 
 
 def derive(aggregate: TableSchema, batch: pa.RecordBatch, cts: int = 0, order: Order | None = None) -> DeltaRun:
@@ -56,17 +56,7 @@ def derive_all(
     aggregates: Sequence[TableSchema], batch: pa.RecordBatch, cts: int = 0, order: Order | None = None
 ) -> list[DeltaRun]:
     """``derive`` for each of the aggregates of one source, sharing what they have in common (decision 0014)."""
-    events = _Derivation(batch, order)
-    runs: dict[int, DeltaRun] = {}
-    for i in sorted(range(len(aggregates)), key=lambda i: _length_us(aggregates[i])):  # finer slots first
-        aggregate = aggregates[i]
-        groups = events.groups(aggregate)
-        cells = [
-            events.cells(aggregate, column, measure, groups)
-            for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
-        ]
-        runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
-    return [runs[i] for i in range(len(aggregates))]
+    return Derivation(batch, order).runs(aggregates, cts)
 
 
 def _length_us(aggregate: TableSchema) -> int:
@@ -81,7 +71,7 @@ def derive_each(
 
     Their CTS are the ``places`` of the events among these commits; None: event i is commit i.
     """
-    events = _Derivation(batch)
+    events = Derivation(batch)
     runs = []
     for aggregate in aggregates:
         groups = events.groups(aggregate)
@@ -96,11 +86,26 @@ def derive_each(
     return runs
 
 
-class _Derivation(Events):
+class Derivation(Events):
+    """Events, their groups, and the deltas that they are."""
+
     def __init__(self, batch: pa.RecordBatch, order: Order | None = None) -> None:
         super().__init__(batch)
         self.sources = Sources(batch, order)
         self._cells: dict[tuple[Groups, Any], RunColumn] = {}
+
+    def runs(self, aggregates: Sequence[TableSchema], cts: int = 0) -> list[DeltaRun]:
+        """``derive_all``."""
+        runs: dict[int, DeltaRun] = {}
+        for i in sorted(range(len(aggregates)), key=lambda i: _length_us(aggregates[i])):  # finer slots first
+            aggregate = aggregates[i]
+            groups = self.groups(aggregate)
+            cells = [
+                self.cells(aggregate, column, measure, groups)
+                for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
+            ]
+            runs[i] = DeltaRun(groups.keys, cts, tuple(cells))
+        return [runs[i] for i in range(len(aggregates))]
 
     def cells(self, aggregate: TableSchema, column: Column, measure: Measure, groups: Groups) -> RunColumn:
         """One measure of each group; of a rolled-up one from the finer groups, where that is exact."""

@@ -343,7 +343,7 @@ def _from_batch(schema: TableSchema, cts: int, batch: pa.RecordBatch) -> DeltaRu
 
     columns: list[RunColumn] = []
     for i, column in enumerate(schema.columns):
-        if f"c{i}" not in names:  # the aggregate was altered since
+        if f"c{i}" not in names and any(one.columns == i for one in schema.alterations):  # it was altered since
             break
         if column.state is not None:
             columns.append(States.from_arrow(kind_of(column.state), batch.column(f"c{i}")))

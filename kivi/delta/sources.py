@@ -6,6 +6,7 @@ and expressions are evaluated once for all aggregates of a source that share the
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,7 @@ from kivi.model.types import ColumnType
 from kivi.states.kinds import Array, Observed
 from kivi.states.registry import kind_of
 
-__all__ = ["Order", "Sources"]
+__all__ = ["Order", "Sources", "columns_used"]
 
 _TEXT = frozenset({"string", "bytes"})
 
@@ -31,6 +32,18 @@ class Order(NamedTuple):
 
     stamps: Array
     places: Array
+
+
+def columns_used(aggregates: Iterable[TableSchema], source: TableSchema) -> list[str]:
+    """The columns of the events of ``source`` that these aggregates derive from, and their event time."""
+    used = {source.event_time}
+    for aggregate in aggregates:
+        used |= {group.source for group in aggregate.group_by}
+        for measure in aggregate.measures:
+            used |= {measure.source, measure.by}
+            for text in (measure.expression, measure.where):
+                used |= names(from_plain(json.loads(text))) if text else set()
+    return [column.name for column in source.columns if column.name in used]
 
 
 class Sources:

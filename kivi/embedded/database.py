@@ -329,7 +329,7 @@ class Database(interface.Database[Transaction, Snapshot]):
 
     def describe(self, name: str) -> dict[str, Any]:
         schema = self.store.table(table_name(name))
-        return schema.described(self.store.statistics(schema))
+        return schema.described(self.store.statistics(schema), self.store.retracted_in_backups(schema))
 
     def split_points(self, table: str, rows: int = 500_000) -> list[tuple[Any, ...]]:
         schema = self.store.table(table_name(table))

@@ -292,9 +292,9 @@ class EventStore:
         self._engine.write(batch)
         return []
 
-    def retracted_at(self) -> list[int]:
-        """The CTS of the retractions that blocks know of."""
-        return [cts for cts, *_ in self._base.meta().retractions]
+    def retractions(self) -> list[tuple[int, int, int]]:
+        """Of those that blocks know of: the CTS, and that of the first and of the last event that it removed."""
+        return [(cts, first, last) for cts, first, last, *_ in self._base.meta().retractions]
 
     def retracted_from(self, cts: int) -> int:
         """How many events were retracted, as far as blocks know, of which some may have been committed from ``cts`` on.

@@ -213,7 +213,10 @@ class EventView:
         """Record batches of the events with these names, in commit order, with their names."""
         for block in self.blocks:
             if len(rows := self.named(block, names)):
-                yield self._with_names(block, self._base.read(block, list(columns)), True).take(pa.array(rows))
+                every = EventNames.of_rows(*self._base.runs(block), self._first(block))
+                batch = self._base.read(block, list(columns)).take(pa.array(rows))
+                batch = batch.append_column(STAMP, pa.array(every.stamps[rows]))
+                yield batch.append_column(POSITION, pa.array(every.positions[rows]))
 
     def _with_names(self, block: Block, batch: Any, whole: bool) -> Any:
         stamps, rows = self._base.runs(block)
@@ -249,6 +252,7 @@ class EventView:
         naming: Sequence[str] = (),
         skip: int = 0,
         take: int | None = None,
+        may_have: Callable[[int, int], bool] | None = None,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
         ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``.
@@ -257,6 +261,7 @@ class EventView:
         Retracted ones are counted, so that it is the same events whenever they are asked for.
 
         ``time_from`` (inclusive) and ``time_to`` (exclusive) bound the event time in microseconds; ``where`` is bound.
+        ``may_have`` says whether events between a least and a greatest event time are wanted: others are not read.
         No batch is empty or has more than 65,536 rows.
         """
         outputs = [*self._base.schema.output_columns(columns), *([COMMIT_TS] if with_cts else [])]
@@ -272,6 +277,8 @@ class EventView:
                     stop = min(stop, start + take)
                     take -= stop - start
             if start >= stop or _outside(block, low, time_to) or (where is not None and _never(where, block)):
+                continue
+            if may_have is not None and not may_have(block.time_min, block.time_max):
                 continue
             batch = self._selected(block, start, stop, outputs, low, time_to, where)
             if reverse:

@@ -142,6 +142,8 @@ class EventsLive(Live):
         self.again = (0, 0)
         """Commits after the first and up to the second were handed to the connection before this one, for nothing."""
         self.skip = skip
+        self.counted_at = 0
+        """The snapshot at which ``skip`` events of the commit at ``ts + 1`` were counted; 0: it is not known."""
         self.durable = terms.durable
         self.retractions = terms.retractions
         self.unseen = terms.durable is not None and terms.durable.unseen
@@ -196,7 +198,7 @@ class EventsLive(Live):
             part = fresh[: UPDATE_ROWS - len(changes)]
             changes += [Change("add", None, None, row) for row in part]
             if len(part) < len(fresh):
-                self.skip += len(part)
+                self.ts, self.skip, self.counted_at = max(self.ts, cts - 1), self.skip + len(part), cts
                 break
             self.kept.popleft()
             self.kept_rows -= len(rows)

@@ -21,7 +21,7 @@ from kivi.arrow.columns import stored_rows
 from kivi.delta.rolling import Rolling
 from kivi.encoding.key_slots import KeySlot
 from kivi.live.windows import Window
-from kivi.model.rollups import Rollup, range_of_last, rolled_outputs, rolled_schema, stored_slot
+from kivi.model.rollups import Rollup, range_of_last, rolled_schema, stored_slot
 from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Query
 from kivi.mvcc.leases import Lease
@@ -92,7 +92,7 @@ def _put(
     bounds = key_range(schema, scan)
     rolled = store.reads.rollups.roll(lease, schema, scan, bounds, only=only, low_us=window.low_us)
     keys = rolled.rows.keys.to_pylist()
-    outputs, at = rolled_outputs(schema, scan.rollup), 0
+    outputs, at = query.needed, 0
     for batch in rolled_batches(rolled, outputs, None):
         for row in stored_rows(batch):
             window.put(keys[at], row)

@@ -10,9 +10,10 @@ from typing import Final
 import pyarrow as pa
 
 from kivi.arrow.columns import stored_rows
-from kivi.errors import SnapshotTooOld
+from kivi.errors import EventsRetracted, SnapshotTooOld
 from kivi.live.lives import EventsLive
 from kivi.model.changes import COMMIT_TS, RETRACTED, Changes
+from kivi.model.schema import TableSchema
 from kivi.model.subscriptions import Change, Row, Update
 from kivi.mvcc.leases import Lease
 from kivi.store.facade import Store
@@ -57,6 +58,7 @@ class Tails:
             live.skip = 0
             live.ts = max(live.ts, last - 1)
         live.skip += sum(row[COMMIT_TS] == last for row in rows)
+        live.counted_at = lease.ts
         return Update(live.ts, _changes(rows), reset=reset, skip=live.skip)
 
     def _open(self, live: EventsLive) -> None:
@@ -65,6 +67,8 @@ class Tails:
             schema = self._store.table(live.table, lease)
             if schema.id != live.generation:
                 raise SnapshotTooOld(f"table {schema.name!r} was overwritten: subscribe again", table=schema.name)
+            if live.skip:
+                self._check_counted(live, lease, schema)
             scan = replace(live.query.scan, columns=live.columns)
 
             def tail(partial: bool) -> Iterator[pa.RecordBatch]:
@@ -83,6 +87,21 @@ class Tails:
         except BaseException:
             self._store.snapshots.release(lease)
             raise
+
+    def _check_counted(self, live: EventsLive, lease: Lease, schema: TableSchema) -> None:
+        """Raises EventsRetracted if events of the commit that it was told a part of may be gone since then: nothing
+        tells any more which part that was."""
+        commit = live.ts + 1
+        for cts, first, last in self._store.changes.retractions(schema, lease.ts):
+            if cts > live.counted_at and first <= commit <= last:
+                raise EventsRetracted(
+                    f"events of the commit at {commit} to {schema.name!r}, of which this subscriber was told a part, "
+                    f"may have been retracted by the commit at {cts}: subscribe again, since {commit}, or since "
+                    f"{live.ts} to be told all of them that are left",
+                    table=schema.name,
+                    since=live.ts,
+                    retracted_at=cts,
+                )
 
     def _caught_up(self, live: EventsLive, lease: Lease, rows: list[Row]) -> Update | None:
         """The tail is read up to the lease's snapshot: what follows is in what was kept."""

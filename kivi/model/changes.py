@@ -11,9 +11,10 @@ event before, in a tail up to some ``a`` >= its commit, meets the retraction in 
 events come, too, where the retraction was committed.
 
 An aggregate's changes after ``a``, at a snapshot ``b``: each row that events committed in (a, b] belong to, once, as it
-is at ``b``. A row is among them even if its values came out as they were. After a retraction in (a, b] all rows are.
-So is a row that a retention floor has taken away in (a, b]: a *removed row* has its key, and null in every other
-column.
+is at ``b``. A row is among them even if its values came out as they were. So is a row of events that were retracted in
+(a, b], and one that a retention floor has taken away: what is not there any more is a *removed row*, and has its key
+and null in every other column. When the values of retracted events are gone from the store, all rows are among the
+changes instead; whoever asks for removed rows is told SnapshotTooOld, and reads the table again.
 """
 
 from __future__ import annotations

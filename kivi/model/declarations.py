@@ -91,6 +91,11 @@ def declared_columns(columns: Mapping[str, object]) -> list[Column]:
     for column_name, declared in columns.items():
         check_name(column_name, "column")
         if isinstance(declared, OperatorCall):
+            if declared.where is not None or declared.expression is not None:
+                raise SchemaError(
+                    f"column {column_name!r} of a table has a type and an operator, like kivi.sum('int64'): a where= "
+                    "and a source are for the measures of aggregates"
+                )
             argument = "int64" if declared.operator == "count" else declared.argument
             built.append(delta_column(column_name, declared, ColumnType.parse(argument)))
         else:

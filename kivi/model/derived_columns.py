@@ -65,6 +65,8 @@ def parse_expression(text: str, columns: Mapping[str, ColumnType]) -> ast.expr:
         if isinstance(node, ast.Constant) and not _is_float64(node.value):
             raise SchemaError(f"{text!r}: a number in it is too large for a float64")
         if isinstance(node, ast.Name) and node.id not in names:
+            if (type_ := columns.get(node.id)) is not None and type_.name == "quantiles":
+                raise SchemaError(f"{text!r} names {node.id!r}, a {type_}: {type_.advice(node.id)}")
             raise SchemaError(f"{text!r} names {node.id!r}, which is not a numeric column; known are {sorted(names)}")
     return tree.body
 

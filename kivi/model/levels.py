@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from kivi.errors import SchemaError
-from kivi.model.declarations import TimeSlot, aggregate_schema
+from kivi.model.declarations import TimeSlot, aggregate_schema, with_measures
 from kivi.model.schema import GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot
 
-__all__ = ["declared_schema", "level_names", "level_schemas"]
+__all__ = ["altered_schema", "declared_schema", "level_names", "level_schemas"]
 
 _COMBINES: Final = {"sum": ("sum", "count"), "min": ("min",), "max": ("max",)}
 """Which measures an operator of an aggregate over them combines: a sum of counts is a count of all of them."""
@@ -58,6 +58,24 @@ def declared_schema(
     combined = {measure: _flat_measure(name, over, measure, call) for measure, call in calls.items()}
     flat = aggregate_schema(name, table(over.source or ""), groups, combined, derived, history, retention)
     return dataclasses.replace(flat, declared_source=over.name)
+
+
+def altered_schema(
+    table: Tables,
+    schema: TableSchema,
+    measures: Mapping[str, OperatorCall],
+    derived: Mapping[str, str] | None = None,
+    backfill: bool = True,
+) -> TableSchema:
+    """An aggregate with more measures: of what it was declared over, as ``declared_schema`` takes them.
+
+    Raises SchemaError, InvalidArgument.
+    """
+    if schema.declared_source is not None and isinstance(measures, Mapping):
+        over = table(schema.declared_source)
+        measures = {measure: _flat_measure(schema.name, over, measure, call) for measure, call in measures.items()}
+    source = schema if schema.source is None else table(schema.source)
+    return with_measures(schema, source, measures, derived, backfill)
 
 
 def _flat_group(name: str, over: TableSchema, item: str | TimeSlot) -> str | TimeSlot:

@@ -138,7 +138,7 @@ def _measures(
 
     def missing(name: str) -> list[str]:
         """The key columns that a derived column needs, and the result does not have."""
-        inputs = inputs_of(_expression(schema, derived[name])) if name in derived else ()
+        inputs = _inputs(schema, name)
         return [column for column in inputs if column in schema.key_names and column not in kept]
 
     if measures is None:
@@ -149,7 +149,7 @@ def _measures(
     if not names:
         raise InvalidArgument("measures names no measure: leave it out to read all of them")
     for name in names:
-        if name not in derived and name not in schema.index_of:
+        if not isinstance(name, str) or (name not in schema.index_of and schema.expression_of(name) is None):
             known = ", ".join((*schema.index_of, *derived))
             raise SchemaError(f"{name!r} is no measure of {schema.name!r}: it has {known}")
         if needed := missing(name):
@@ -157,8 +157,11 @@ def _measures(
     return names
 
 
-def _expression(schema: TableSchema, text: str) -> Any:
-    return parse_expression(text, {name: column.type for name, column in schema.by_name.items()})
+def _inputs(schema: TableSchema, name: str) -> set[str]:
+    """The columns that a derived column, declared or named by its text, is computed from; none of any other name."""
+    text = schema.expression_of(name)
+    types = {column: known.type for column, known in schema.by_name.items()}
+    return set() if text is None else inputs_of(parse_expression(text, types))
 
 
 def rolled_schema(schema: TableSchema, rollup: Rollup) -> TableSchema:
@@ -168,7 +171,7 @@ def rolled_schema(schema: TableSchema, rollup: Rollup) -> TableSchema:
 
 def _rolled(schema: TableSchema, rollup: Rollup) -> TableSchema:
     derived = tuple((name, text) for name, text in schema.derived if name in rollup.measures)
-    needed = {*rollup.measures, *(name for _, text in derived for name in inputs_of(_expression(schema, text)))}
+    needed = {*rollup.measures, *(column for name in rollup.measures for column in _inputs(schema, name))}
     kept = [i for i, column in enumerate(schema.columns) if column.name in needed] or [0]
     groups = [next(group for group in schema.group_by if group.name == name) for name in rollup.by]
     stored = stored_slot(schema)

@@ -571,9 +571,14 @@ class TableSchema:
             out["derived"] = dict(self.derived)
         return out
 
-    def described(self, statistics: Mapping[str, Any]) -> dict[str, Any]:
-        """``description`` with what is known about its contents: an aggregate is complete from its floor on."""
+    def described(self, statistics: Mapping[str, Any], backups: Iterable[str] = ()) -> dict[str, Any]:
+        """``description`` with what is known about its contents: an aggregate is complete from its floor on.
+
+        ``backups``: those that hold retracted events.
+        """
         out = {**self.description(), "statistics": statistics}
+        if self.kind == "event":
+            out["retracted_in_backups"] = list(backups)
         if self.kind == "aggregate":
             out["complete_since_us"] = statistics.get("complete_since_us", self.complete_since_us)
         return out

@@ -155,7 +155,7 @@ class Query:
     limit: int | None = None
     offset: int = 0
     whole: bool = False
-    """Whether ``columns`` are all that the table has, in its order."""
+    """Whether ``columns`` are all that is read of a row: all of the table's, in its order, and no other to order by."""
 
     @staticmethod
     def of(
@@ -182,7 +182,8 @@ class Query:
         if len({name for name, _ in order}) != len(order):
             raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")
         columns = schema.output_columns(scan.columns)
-        return Query(scan, columns, tuple(order), limit, offset, columns == schema.output_names)
+        whole = columns == schema.output_names and all(name in columns for name, _ in order)
+        return Query(scan, columns, tuple(order), limit, offset, whole)
 
     @property
     def where(self) -> Expr | None:

@@ -44,8 +44,17 @@ def _call(operator: str, source: Source, where: Any = None, **options: Any) -> O
         argument, expression = (source.column, None) if source.op == "col" else (None, source)
     elif source is not None and not isinstance(source, str):
         raise SchemaError(f"{operator} takes a column's name or an expression over columns, not {source!r}")
+    if where is not None and not isinstance(where, Expr):
+        raise InvalidArgument(f"where={where!r} is not a predicate: compare kivi.col(name) with a value first")
     given = tuple((name, value) for name, value in options.items() if value is not None)
     return OperatorCall(operator, argument, expression, where, given)
+
+
+def _column_of(operator: str, by: Any) -> str:
+    name = by.column if isinstance(by, Expr) and by.op == "col" else by
+    if not isinstance(name, str):
+        raise SchemaError(f"by of {operator} is a column's name, such as by='resp_time_us', not {by}")
+    return name
 
 
 def sum(source: Source, *, where: Any = None) -> OperatorCall:
@@ -112,14 +121,14 @@ def last(source: Source, *, where: Any = None) -> OperatorCall:
     return _call("last", source, where)
 
 
-def argmax(source: Source, by: str, *, where: Any = None) -> OperatorCall:
-    """The value of ``source`` in the event with the greatest ``by``; of equals, in the first of them."""
-    return _call("argmax", source, where, by=by)
+def argmax(source: Source, by: Any, *, where: Any = None) -> OperatorCall:
+    """The value of ``source`` in the event with the greatest ``by``, a column; of equals, in the first of them."""
+    return _call("argmax", source, where, by=_column_of("argmax", by))
 
 
-def argmin(source: Source, by: str, *, where: Any = None) -> OperatorCall:
-    """The value of ``source`` in the event with the least ``by``; of equals, in the first of them."""
-    return _call("argmin", source, where, by=by)
+def argmin(source: Source, by: Any, *, where: Any = None) -> OperatorCall:
+    """The value of ``source`` in the event with the least ``by``, a column; of equals, in the first of them."""
+    return _call("argmin", source, where, by=_column_of("argmin", by))
 
 
 def largest(source: Source, n: int, *, where: Any = None) -> OperatorCall:

@@ -24,6 +24,7 @@ startingOffsets   earliest (what the table holds, then the rest; the default), l
 startingTimestamp instead: a moment as ISO 8601 with its zone, or a commit timestamp: what was committed after it
 maxRowsPerTrigger event tables: the most events of a batch, unless they are of one commit
 commitTs          "true" adds the column _commit_ts
+retractions       event tables: where events that the stream has read were retracted, "fail" (default) or "ignore" that
 failOnDataLoss    "false": go on, with a warning, where events are gone or the table is another one; default true
 ================= ==================================================================================================
 
@@ -78,6 +79,7 @@ class Options:
     stream_rows_max: int | None = None
     commit_ts: bool = False
     fail_on_data_loss: bool = True
+    retractions: str = "fail"
 
     @staticmethod
     def of(given: Mapping[str, str]) -> Options:
@@ -119,6 +121,7 @@ class Options:
             else None,
             commit_ts=_choice(values, "commitTs", "false", "true") == "true",
             fail_on_data_loss=_choice(values, "failOnDataLoss", "true", "false") == "true",
+            retractions=_choice(values, "retractions", "fail", "ignore"),
         )
 
     def client(self) -> Database:

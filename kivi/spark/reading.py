@@ -147,6 +147,7 @@ class Reader(DataSourceReader):
             commit_ts=False,
             remembered_at=part.ts,
             partial=True,
+            retractions="ignore",
         )
 
 

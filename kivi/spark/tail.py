@@ -273,6 +273,7 @@ class EventTail(StreamReader):
                         take=None if part.take is None else part.take - done,
                         remembered_at=part.remembered_at,
                         partial=partial,
+                        retractions=options.retractions,
                     ):
                         yield self._output(batch)
                         done, deadline = done + batch.num_rows, time.monotonic() + options.timeout_s

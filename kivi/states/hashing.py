@@ -23,6 +23,8 @@ import pyarrow as pa
 __all__ = ["hashed"]
 
 Array = npt.NDArray[Any]
+_PIECE_ROWS: Final = 8_192
+"""Text is hashed in pieces whose arrays stay in the cache: a third of the time for 100,000."""
 _SEED: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -32,7 +34,8 @@ def hashed(values: Any) -> Array:
         if pa.types.is_dictionary(values.type):
             of_each: Array = _of_bytes(values.dictionary)[values.indices.to_numpy()]
             return of_each
-        return _of_bytes(values)
+        parts = [_of_bytes(values.slice(at, _PIECE_ROWS)) for at in range(0, len(values), _PIECE_ROWS)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
     words: Array = (values + 0.0) if values.dtype == np.float64 else values.astype(np.int64, copy=False)
     return _mixed(_SEED ^ np.uint64(8) ^ words.view(np.uint64))
 
@@ -47,6 +50,14 @@ def _mixed(x: Array) -> Array:
     return x
 
 
+def _words_at(words: Array, at: Array) -> Array:
+    """The eight bytes from each of these on, out of two words: NumPy gathers slowly what is not aligned."""
+    place, bits = at >> 3, ((at & 7) * 8).astype(np.uint64)
+    word: Array = words[place] >> bits
+    word |= words[place + 1] << np.uint64(1) << (np.uint64(63) - bits)
+    return word
+
+
 def _of_bytes(array: Any) -> Array:
     """Word by word: the k-th words of all values that are so long."""
     array = array.cast(pa.large_binary())
@@ -55,16 +66,16 @@ def _of_bytes(array: Any) -> Array:
         return np.zeros(0, np.uint64)
     offsets = np.frombuffer(array.buffers()[1], np.int64, rows + 1, 8 * array.offset)
     first, last = int(offsets[0]), int(offsets[-1])
-    data = np.zeros(last - first + 8, np.uint8)
+    data = np.zeros((last - first + 23) // 8 * 8, np.uint8)  # and a word more
     data[: last - first] = np.frombuffer(array.buffers()[2] or b"", np.uint8, last - first, first)
     starts, lengths = offsets[:-1] - first, np.diff(offsets)
-    words = np.lib.stride_tricks.sliding_window_view(data, 8)
+    words = data.view("<u8")
     hashes = _SEED ^ lengths.astype(np.uint64)
     index = np.flatnonzero(lengths)
     at = 0
     while len(index):
         left = lengths[index] - at
-        word = np.ascontiguousarray(words[starts[index] + at]).view("<u8")[:, 0]
+        word = _words_at(words, starts[index] + at)
         part = np.minimum(left, 8).astype(np.uint64)
         word = word & (np.uint64(0xFFFFFFFFFFFFFFFF) >> (np.uint64(64) - part * np.uint64(8)))
         hashes[index] = _mixed(hashes[index] ^ word)

@@ -31,6 +31,7 @@ from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 __all__ = ["OwnKind", "OwnMeasure", "load_entry_points", "register_measure"]
 
 _GROUP: Final = "kivi.measures"
+_TAKES: Final = frozenset({"bool", "int64", "float64", "decimal", "timestamp", "string", "bytes"})
 _registered: Final[dict[str, OwnMeasure]] = {}
 _loaded = False
 
@@ -62,7 +63,12 @@ def register_measure(
     disk. ``state``: a NumPy dtype of fixed width, as ``"<f8"`` or a list of fields; ``result``: the type of what is
     read; ``takes``: types of columns that it can observe. Raises InvalidArgument; again the same name and id replace.
     """
-    if not name.isidentifier() or name in KINDS or name in ("sum", "min", "max", "count", "combine"):
+    if (
+        not isinstance(name, str)
+        or not name.isidentifier()
+        or name in KINDS
+        or name in ("sum", "min", "max", "count", "combine")
+    ):
         raise InvalidArgument(f"a measure's name is an identifier that no measure of kivi has, not {name!r}")
     if isinstance(id, bool) or not isinstance(id, int) or not OWN_ID_MIN <= id < 2**31:
         raise InvalidArgument(f"measure {name!r}: id is permanent, and from {OWN_ID_MIN:,} to 2**31 - 1, not {id!r}")
@@ -72,6 +78,11 @@ def register_measure(
         raise InvalidArgument(f"measure {name!r}: state {state!r} is no NumPy dtype") from None
     if dtype.hasobject or not 0 < dtype.itemsize <= 65_536:
         raise InvalidArgument(f"measure {name!r}: a state is of fixed width, 1 to 65,536 bytes, without objects")
+    for what, function in (("init", init), ("combine", combine), ("evaluate", evaluate)):
+        if not callable(function):
+            raise InvalidArgument(f"measure {name!r}: {what} is a function over NumPy arrays, not {function!r}")
+    if isinstance(takes, str) or not takes or not set(takes) <= _TAKES:
+        raise InvalidArgument(f"measure {name!r}: takes is a list of {', '.join(sorted(_TAKES))}, not {takes!r}")
     type_ = ColumnType.parse(result)
     if type_.name in ("string", "bytes"):
         raise InvalidArgument(f"measure {name!r}: a result is a number, a bool or a timestamp, not {result}")

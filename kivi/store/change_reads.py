@@ -19,8 +19,9 @@ of the table. An aggregate that was made complete after ``since`` has been chang
 
 Rows that a retention floor has taken away since are changed, too: those between the floor that ``since`` saw and the
 one that S sees, from base, as long as they are there (``kivi.mvcc.forgetting``; SnapshotTooOld after that), and from
-what is pending. Whatever is named and has no row at S is told as a *removed row*: its key, and null in all other
-columns.
+what is pending. So are the rows of events up to ``since`` that were retracted since, as long as their values are there;
+then every row is given, and to a caller who asks for removed rows SnapshotTooOld. Whatever is named and has no row at S
+is told as a *removed row*: its key, and null in all other columns.
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ class ChangeReads:
                 for item in recent:
                     cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
                 last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
+        if schema.kind == "aggregate":
+            last = max([last, *(cts for cts, *_ in self.retractions(schema, upto))])
         if schema.forgets_rows:
             kept_since = max(kept_since, self._erased_at(schema))
             last = max(last, self.reads.retention.moved_at(schema.id, upto) or 0)
@@ -254,45 +257,64 @@ class ChangeReads:
     ) -> Iterator[pa.RecordBatch]:
         """Rows of an aggregate, in key order, each once, as they are at the snapshot."""
         batches: Iterator[tuple[pa.RecordBatch, bool]] | None = None
-        if changes.since >= schema.altered_ts and not self._retracted_after(events, changes.since, lease.ts):
+        if changes.since >= schema.altered_ts:
             columns = tuple(dict.fromkeys(group.source for group in schema.group_by))
             try:
-                after = Changes(changes.since, retractions="ignore")
+                after = Changes(changes.since, retractions="deliver")
                 tail = self._tail(events, lease, events.schema, Scan(columns=columns), after)
                 forgotten = self._forgotten(lease, schema, wanted, changes.since)
-                batches = self._rows_by_key(lease, schema, wanted, changes.since, tail, forgotten)
+                batches = self._rows_by_key(lease, schema, wanted, changes, tail, forgotten)
             except SnapshotTooOld as error:
                 if not (changes.partial and "kept_since" in error.details):
                     raise
         if batches is None:
-            every = self.reads.scan(lease, schema, replace(wanted, changes=None, limit=None))
-            batches = ((batch, False) for batch in every)
+            batches = self._every_row(lease, schema, wanted)
         newest = self.tail_points(schema, 0, 1, lease.ts, 0).changed_at(lease.ts) if changes.commit_ts else None
         marked = (_marked(batch, newest, removed if changes.removed else None) for batch, removed in batches)
         return gathered(marked, BATCH_ROWS)
 
-    def _retracted_after(self, events: EventStore, since: int, upto: int) -> bool:
-        """Whether a retraction in (since, upto] removed events, whatever rows they belonged to."""
-        pending = self.reads.pending.retracted(events.schema.id, upto)  # first, as it moves into blocks
-        return any(since < cts <= upto for cts in (*(one.cts for one in pending), *events.retracted_at()))
+    def _every_row(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        return ((batch, False) for batch in self.reads.scan(lease, schema, replace(wanted, changes=None, limit=None)))
+
+    def retractions(self, schema: TableSchema, upto: int) -> list[tuple[int, int, int]]:
+        """The retractions at or below ``upto`` of an event table, or an aggregate's source: their CTS, and the CTS of
+        the first and of the last event that each removed."""
+        events = self._source(schema)
+        pending = self.reads.pending.retracted(events.schema.id, upto)  # first, as they move into blocks
+        found = [(one.cts, int(one.names.stamps[0]), int(one.names.stamps[-1])) for one in pending]
+        return found + [one for one in events.retractions() if one[0] <= upto]
 
     def _rows_by_key(
         self,
         lease: Lease,
         schema: TableSchema,
         wanted: Scan,
-        since: int,
+        changes: Changes,
         tail: Iterator[pa.RecordBatch],
         forgotten: list[Any],
     ) -> Iterator[tuple[pa.RecordBatch, bool]]:
-        """In key order, and whether a batch is of removed rows."""
+        """In key order, and whether a batch is of removed rows. ``tail``: with the events that were retracted.
+
+        Where the values of these are gone, every row is given, unless the caller asks for removed ones: SnapshotTooOld.
+        """
+        since = changes.since
         projection = Projection(schema, wanted.columns, wanted.where)
         low, high = key_range(schema, wanted)
         removals = _Removals(schema, wanted)
         floor_us = self.reads.retention.row_floor(schema, since) if schema.forgets_rows else None
 
         def portions() -> Iterator[tuple[pa.RecordBatch, bool]]:
-            keys = _keys_of(schema, tail, forgotten)
+            try:
+                keys = _keys_of(schema, tail, forgotten)
+            except EventsRetracted as error:
+                if changes.removed and not changes.partial:
+                    raise SnapshotTooOld(
+                        f"rows of {schema.name!r} that a retraction after {since} removed are forgotten: read the "
+                        "table again, and its changes from then on",
+                        kept_since=error.details["retracted_at"],
+                    ) from None
+                yield from self._every_row(lease, schema, wanted)
+                return
             if floor_us is not None:  # rows that were gone before, of which events came late
                 keys = keys.filter(pa.array(~KeySlot.of(schema).below(keys, floor_us)))
             first = 0 if low is None else bisect_left(range(len(keys)), low, key=lambda i: keys[i].as_py())

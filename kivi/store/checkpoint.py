@@ -14,15 +14,15 @@ from kivi.store.opening import mark, no_space, sync_directory
 __all__ = ["begin_copy", "checkpoint"]
 
 
-def checkpoint(store: Running, path: str) -> None:
+def checkpoint(store: Running, path: str) -> int:
     """A copy that opens by itself: fold and flush, copy the engine at that position, begin an empty log after it.
 
     The copy has its own identity. Commits that arrive meanwhile are not in it. It appears under ``path`` when it is
     complete: an empty directory left by a crash would open as a new store, and be taken for a backup. A checkpoint
     that fails leaves nothing.
 
-    Raises NotAStore if ``path`` is something already, InvalidArgument if it cannot be made where it should be,
-    DiskFull without space.
+    Returns its watermark. Raises NotAStore if ``path`` is something already, InvalidArgument if it cannot be made where
+    it should be, DiskFull without space.
     """
     path = os.path.abspath(path)
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
@@ -53,6 +53,7 @@ def checkpoint(store: Running, path: str) -> None:
                 f"the checkpoint {path} could not be written ({error.strerror}): nothing is left of it"
             ) from error
         raise
+    return position
 
 
 def begin_copy(store: Running, path: str, position: int) -> None:

@@ -25,7 +25,8 @@ import pyarrow as pa
 from kivi.engine import Engine
 from kivi.errors import Unavailable
 from kivi.log import CommitLog
-from kivi.model.declarations import with_columns, with_measures
+from kivi.model.declarations import with_columns
+from kivi.model.levels import altered_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
@@ -185,8 +186,7 @@ class Store(Wiring):
         """
 
         def altered(schema: TableSchema) -> TableSchema:
-            source = self.catalog.entered.by_id.get(schema.source_id, schema)
-            return with_measures(schema, source, measures, derived, backfill)
+            return altered_schema(self.catalog.entered.table, schema, measures, derived, backfill)
 
         schema = self._tables.alter(name, altered)
         return self.backfill.build([schema], progress)[0] if backfill else schema
@@ -231,12 +231,19 @@ class Store(Wiring):
     def checkpoint(self, path: str) -> None:
         """A copy of the store at one moment, in a new directory: opening it gives the same answers."""
         self.check_open()
-        checkpoint.checkpoint(self, path)
+        watermark = checkpoint.checkpoint(self, path)
+        self.copies.remember(path, watermark)
 
     def backup(self, repository: str, keep: int | None = None) -> dict[str, Any]:
         """See ``kivi.store.backups.make``."""
         self.check_open()
-        return backups.make(self, repository, keep)
+        made = backups.make(self, repository, keep)
+        self.copies.remember(made["path"], made["watermark"])
+        return made
+
+    def retracted_in_backups(self, schema: TableSchema) -> list[str]:
+        """The paths of backups and checkpoints with events of a table that were retracted since they were made."""
+        return self.copies.holding(schema) if schema.kind == "event" else []
 
     def statistics(self, schema: TableSchema) -> dict[str, int]:
         """Numbers about a table's contents that are cheap to have."""

@@ -27,6 +27,7 @@ from kivi.runtime.settings import COMPUTING, Settings
 from kivi.store.catalog import Catalog
 from kivi.store.change_reads import ChangeReads
 from kivi.store.commits import Commits
+from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
@@ -161,6 +162,7 @@ class Wiring:
         self.append_each, self.floor, self.rollback = commits.append_each, commits.floor, commits.rollback
         self.outcome, self.committed_at = commits.outcome, commits.committed_at
         self.batch_scopes = self.tokens.scopes
+        self.copies = Copies(self.engine, changes)
 
     @property
     def is_open(self) -> bool:

@@ -67,6 +67,30 @@ def test_aggregates_over_aggregates(calls: Any) -> None:
         calls.drop("fine")
 
 
+def test_measures_are_added_to_an_aggregate_over_an_aggregate(calls: Any) -> None:
+    groups = ["app", "endpoint", kivi.time_slot("ts", "5m")]
+    measures = {"n": kivi.count(), "slowest": kivi.max("us")}
+    calls.create_aggregate("fine", source="calls", group_by=groups, measures=measures)
+    calls.create_aggregate("apps", source="fine", group_by=["app"], measures={"n": kivi.combine("n")})
+    calls.alter_aggregate("fine", add_measures={"latency": kivi.quantiles("us")})
+    added = {"latency": kivi.combine("latency"), "slowest": kivi.combine("slowest")}
+    calls.alter_aggregate("apps", add_measures=added, derived={"p99": "quantile(latency, 0.99)"})
+    calls.create_aggregate("declared", source="calls", group_by=["app"], measures={"latency": kivi.quantiles("us")})
+    row, declared = calls.get("apps", ("b",)), calls.get("declared", ("b",))
+    assert (row["slowest"], row["latency"], row["p99"]) == (
+        119,
+        declared["latency"],
+        declared["latency"].quantile(0.99),
+    )
+    for call, says in (
+        (kivi.combine("us"), "is no measure of its source 'fine'"),
+        (kivi.quantiles("us"), "write kivi.combine"),
+        (kivi.sum("us"), "is no measure of its source 'fine'"),
+    ):
+        with pytest.raises(kivi.SchemaError, match=says):
+            calls.alter_aggregate("apps", add_measures={"more": call})
+
+
 def test_levels_together(calls: Any) -> None:
     told: list[tuple[int, int]] = []
     names = calls.create_aggregates(

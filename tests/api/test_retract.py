@@ -139,7 +139,9 @@ def test_tails(db: Any) -> None:
         with pytest.raises(kivi.InvalidArgument, match="fail"):
             tail(first, "perhaps")
         rows = [(row["user"], row["us"]) for row in now.changes("by_user", since=second)]
-        assert rows == [("ana", 13)]
+        assert rows == [("ana", 13), ("bob", None), ("bob", None)]  # in two slots
+        told = [(row["user"], row["_removed"]) for row in now.changes("by_user", since=second, removed=True)]
+        assert told == [("ana", False), ("bob", True), ("bob", True)]
 
 
 @pytest.mark.parametrize("db", ["memory", "sync"], indirect=True)

@@ -122,6 +122,28 @@ def test_rows_that_leave_the_range_are_removed(memory: Any) -> None:
         assert sorted(kinds) == ["add", "remove"]
 
 
+def test_order_by_a_quantile_that_is_named_by_its_text(memory: Any) -> None:
+    created(memory)
+    text = "quantile(latency, 0.5)"
+    memory.append("calls", events(random.Random(2), 60, 3))
+    with memory.snapshot() as snap:
+        whole = sorted(snap.rollup("fine", by=["endpoint"]), key=lambda row: -row["latency"].quantile(0.5))
+        named = [{**row, text: row["latency"].quantile(0.5)} for row in whole]
+    for arguments, expected in (
+        ({"rollup": {"by": ["endpoint"]}}, whole),
+        (
+            {"rollup": {"by": ["endpoint"], "measures": [text]}},
+            [{k: row[k] for k in ("endpoint", text)} for row in named],
+        ),
+    ):
+        with memory.subscribe("fine", order_by="-" + text, limit=2, **arguments) as live:
+            live.next(timeout_s=5.0)
+            assert live.rows == expected[:2]
+    with memory.subscribe("fine", order_by="-" + text, limit=1) as live:
+        live.next(timeout_s=5.0)
+        assert text not in live.rows[0]  # as over a connection: what it is ordered by is not shown unless asked for
+
+
 def test_refused(memory: Any) -> None:
     created(memory)
     for arguments, says in (

@@ -180,6 +180,11 @@ def test_order_by_and_measures(memory: Any) -> None:
         assert "rollup of fine" in result.explain()
         assert "combined: " in result.explain()
         assert list(snap.rollup("fine", start=moment(10_000))) == []
+        median = "quantile(latency, 0.5)"
+        named = snap.rollup("fine", by=["app"], measures=["n", median])
+        whole = [(row["app"], row["n"], row["latency"].quantile(0.5)) for row in snap.rollup("fine", by=["app"])]
+        assert [tuple(row.values()) for row in named] == whole
+        assert named.to_arrow().column_names == ["app", "n", median]
 
 
 def test_last_ends_with_the_newest_slot(memory: Any) -> None:
@@ -242,6 +247,8 @@ def test_times_by_seeking_and_by_filtering(groups: int) -> None:
         ({"end": T0 + 61_000_000}, kivi.InvalidArgument, "within a slot"),
         ({"start": T0, "last": "1h"}, kivi.InvalidArgument, "last is a range"),
         ({"measures": ["x"]}, kivi.SchemaError, "no measure"),
+        ({"measures": ["quantile(n, 0.5)"]}, kivi.SchemaError, "of a quantiles measure"),
+        ({"measures": ["n / endpoint"]}, kivi.SchemaError, "add it to by"),
         ({"measures": []}, kivi.InvalidArgument, "leave it out"),
         ({"measures": ["each"]}, kivi.SchemaError, "add it to by"),
     ],

@@ -95,6 +95,9 @@ def test_measures_are_declared_described_and_read(tmp_path: Path, capsys: pytest
         header, values = found.splitlines()
         assert header == 'g,"quantile(latency, 1)"'
         assert values.startswith("1,")
+        rolled = cli("rollup", "agg", "--columns", "n,quantile(latency, 1)", "-o", "csv").splitlines()
+        assert rolled[0] == 'n,"quantile(latency, 1)"'
+        assert rolled[1].startswith("100,")
 
 
 # -- verify -------------------------------------------------------------------------------------------------

@@ -173,6 +173,10 @@ def test_measures_that_are_states(server: ServerProcess) -> None:
     for line, row in zip(csv.DictReader(io.StringIO(body.decode())), found, strict=True):
         assert json.loads(line["latency"]) == row["latency"]
         assert json.loads(line["worst"]) == row["worst"]
+    rolled = rows(server, table="spread", by="customer", columns="customer,quantile(latency, 0.5)")
+    with server.connect() as db, db.snapshot() as snap:
+        expected = [(row["customer"], row["latency"].quantile(0.5)) for row in snap.rollup("spread", by=["customer"])]
+    assert [tuple(row.values()) for row in rolled] == expected
     selected = rows(server, table="spread", where=f"quantile(latency, 0.5) > {found[0]['p90']}")
     assert [row["customer"] for row in selected] == [
         row["customer"] for row in found if row["quantile(latency, 0.5)"] > found[0]["p90"]

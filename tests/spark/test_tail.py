@@ -487,6 +487,26 @@ def test_what_a_query_began_with_and_lost_before_it_was_read(alone: tuple[Server
     assert sum(batch.num_rows for batch in lenient.read(part)) == 10
 
 
+def test_events_that_were_retracted(db: Any, server: ServerProcess, table: str, written: Written) -> None:
+    written.append(5, 5)
+    target = Target.of(db, table)
+    options = Options.of({"table": table, "endpoint": server.endpoint})
+    reader = EventTail(options, target, spark_schema(target))
+    read = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+    with db.transaction() as tx:
+        assert tx.retract(table, where=kivi.col("seq") <= 3) == 3
+    written.append(2)
+    end = reader.latestOffset(read, ReadMaxRows(100))
+    (part,) = reader.partitions(read, end)
+    with pytest.raises(kivi.EventsRetracted, match="ignore"):
+        list(reader.read(part))
+    options = Options.of({"table": table, "endpoint": server.endpoint, "retractions": "Ignore"})
+    lenient = EventTail(options, target, spark_schema(target))
+    assert sum(batch.num_rows for batch in lenient.read(part)) == 2
+    with pytest.raises(kivi.InvalidArgument, match="retractions"):
+        Options.of({"table": table, "retractions": "deliver"})
+
+
 # -- aggregates -------------------------------------------------------------------------------------------
 
 

@@ -228,6 +228,16 @@ SCHEMAS: dict[str, tuple[Call, type[KiviError]]] = {
         ),
         SchemaError,
     ),
+    "a measure's condition on a table's column": (
+        lambda db: db.create_table(
+            "x", key={"id": "int64"}, columns={"v": kivi.sum("int64", where=kivi.col("id") > 1)}
+        ),
+        SchemaError,
+    ),
+    "an expression as the type of a column": (
+        lambda db: db.create_table("x", key={"id": "int64"}, columns={"v": kivi.sum(kivi.col("id") * 2)}),
+        SchemaError,
+    ),
     "a snapshot from the future": (lambda db: db.snapshot(as_of=10**12), InvalidArgument),
     "a snapshot from before time": (lambda db: db.snapshot(as_of=-1), InvalidArgument),
     "a snapshot at a text": (lambda db: db.snapshot(as_of="now"), InvalidArgument),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kivi
+from kivi.model.states import OWN
 from tests.serverproc import ROOT, ServerProcess
 
 PACKAGE = """
@@ -134,3 +135,20 @@ def test_a_package_that_cannot_register_is_named(tmp_path: Path, environment: di
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert "the measure 'bits_and_count' (kivi_bits:register) cannot be registered: no" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"name": 5}, "a measure's name"),
+        ({"init": 1}, "init is a function"),
+        ({"evaluate": None}, "evaluate is a function"),
+        ({"takes": "int64"}, "takes is a list"),
+        ({"takes": ["number"]}, "takes is a list"),
+    ],
+)
+def test_a_registration_that_cannot_work_is_refused(wrong: dict[str, Any], says: str) -> None:
+    right = {"name": "oddly", "id": 4_712, "state": "<i8", "init": abs, "combine": max, "evaluate": abs}
+    with pytest.raises(kivi.InvalidArgument, match=says):
+        kivi.register_measure(**(right | wrong))
+    assert "oddly" not in OWN

@@ -203,7 +203,7 @@ class DescribeRequest(_message.Message):
     def __init__(self, name: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("table", "statistics")
+    __slots__ = ("table", "statistics", "retracted_in_backups")
     class StatisticsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -213,9 +213,11 @@ class DescribeResponse(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
     TABLE_FIELD_NUMBER: _ClassVar[int]
     STATISTICS_FIELD_NUMBER: _ClassVar[int]
+    RETRACTED_IN_BACKUPS_FIELD_NUMBER: _ClassVar[int]
     table: _types_pb2.Table
     statistics: _containers.ScalarMap[str, float]
-    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., statistics: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    retracted_in_backups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, table: _Optional[_Union[_types_pb2.Table, _Mapping]] = ..., statistics: _Optional[_Mapping[str, float]] = ..., retracted_in_backups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SplitTableRequest(_message.Message):
     __slots__ = ("name", "rows")
