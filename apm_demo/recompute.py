@@ -264,7 +264,7 @@ def _quotient() -> Any:
 
         return float(Fraction(total) / count) if count else None
 
-    return F.udf(divided, "double")
+    return F.udf(divided, "double", useArrow=False)
 
 
 def _bucketed(scale: int) -> Any:
@@ -287,7 +287,7 @@ def _bucketed(scale: int) -> Any:
             counts[code(value)] += count
         return ", ".join(f"{code} x {count}" for code, count in sorted(counts.items()))
 
-    return F.udf(bucketed, "string")
+    return F.udf(bucketed, "string", useArrow=False)
 
 
 def _stored_buckets(scale: int) -> Any:
@@ -301,7 +301,7 @@ def _stored_buckets(scale: int) -> Any:
             f"{code} x {count}" for code, count in kivi.Quantiles.from_state(scale, bytes(state)).buckets()
         )
 
-    return F.udf(told, "string")
+    return F.udf(told, "string", useArrow=False)
 
 
 def _slot(moment_us: Column, width_us: int) -> Column:

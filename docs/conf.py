@@ -57,9 +57,9 @@ nitpicky = True
 # What signatures name that has no page here: types of other packages, type variables, and what the rooms below the
 # public surface call their arguments.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(pa|grpc|pyarrow|asyncio|concurrent|threading|collections|types|typing|datetime|os|abc)\..*"),
+    (r"py:.*", r"(np|numpy|pa|grpc|pyarrow|asyncio|concurrent|threading|collections|types|typing|datetime|os|abc)\..*"),
     (r"py:.*", r"(T|Tx|Snap|A|P|S|R|Any|Self|Generator|Iterator|AsyncIterator|Sequence|Mapping|Callable|Iterable)"),
-    (r"py:.*", r"(DataFrame|SparkSession|StructType|pyspark\..*|Future|TracebackType|Generic|ABC|kivi\._.*)"),
+    (r"py:.*", r"(DataFrame|SearchStrategy|SparkSession|StructType|pyspark\..*|Future|TracebackType|Generic|ABC|kivi\._.*)"),
     (r"py:.*", r"kivi\.(api|model|arrow|client|aio|spark|store|embedded|wire)\..*"),
     (r"py:.*", r"(dt\..*|_asyncio\..*|OperatorCall|TimeSlot|Row|Kind)"),
     (r"py:.*", r".*(Arguments|Outcome|Subscription|Appender|Transaction|Snapshot|Database|TableSchema|TailPoints).*"),

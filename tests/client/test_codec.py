@@ -16,6 +16,7 @@ import kivi
 from kivi import errors
 from kivi.model import declarations as definitions
 from kivi.model import expressions as expr
+from kivi.model.schema import Alteration
 from kivi.wire import status as client_errors
 from kivi.wire.codec import fill_values, from_expr, from_table, from_values, to_expr, to_table
 from kivi.wire.v1 import types_pb2
@@ -88,6 +89,7 @@ def test_definitions():
     rows = definitions.row_table_schema("t", {"id": "int64"}, {"v": kivi.min("float64"), "b": "bytes"}, history="1h")
     stored: dict[str, Any] = {"id": 7, "created_ts": 3, "state": "building", "source_id": 6, "complete_since_us": -1}
     stored["declared_source"] = "finer"
+    stored["alterations"] = (Alteration(1, cts=2),)
     tables = [events, aggregate, rows, dataclasses.replace(aggregate, **stored)]
     for table in tables:
         back = from_table(types_pb2.Table.FromString(to_table(table).SerializeToString()))
