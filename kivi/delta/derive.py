@@ -93,6 +93,7 @@ class Derivation(Events):
         super().__init__(batch)
         self.sources = Sources(batch, order)
         self._cells: dict[tuple[Groups, Any], RunColumn] = {}
+        self._few: dict[bytes, Groups] = {}
 
     def runs(self, aggregates: Sequence[TableSchema], cts: int = 0) -> list[DeltaRun]:
         """``derive_all``."""
@@ -129,6 +130,21 @@ class Derivation(Events):
                     found = extremes(column, cells, number, groups.count)
             self._cells[name] = found
         return found
+
+    def few(self, aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list[tuple[bytes, dict[int, Any]]]:
+        """``derive_few`` of an aggregate; ``rows`` are the events."""
+        keys = _keys_of(aggregate, rows)
+        number = {key: i for i, key in enumerate(sorted(set(keys)))}
+        group_of = np.array([number[key] for key in keys], np.int64)
+        groups = self._few.setdefault(group_of.tobytes(), Groups.of(group_of, len(number)))
+        listed = [
+            self.cells(aggregate, column, measure, groups).listed(range(len(number)))
+            for column, measure in zip(aggregate.columns, aggregate.measures, strict=True)
+        ]
+        deltas = zip(*listed, strict=True)
+        return [
+            (key, {i: d for i, d in enumerate(row) if d is not None}) for key, row in zip(number, deltas, strict=True)
+        ]
 
     def alone(self, aggregate: TableSchema, column: Column, measure: Measure) -> RunColumn:
         """One measure of each event by itself."""
@@ -203,19 +219,13 @@ def _not_finite(aggregate: TableSchema, column: Column) -> OutOfRange:
 def derive_few(aggregates: Sequence[TableSchema], batch: pa.RecordBatch) -> list[list[tuple[bytes, dict[int, Any]]]]:
     """``derive_all`` for at most a few dozen events: of each aggregate (key, deltas), sorted by key.
 
-    In plain Python where all that an aggregate measures are columns' sums, counts and extremes.
+    In plain Python where all that an aggregate measures are columns' sums, counts and extremes. Of others the keys are
+    made in plain Python, and what is measured by kernels, once for all aggregates that group the events alike: those of
+    a single event do.
     """
-    kept = [aggregate for aggregate in aggregates if not aggregate.is_plain]
-    runs = iter(derive_all(kept, batch) if kept else ())
-    rows = stored_rows(plain(batch)) if len(kept) < len(aggregates) else []
-    found: list[list[tuple[bytes, dict[int, Any]]]] = []
-    for aggregate in aggregates:
-        if aggregate.is_plain:
-            found.append(derive_small(aggregate, rows))
-        else:
-            run = next(runs)
-            found.append([(key, deltas) for key, _, deltas in run.items(range(run.rows))])
-    return found
+    rows = stored_rows(plain(batch)) if aggregates else []
+    events = Derivation(batch)
+    return [derive_small(each, rows) if each.is_plain else events.few(each, rows) for each in aggregates]
 
 
 def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list[tuple[bytes, dict[int, Any]]]:
@@ -223,15 +233,10 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
 
     Same results to the bit, same errors. The two ways are level at about 100 events (decision 0014).
     """
-    for group in aggregate.group_by:
-        if any(row.get(group.source) is None for row in rows):
-            raise null_key(aggregate, group)
-    types = [column.type for column in aggregate.key]
     sums = [column.operator == "sum" for column in aggregate.columns]
     zeros = [(0.0 if c.type.name == "float64" else 0) if c.operator == "sum" else None for c in aggregate.columns]
     found: dict[bytes, list[Any]] = {}
-    for row in rows:
-        key = encode_key(types, [_group_value(aggregate, group, row[group.source]) for group in aggregate.group_by])
+    for key, row in zip(_keys_of(aggregate, rows), rows, strict=True):
         cells = found.get(key)
         if cells is None:
             cells = found[key] = list(zeros)
@@ -250,6 +255,18 @@ def derive_small(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list
             raise _not_finite(aggregate, column)
     return [
         (key, {i: cell for i, cell in enumerate(cells) if cell is not None}) for key, cells in sorted(found.items())
+    ]
+
+
+def _keys_of(aggregate: TableSchema, rows: Sequence[dict[str, Any]]) -> list[bytes]:
+    """The encoded key of each event's row. Raises InvalidArgument for a null group key."""
+    for group in aggregate.group_by:
+        if any(row.get(group.source) is None for row in rows):
+            raise null_key(aggregate, group)
+    types = [column.type for column in aggregate.key]
+    return [
+        encode_key(types, [_group_value(aggregate, group, row[group.source]) for group in aggregate.group_by])
+        for row in rows
     ]
 
 

@@ -76,6 +76,13 @@ class Groups:
         self._prefix = prefix  # a code of each key without its last column
         self._slots = slots  # where each key's slot starts
 
+    @staticmethod
+    def of(group_of: Array, count: int) -> Groups:
+        """Events that are numbered already, by keys that somebody else has."""
+        groups = Groups(None, np.zeros(count, np.int64), group_of[:0], None)
+        groups._group_of = group_of
+        return groups
+
     @property
     def group_of(self) -> Array:
         if self._group_of is None:
