@@ -59,7 +59,10 @@ nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(np|numpy|pa|grpc|pyarrow|asyncio|concurrent|threading|collections|types|typing|datetime|os|abc)\..*"),
     (r"py:.*", r"(T|Tx|Snap|A|P|S|R|Any|Self|Generator|Iterator|AsyncIterator|Sequence|Mapping|Callable|Iterable)"),
-    (r"py:.*", r"(DataFrame|SearchStrategy|SparkSession|StructType|pyspark\..*|Future|TracebackType|Generic|ABC|kivi\._.*)"),
+    (
+        r"py:.*",
+        r"(DataFrame|SearchStrategy|SparkSession|StructType|pyspark\..*|Future|TracebackType|Generic|ABC|kivi\._.*)",
+    ),
     (r"py:.*", r"kivi\.(api|model|arrow|client|aio|spark|store|embedded|wire)\..*"),
     (r"py:.*", r"(dt\..*|_asyncio\..*|OperatorCall|TimeSlot|Row|Kind)"),
     (r"py:.*", r".*(Arguments|Outcome|Subscription|Appender|Transaction|Snapshot|Database|TableSchema|TailPoints).*"),
