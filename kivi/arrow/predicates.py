@@ -35,7 +35,6 @@ __all__ = ["evaluate", "filter_batch", "mask"]
 Types = Mapping[str, ColumnType]
 _BOOL: Final = ColumnType("bool")
 _KLEENE: Final = {"and": pc.and_kleene, "or": pc.or_kleene}
-_UNKNOWN: Final = pa.scalar(None, pa.bool_())
 
 
 def filter_batch(batch: Any, predicate: Expr, types: Types) -> Any:
@@ -184,7 +183,7 @@ def _stored_type(type_: ColumnType) -> Any:
 
 def _is_in(values: Any, wanted: Any) -> Any:
     found = pc.is_in(values, value_set=wanted)
-    return pc.if_else(values.is_valid(), found, _UNKNOWN) if values.null_count else found
+    return pc.if_else(values.is_valid(), found, pa.scalar(None, pa.bool_())) if values.null_count else found
 
 
 def _calculated(expr: Expr, args: Sequence[_Values], errors: _Errors | None, rows: int) -> _Values:

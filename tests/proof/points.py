@@ -70,7 +70,7 @@ POINTS: Final[dict[str, tuple[Any, str, When]]] = {
     "swept": (Sweeper, "write_swept", "after"),
     # the rest
     "stage": (Staging, "log_stage", "after"),
-    "backfill chunk": (backfill, "derive", "after"),
+    "backfill chunk": (backfill, "derive_all", "after"),
     "backfill done": (Tables, "redefine", "before"),
     "checkpoint copied": (RocksEngine, "checkpoint", "after"),
     "checkpoint begun": (checkpoint, "mark", "before"),
