@@ -20,7 +20,7 @@ from tests.mvcc.world import World
 RANDOM = st.randoms(use_true_random=False)
 EXAMPLES = 25
 SEEDS = range(30)
-SEEDS_ON_DISK = range(100, 108)
+SEEDS_ON_DISK = range(102, 110)
 STEPS = 100
 MINIMA = {
     "commit": 800,
