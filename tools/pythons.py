@@ -3,8 +3,8 @@
 ``make pythons``; the arguments are pytest's. Each Python gets an environment of its own, .venv-3.12.1 for example, with
 kivi, the extra ``test`` and nothing else. The classifiers of pyproject.toml say which versions are looked for: on the
 search path, where Debian and people who compile put theirs, and among pyenv's. Of several patch versions the oldest and
-the newest are taken, since what fails on one of them fails on most. A version that is not here is skipped, and the
-output says so.
+the newest are taken, since what fails on one of them fails on most; of the minor version of .venv none. A version that
+is not here is skipped, and the output says so.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ def environment(python: Path, version: str) -> Path:
 def main(arguments: list[str]) -> int:
     failed = False
     for minor in wanted():
+        if parsed(minor) == parsed(platform.python_version())[:2]:
+            say(f"Python {minor} is the one of .venv: make test runs all tests on it")
+            continue
         here = found(minor)
         if not here:
             say(f"Python {minor} is skipped: it is not on this machine")
         for version in sorted({min(here), max(here)} if here else ()):
             name = ".".join(map(str, version))
-            if name == platform.python_version():
-                say(f"Python {name} is the one of .venv: make test runs all tests on it")
-                continue
             inner = environment(here[version], name)
             say(f"tests on Python {name}")
             began = time.monotonic()
