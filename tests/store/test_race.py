@@ -23,7 +23,7 @@ from tests.proof.workloads import TABLES, Client, Mix, make_tables, settled
 
 THREADS = 8
 CALLERS = 24
-SECONDS_MAX = 60.0
+SECONDS_MAX = 150.0
 MINIMA = {"commits": 1_200, "reads": 1_500, "aborts": 50, "consolidations": 50, "grouped": 500}
 
 
