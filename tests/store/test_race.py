@@ -55,6 +55,7 @@ def race(store: Store, oracle: Oracle, workers: list[Client]) -> None:
         thread.join()
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_threads_against_the_replay_oracle(where: str, tmp_path: Path) -> None:
     """R1 to R8, R11, R14, R17: every read of every thread is the replay of CTS <= S."""
