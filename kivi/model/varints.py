@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from kivi.errors import DataLoss
 
-__all__ = ["decode", "encode", "encode_one", "unzigzag", "zigzag"]
+__all__ = ["decode", "encode", "encode_one", "gaps_of", "summed_gaps", "unzigzag", "zigzag"]
 
 Array = npt.NDArray[Any]
 _BYTES_MAX = 10  # of 64 bits
@@ -36,6 +36,27 @@ def unzigzag(values: Array) -> Array:
     np.negative(signs, out=signs)
     signs ^= (values >> np.uint64(1)).view(np.int64)
     return signs
+
+
+def gaps_of(values: Array, offsets: Array) -> Array:
+    """Of sequences of int64 the first value of each, and then the distance of every value from the one before, modulo
+    2**64."""
+    gaps = np.diff(values, prepend=0)
+    starts = offsets[:-1][offsets[1:] > offsets[:-1]]
+    gaps[starts] = values[starts]
+    return gaps
+
+
+def summed_gaps(gaps: Array, offsets: Array) -> Array:
+    """``gaps_of`` backwards."""
+    values: Array = np.cumsum(gaps)
+    starts, ends = offsets[:-1], offsets[1:]
+    filled = ends > starts
+    before = np.zeros(len(starts), np.int64)
+    later = filled & (starts > 0)
+    before[later] = values[starts[later] - 1]
+    values -= np.repeat(before, ends - starts)
+    return values
 
 
 def encode(values: Array, offsets: Array) -> list[bytes]:

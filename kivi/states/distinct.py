@@ -51,20 +51,11 @@ class DistinctKind(Kind):
         return ((keys - row * span).astype(np.int32),), offsets_of(np.bincount(row, minlength=len(lengths)))
 
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
-        numbers = items[0].astype(np.int64)
-        gaps = np.diff(numbers, prepend=0)
-        starts = offsets[:-1][offsets[1:] > offsets[:-1]]
-        gaps[starts] = numbers[starts]
-        return varints.encode(gaps.view(np.uint64), offsets)
+        return varints.encode(varints.gaps_of(items[0].astype(np.int64), offsets).view(np.uint64), offsets)
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         gaps, offsets = varints.decode(states)
-        numbers = np.cumsum(gaps.view(np.int64))
-        if len(numbers):
-            starts = offsets[:-1]
-            before = np.where(starts > 0, numbers[np.maximum(starts, 1) - 1], 0)
-            numbers -= np.repeat(before, np.diff(offsets))
-        return (numbers.astype(np.int32),), offsets
+        return (varints.summed_gaps(gaps.view(np.int64), offsets).astype(np.int32),), offsets
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
         (numbers,), offsets = self.decode(states)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
@@ -48,7 +49,7 @@ class _Moments(Kind):
         kept = np.flatnonzero(items[0])
         self.check(items)
         items = self.carried(tuple(part[kept] for part in items))
-        return items, offsets_of(items_count := np.bincount(kept, minlength=groups))[: len(items_count) + 1]
+        return items, offsets_of(np.bincount(kept, minlength=groups))
 
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
         lengths = np.diff(offsets)
@@ -56,6 +57,18 @@ class _Moments(Kind):
         added = self.carried(tuple(_added(part, rows, len(lengths)) for part in items))
         kept = np.flatnonzero(lengths if self.ordered else np.logical_or.reduce([part != 0 for part in added]))
         return tuple(part[kept] for part in added), offsets_of(np.bincount(kept, minlength=len(lengths)))
+
+    def values(self, states: Sequence[bytes]) -> list[Any]:
+        items, offsets = self.decode(states)
+        listed = [part.tolist() for part in items]
+        found: list[Any] = [None] * len(states)
+        for i, row in zip(np.flatnonzero(np.diff(offsets)).tolist(), zip(*listed, strict=True), strict=True):
+            found[i] = self._value(row)
+        return found
+
+    @abstractmethod
+    def _value(self, row: tuple[Any, ...]) -> float | None:
+        """What is read of one item."""
 
     def carried(self, items: Items) -> Items:
         return items
@@ -121,14 +134,6 @@ class ExactMoments(_Moments):
     def inverted(self, items: Items) -> Items:
         return self.carried(tuple(-part for part in items))
 
-    def values(self, states: Sequence[bytes]) -> list[Any]:
-        items, offsets = self.decode(states)
-        listed = [part.tolist() for part in items]
-        found: list[Any] = [None] * len(states)
-        for i, row in zip(np.flatnonzero(np.diff(offsets)).tolist(), zip(*listed, strict=True), strict=True):
-            found[i] = self._value(row)
-        return found
-
     def _value(self, row: tuple[int, ...]) -> float | None:
         count, total = row[0], _whole(row[1 : 1 + _SUM])
         unit = 10**self.state.value.scale
@@ -158,8 +163,7 @@ def _whole(limbs: Sequence[int]) -> int:
 def _limbs(values: Array, count: int) -> list[Array]:
     """An int64 as limbs, the last one signed."""
     rest = values >> 63
-    middle = [values >> _LIMB] if count == 2 else [(values >> _LIMB) & _LOW, *[rest & _LOW] * (count - 3), rest]
-    return [values & _LOW, *middle]
+    return [values & _LOW, (values >> _LIMB) & _LOW, *[rest & _LOW] * (count - 3), rest]
 
 
 def _squared(values: Array) -> list[Array]:
@@ -203,14 +207,6 @@ class FloatMoments(_Moments):
         parts = [np.ascontiguousarray(table[:, i]) for i in range(width)]
         lengths = np.fromiter(map(len, states), np.int64, len(states)) // (8 * width)
         return (parts[0], *(part.view(np.float64) for part in parts[1:])), offsets_of(lengths)
-
-    def values(self, states: Sequence[bytes]) -> list[Any]:
-        items, offsets = self.decode(states)
-        listed = [part.tolist() for part in items]
-        found: list[Any] = [None] * len(states)
-        for i, row in zip(np.flatnonzero(np.diff(offsets)).tolist(), zip(*listed, strict=True), strict=True):
-            found[i] = self._value(row)
-        return found
 
     def _value(self, row: tuple[Any, ...]) -> float | None:
         count, total = row[0], row[1]

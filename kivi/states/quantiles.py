@@ -41,25 +41,15 @@ class QuantilesKind(Kind):
         return (codes, counts), offsets
 
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
-        codes = items[0].astype(np.int64)
-        gaps = np.diff(codes, prepend=0)
-        starts = offsets[:-1][offsets[1:] > offsets[:-1]]
-        gaps[starts] = codes[starts]
-        numbers = np.empty(2 * len(codes), np.int64)
-        numbers[::2], numbers[1::2] = gaps, items[1]
+        numbers = np.empty(2 * len(items[0]), np.int64)
+        numbers[::2], numbers[1::2] = varints.gaps_of(items[0].astype(np.int64), offsets), items[1]
         return varints.encode(varints.zigzag(numbers), 2 * offsets)
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         numbers, offsets = varints.decode(states)
         signed = varints.unzigzag(numbers)
         offsets >>= 1
-        codes = np.cumsum(signed[::2])
-        starts = offsets[:-1]
-        before = (
-            np.where(starts > 0, codes[np.maximum(starts, 1) - 1], 0) if len(codes) else np.zeros(len(starts), np.int64)
-        )
-        codes -= np.repeat(before, np.diff(offsets))
-        return (codes.astype(np.int32), signed[1::2]), offsets
+        return (varints.summed_gaps(signed[::2], offsets).astype(np.int32), signed[1::2]), offsets
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
         return list(states)

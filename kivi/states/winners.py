@@ -140,20 +140,11 @@ class ExtremesKind(Kind):
 
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
         values = items[0] if self.state.kind == "smallest" else ~items[0]
-        with np.errstate(over="ignore"):
-            gaps = np.diff(values, prepend=0)
-        starts = offsets[:-1][offsets[1:] > offsets[:-1]]
-        gaps[starts] = values[starts]
-        return varints.encode(varints.zigzag(gaps), offsets)
+        return varints.encode(varints.zigzag(varints.gaps_of(values, offsets)), offsets)
 
     def decode(self, states: Sequence[bytes]) -> tuple[Items, Array]:
         numbers, offsets = varints.decode(states)
-        with np.errstate(over="ignore"):
-            values = np.cumsum(varints.unzigzag(numbers))
-            if len(values):
-                starts = offsets[:-1]
-                before = np.where(starts > 0, values[np.maximum(starts, 1) - 1], 0)
-                values -= np.repeat(before, np.diff(offsets))
+        values = varints.summed_gaps(varints.unzigzag(numbers), offsets)
         return (values if self.state.kind == "smallest" else ~values,), offsets
 
     def values(self, states: Sequence[bytes]) -> list[Any]:
