@@ -7,7 +7,7 @@ The stored form is varints: the first code, its count, the distance to the next 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
 
 __all__ = ["QuantilesKind", "counted"]
 
-_DENSE: int = 8
+_DENSE: Final = 8
 """Up to so many codes for each item a table of them is faster than sorting."""
 
 
