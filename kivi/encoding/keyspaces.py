@@ -33,6 +33,7 @@ __all__ = [
     "Space",
     "batch_key",
     "event_data_key",
+    "event_file_key",
     "event_header_key",
     "event_meta_key",
     "meta_key",
@@ -134,6 +135,11 @@ def event_meta_key(table_id: int) -> bytes:
 
 def event_header_key(table_id: int, block_id: int) -> bytes:
     return table_prefix(Space.EVENT, table_id) + b"\x01" + _U64.pack(block_id)
+
+
+def event_file_key(table_id: int, number: int) -> bytes:
+    """A settled file; the least of them comes after all headers."""
+    return table_prefix(Space.EVENT, table_id) + b"\x02" + _U64.pack(number)
 
 
 def event_data_key(table_id: int, block_id: int) -> bytes:
