@@ -42,6 +42,21 @@ hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kivi")
 
 
+@pytest.fixture(autouse=bool(os.environ.get("KIVI_SETTLE")))
+def _settling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``KIVI_SETTLE=1`` all events are settled whenever a test consolidates: no test may notice (R23)."""
+    from kivi.store.facade import Store
+
+    consolidate = Store.consolidate
+
+    def and_settle(store: Store) -> int:
+        upto = consolidate(store)
+        store.settle(max(64, store.settler.waiting() // 3))
+        return upto
+
+    monkeypatch.setattr(Store, "consolidate", and_settle)
+
+
 def require(program: str) -> str:
     """The path of ``program``; without it, skips the test, or fails it in continuous integration (``KIVI_CI``)."""
     for name in PROGRAMS.get(program, (program,)):

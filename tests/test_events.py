@@ -8,6 +8,7 @@ import itertools
 import random
 import threading
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -749,7 +750,7 @@ class Blocks(RuleBasedStateMachine):
     def settle(self, every, file_rows, share, steps):
         for _ in range(steps):
             oldest = self.unneeded(share)
-            self.events.settling.step(nullcontext(), lambda: oldest, every=every, file_rows=file_rows)
+            self.events.settling.step(nullcontext(), partial(int, oldest), every=every, file_rows=file_rows)
 
     @rule(share=st.floats(0, 1))
     def drop(self, share):
@@ -822,7 +823,8 @@ class Blocks(RuleBasedStateMachine):
             assert left.settled or not right.settled
         assert files == settled_files(self.engine, TABLE.id)
         named = {block.data for block in blocks} | {file.number for file in files}
-        named |= {one.data for part in (*blocks, *files) for one in part.erased} - {0}
+        named |= {one.data for block in blocks for one in block.erased} - {0}
+        named |= {one.data for file in files for one in file.erased}
         assert stored_ids(self.engine) == named | set(meta.dead)
 
 

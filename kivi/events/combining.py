@@ -1,8 +1,8 @@
 """Combining: which settled files to write again as others. Pure; ``kivi.events.settling`` does it.
 
 Files are sorted by event time, so a question reads of each file that meets its time the row groups that do. What has to
-stay small is how many files have events of a moment: the *depth* there, at most ``DEPTH_MAX`` once nothing is left to do.
-New files of events that came in time lie beside the others, and late ones across them; where files lie too deep the
+stay small is how many files have events of a moment: the *depth* there, at most ``DEPTH_MAX`` once nothing is left to
+do. New files of events that came in time lie beside the others, and late ones across them; where files lie too deep the
 smallest are combined, so that an event is written again about once each time that the late events of its time have
 grown by half. And small neighbours, as they come when a table is idle again and again, become one file.
 """

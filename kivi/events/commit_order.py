@@ -2,8 +2,8 @@
 
 Each *source* (a row group) is read when the order comes to its first event, and what is later than the next source's
 first event waits. Where events come about in the order of their time, little waits: the late ones, until their commits'
-turn. Where sources lie across each other so much that more waits than ``budget`` bytes, the later half is let go of, and
-its sources are read again when the order comes to it.
+turn. Where sources lie across each other so much that more waits than ``budget`` bytes, the later half is let go of,
+and its sources are read again when the order comes to it.
 
 Names are compared as one number, (CTS - first) * 2**bits + position, in windows of CTS in which it has 63 bits.
 """

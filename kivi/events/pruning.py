@@ -33,7 +33,7 @@ def all_kept(time_column: str, low: int | None, high: int | None, where: Expr | 
     return all_of(where, between(time_column, low, high))
 
 
-def outside(block: Block, low: int | None, high: int | None) -> bool:
+def outside(block: Known, low: int | None, high: int | None) -> bool:
     return (low is not None and block.time_max < low) or (high is not None and block.time_min >= high)
 
 

@@ -124,12 +124,16 @@ def decode_file(raw: bytes) -> SettledFile:
         raw_bytes,
         stored,
         tuple(tail),
-        tuple(
-            Group(*one[:7], {name: tuple(known) for name, known in one[7].items()}, tuple(map(tuple, one[8])))
-            for one in groups
-        ),
+        tuple(map(_decode_group, groups)),
         tuple(Erased(*one) for one in erased),
     )
+
+
+def _decode_group(found: list[Any]) -> Group:
+    start, rows, time_min, time_max, first_cts, last_cts, position_max, columns, chunks = found
+    known = {name: tuple(facts) for name, facts in columns.items()}
+    places = tuple((at, size, checksum) for at, size, checksum in chunks)
+    return Group(start, rows, time_min, time_max, first_cts, last_cts, position_max, known, places)
 
 
 # -- writing ------------------------------------------------------------------------------------------
@@ -152,7 +156,9 @@ def write_file(schema: TableSchema, number: int, events: Any, stamps: Any, posit
         groups.append(_group(schema, events.slice(start, rows), start, stamps, positions, chunks))
         start += rows
     tail = beyond, data.size - beyond, crc32(memoryview(data)[beyond:])
-    return data, SettledFile(number, events.num_rows, data.size, events.nbytes, len(schema.columns), tail, tuple(groups))
+    return data, SettledFile(
+        number, events.num_rows, data.size, events.nbytes, len(schema.columns), tail, tuple(groups)
+    )
 
 
 def _file_names(schema: TableSchema) -> list[str]:
@@ -230,7 +236,6 @@ class SettledFiles:
         self._arrow = arrow_schema(schema)
         self._footer = lru_cache(maxsize=_FOOTERS)(self._read_footer)
 
-
     def read(self, file: SettledFile, group: Group, columns: Sequence[str], *, named: bool = False) -> Any:
         """The columns of a row group as one RecordBatch; ``named``: with ``STAMP`` (uint64) and ``POSITION`` (int64).
 
@@ -259,7 +264,9 @@ class SettledFiles:
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
             raise self._lost(file.number, f"damaged ({error})") from None
         if batch.num_rows != group.rows:
-            raise self._lost(file.number, f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})")
+            raise self._lost(
+                file.number, f"damaged (a row group has {batch.num_rows} events, its manifest {group.rows})"
+            )
         return batch
 
     def check(self, file: SettledFile) -> None:

@@ -220,5 +220,3 @@ def _between(stamps: Any, positions: Any, wanted: Wanted) -> Any:
             at = stamps == np.uint64(cts)
             inside &= ~at | ((positions >= position) if before else (positions < position))
     return inside
-
-

@@ -102,7 +102,7 @@ class Settling:
         """
         ticket = self._owner.enter()  # what goes in stays until the swap
         try:
-            base, manifest, settled = self._owner.parts
+            _, manifest, _ = self._owner.parts
             _, blocks, files = manifest.read()
             inputs = _to_settle(blocks, every, file_rows)
             if inputs:

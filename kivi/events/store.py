@@ -20,7 +20,7 @@ from kivi.arrow.dictionaries import coded, together, written_bytes
 from kivi.encoding.event_names import EventNames
 from kivi.encoding.keyspaces import event_data_key, event_file_key, event_header_key, event_meta_key
 from kivi.engine import Engine, WriteBatch
-from kivi.errors import InvalidArgument, SnapshotTooOld
+from kivi.errors import InvalidArgument, NotFound, SnapshotTooOld
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, Stamps, first_positions, joined, read_headers
 from kivi.events.compaction import mergeable, unchanging
 from kivi.events.manifest import Manifest, settled_files
@@ -329,7 +329,8 @@ class EventStore:
         meta, blocks, files = self._manifest.read()
         if all(one[-1] for one in meta.retractions):
             return 0
-        return sum(one.rows for part in (*blocks, *files) for one in part.erased if not one.blank)
+        every = [one for block in blocks for one in block.erased] + [one for file in files for one in file.erased]
+        return sum(one.rows for one in every if not one.blank)
 
     # -- settling ---------------------------------------------------------------------------------
 
@@ -347,12 +348,20 @@ class EventStore:
     def reserve(self, count: int) -> int:
         """The first of so many numbers that nothing else has or will have."""
         meta = self._base.meta()
+        if not meta.next > 1:
+            raise NotFound(f"event table {self.schema.name!r} was dropped", table=self.schema.name)
         first = meta.next
         meta.next += count
         batch = WriteBatch()
         batch.put(event_meta_key(self.schema.id), meta.encode())
         self._engine.write(batch)
         return first
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        """Another one after any change but that of floors."""
+        meta = self._base.meta()
+        return meta.next, meta.manifest, meta.upto, meta.erased_upto, meta.blanked
 
     def hot_rows(self) -> int:
         """How many events are not settled."""

@@ -44,6 +44,11 @@ class Settings:
     """The same, by time."""
     block_rows: int = 131_072
     """Events of a block."""
+    # -- settling
+    settle: bool = True
+    """Whether events move from blocks to settled files in the background."""
+    settle_idle_s: float = 30.0
+    """After so long without new events, all events of a table are settled."""
     # -- leases
     lease_ttl_s: float = 60.0
     """How long a snapshot lasts that asks for nothing and is not renewed."""

@@ -15,6 +15,7 @@ from kivi.store.catalog import LATE
 from kivi.store.commits import Commits
 from kivi.store.host import Running
 from kivi.store.reads import Reads
+from kivi.store.settler import Settler
 from kivi.store.splitting import event_points, row_points
 
 __all__ = ["histograms", "split_points", "stats", "table_statistics"]
@@ -28,6 +29,7 @@ class Host(Running, Protocol):
     reader: Reader
     reads: Reads
     commits: Commits
+    settler: Settler
 
 
 def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
@@ -119,6 +121,9 @@ def stats(store: Host) -> dict[str, int | float]:
         "consolidation_seconds": store.consolidator.busy_s,
         "block_compactions": store.consolidator.compactions,
         "block_compacted_rows": store.consolidator.compacted_rows,
+        "settling": store.settler.waiting(),
+        "settling_seconds": store.settler.seconds,
+        **store.settler.stats(),
         "version_bytes": store.consolidator.sweeper.versions_bytes,
         "stages": len(store.stages),
         "stage_bytes": store.stages.live_bytes,
