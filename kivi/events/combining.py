@@ -4,7 +4,7 @@ Files are sorted by event time, so a question reads of each file that meets its 
 stay small is how many files have events of a moment: the *depth* there, at most ``DEPTH_MAX`` once nothing is left to
 do. New files of events that came in time lie beside the others, and late ones across them; where files lie too deep the
 smallest are combined, so that an event is written again about once each time that the late events of its time have
-grown by half. And small neighbours, as they come when a table is idle again and again, become one file.
+doubled. And small neighbours, as they come when a table is idle again and again, become one file.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 
 __all__ = ["DEPTH_MAX", "combinable", "portions"]
 
-DEPTH_MAX: Final = 8
-_TOGETHER: Final = 5
+DEPTH_MAX: Final = 12
+_TOGETHER: Final = 8
 _NEIGHBOURS: Final = 16
 
 

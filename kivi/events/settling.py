@@ -16,7 +16,6 @@ counted in the headers of the settled blocks, so positions and counts of commits
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -33,12 +32,14 @@ from kivi.engine import WriteBatch
 from kivi.events.blocks import Block, Blocks, Counts, Erased, Meta, first_positions
 from kivi.events.combining import combinable, portions
 from kivi.events.manifest import Manifest
-from kivi.events.settled_files import SettledFile, SettledFiles, write_file
+from kivi.events.settled_files import Group, SettledFile, SettledFiles, write_file
 
 __all__ = ["FILE_ROWS", "Settling", "data_of", "named_rows"]
 
 FILE_ROWS: Final = 1 << 20
 """Events of a file, and of the blocks that are settled together."""
+_FILE_BYTES: Final = 128 << 20
+"""Bytes in memory of these, where events are long: a step holds about three times as much."""
 
 Lock = AbstractContextManager[Any]
 
@@ -78,6 +79,10 @@ class _Made:
 
     files: list[tuple[SettledFile, Any, dict[int, Counts]]]
     gone: _Events
+
+    def and_also(self, other: _Made) -> _Made:
+        gone = [part for part in (self.gone, other.gone) if len(part.stamps)]
+        return _Made(self.files + other.files, _joined(gone))
 
     def blank(self, inside: Any) -> tuple[Erased, ...]:
         """Of the events that are in no file any more, those at these places: how many each retraction had removed."""
@@ -152,17 +157,23 @@ class Settling:
     def _combine(self, lock: Lock, inputs: list[SettledFile], least: int, file_rows: int) -> bool:
         base, _, settled = self._owner.parts
         every = [column.name for column in base.schema.columns]
-        parts = list[_Events]()
-        for file in inputs:
-            erased_at = np.zeros(file.rows, np.int64)
-            for one in file.erased:
-                erased_at[base.rows_erased(one)] = one.cts
-            for group in file.groups:
-                batch = settled.read(file, group, every, named=True)
-                stamps, positions = (batch.column(name).to_numpy() for name in (STAMP, POSITION))
-                rows = slice(group.start, group.start + group.rows)
-                parts.append(_Events(batch.select(every), stamps, positions, erased_at[rows]))
-        made = self._made(lock, _joined(parts), least, file_rows)
+        erased = {file.number: _erased_at(base, file) for file in inputs}
+        made = _Made([], _joined([]))
+        try:
+            for low, high in _slices(inputs, file_rows):
+                parts = list[_Events]()
+                for file, group in _groups(inputs, low, high):
+                    batch = settled.read(file, group, every, named=True)
+                    times = _times(base, batch)
+                    start, stop = (int(np.searchsorted(times, bound)) for bound in (low, high))
+                    stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))
+                    columns = batch.select(every).slice(start, stop - start)
+                    erased_at = erased[file.number][group.start + start : group.start + stop]
+                    parts.append(_Events(columns, stamps, positions, erased_at))
+                made = made.and_also(self._made(lock, _joined(parts), least, file_rows))
+        except BaseException:
+            settled.place.delete(file.number for file, _, _ in made.files)
+            raise
 
         def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
             there = {file.number: file for file in files}
@@ -183,7 +194,7 @@ class Settling:
         base, _, settled = self._owner.parts
         is_gone = (events.erased_at > 0) & (events.erased_at <= least)
         gone, left = events.picked(np.flatnonzero(is_gone)), events
-        times = stored_array(base.schema.column(base.schema.event_time or "").type, _time_of(left.columns, base))
+        times = _times(base, left.columns)
         order = np.lexsort((left.positions, left.stamps, times))
         left = left.picked(order[~is_gone[order]])
         cuts = portions(times[order][~is_gone[order]], file_rows)
@@ -248,23 +259,61 @@ def data_of(block: Block) -> list[int]:
 
 def _to_settle(blocks: list[Block], every: bool, file_rows: int) -> list[Block]:
     hot = [block for block in blocks if not block.settled]
-    if not every and sum(block.rows for block in hot) < 2 * file_rows:
+    rows, nbytes = sum(block.rows for block in hot), sum(block.raw_bytes for block in hot)
+    if not every and rows < 2 * file_rows and nbytes < 2 * _FILE_BYTES:
         return []
-    ends = itertools.accumulate(block.rows for block in hot)
-    return [block for block, end in zip(hot, ends, strict=True) if end <= file_rows or end == block.rows]
+    chosen = list[Block]()
+    rows = nbytes = 0
+    for block in hot:
+        rows, nbytes = rows + block.rows, nbytes + block.raw_bytes
+        if chosen and (rows > file_rows or nbytes > _FILE_BYTES):
+            break
+        chosen.append(block)
+    return chosen
+
+
+def _groups(files: list[SettledFile], low: int, high: int) -> Iterator[tuple[SettledFile, Group]]:
+    for file in files:
+        for group in file.groups:
+            if group.time_max >= low and group.time_min < high:
+                yield file, group
+
+
+def _slices(files: list[SettledFile], file_rows: int) -> Iterator[tuple[int, int]]:
+    """Spans of event time [low, high) that together have all events, each about as many as a file."""
+    groups = sorted((group.time_max, group.rows) for file in files for group in file.groups)
+    most = min(file_rows, max(1, _FILE_BYTES * sum(file.rows for file in files) // sum(f.raw_bytes for f in files)))
+    low, rows = min(file.time_min for file in files), 0
+    for time_max, more in groups:
+        rows += more
+        if rows >= most and time_max >= low:
+            yield low, time_max + 1
+            low, rows = time_max + 1, 0
+    if low <= groups[-1][0]:
+        yield low, groups[-1][0] + 1
+
+
+def _erased_at(base: Blocks, file: SettledFile) -> Counts:
+    found = np.zeros(file.rows, np.int64)
+    for one in file.erased:
+        found[base.rows_erased(one)] = one.cts
+    return found
+
+
+def _times(base: Blocks, columns: Any) -> Any:
+    name = base.schema.event_time or ""
+    return stored_array(base.schema.column(name).type, columns.column(name))
 
 
 def _joined(parts: Sequence[_Events]) -> _Events:
+    if not parts:
+        return _Events(None, np.zeros(0, np.uint64), np.zeros(0, np.int64), np.zeros(0, np.int64))
     return _Events(
         together([part.columns for part in parts]),
         np.concatenate([part.stamps for part in parts]),
         np.concatenate([part.positions for part in parts]),
         np.concatenate([part.erased_at for part in parts]),
     )
-
-
-def _time_of(columns: Any, base: Blocks) -> Any:
-    return columns.column(base.schema.event_time or "")
 
 
 def named_rows(settled: SettledFiles, file: SettledFile, names: EventNames) -> Counts:
