@@ -40,7 +40,7 @@ File = TypeVar("File", bound=Spanning)
 
 def combinable(files: Sequence[File], file_rows: int) -> list[File]:
     """Files to combine now; empty if there is nothing to do. ``file_rows``: of a file as large as they become."""
-    deepest = _deepest(files)
+    deepest = _deepest([file for file in files if not _is_of_a_moment(file, file_rows)])
     if len(deepest) > DEPTH_MAX:
         return sorted(deepest, key=lambda file: file.rows)[:_TOGETHER]
     small: list[File] = []
@@ -52,6 +52,11 @@ def combinable(files: Sequence[File], file_rows: int) -> list[File]:
         if len(small) == _NEIGHBOURS:
             return small
     return []
+
+
+def _is_of_a_moment(file: Spanning, file_rows: int) -> bool:
+    """Whether it is full of events of one moment: nothing separates it from others of that moment."""
+    return file.time_min == file.time_max and 2 * file.rows >= file_rows
 
 
 def _tier(file: Spanning) -> int:

@@ -42,13 +42,14 @@ _FILE_BYTES: Final = 128 << 20
 """Bytes in memory of these, where events are long: a step holds about three times as much."""
 
 Lock = AbstractContextManager[Any]
+Parts = tuple[Blocks, Manifest, SettledFiles]
 
 
 class Owner(Protocol):
     """The event table, as far as steps use it."""
 
     @property
-    def parts(self) -> tuple[Blocks, Manifest, SettledFiles]: ...
+    def parts(self) -> Parts: ...
 
     def enter(self) -> int: ...
 
@@ -107,34 +108,36 @@ class Settling:
         """
         ticket = self._owner.enter()  # what goes in stays until the swap
         try:
-            _, manifest, _ = self._owner.parts
-            _, blocks, files = manifest.read()
+            parts = self._owner.parts  # the same to the end, whatever is altered meanwhile
+            _, blocks, files = parts[1].read()
             inputs = _to_settle(blocks, every, file_rows)
             if inputs:
-                return self._settle(lock, blocks, inputs, unneeded(), file_rows)
+                return self._settle(parts, lock, blocks, inputs, unneeded(), file_rows)
             least = unneeded()
             chosen = [file for file in files if any(one.cts <= least for one in file.erased)][:1]
             chosen = chosen or combinable(files, file_rows)
-            return bool(chosen) and self._combine(lock, chosen, least, file_rows)
+            return bool(chosen) and self._combine(parts, lock, chosen, least, file_rows)
         finally:
             self._owner.leave(ticket)
 
     # -- the two steps ----------------------------------------------------------------------------
 
-    def _settle(self, lock: Lock, blocks: list[Block], inputs: list[Block], least: int, file_rows: int) -> bool:
-        base, _, _ = self._owner.parts
+    def _settle(
+        self, parts: Parts, lock: Lock, blocks: list[Block], inputs: list[Block], least: int, file_rows: int
+    ) -> bool:
+        base = parts[0]
         firsts = dict(zip((block.order for block in blocks), first_positions(blocks), strict=True))
         every = [column.name for column in base.schema.columns]
-        parts = list[_Events]()
+        found = list[_Events]()
         for block in inputs:
             names = EventNames.of_rows(*base.runs(block), firsts[block.order])
             erased_at = np.zeros(block.rows, np.int64)
             for one in block.erased:
                 erased_at[base.rows_erased(one)] = -1 if one.blank else one.cts
-            parts.append(_Events(base.read(block, every), names.stamps, names.positions, erased_at))
-        events = _joined(parts)
+            found.append(_Events(base.read(block, every), names.stamps, names.positions, erased_at))
+        events = _joined(found)
         events = events.picked(np.flatnonzero(events.erased_at >= 0))  # blank ones say nothing
-        made = self._made(lock, events, least, file_rows)
+        made = self._made(parts, lock, events, least, file_rows)
 
         def swap(batch: WriteBatch, meta: Meta, now: list[Block], files: list[SettledFile]) -> list[int] | None:
             there = {block.order: block for block in now}
@@ -148,20 +151,20 @@ class Settling:
             meta.next += 1
             return [data for block in inputs for data in data_of(block)]
 
-        done = self._swap(lock, made, [], swap)
+        done = self._swap(parts, lock, made, [], swap)
         if done:
             self.settled_rows += sum(block.rows for block in inputs)
             self.settled_bytes += sum(file.nbytes for file, _, _ in made.files)
         return done
 
-    def _combine(self, lock: Lock, inputs: list[SettledFile], least: int, file_rows: int) -> bool:
-        base, _, settled = self._owner.parts
+    def _combine(self, parts: Parts, lock: Lock, inputs: list[SettledFile], least: int, file_rows: int) -> bool:
+        base, _, settled = parts
         every = [column.name for column in base.schema.columns]
         erased = {file.number: _erased_at(base, file) for file in inputs}
         made = _Made([], _joined([]))
         try:
             for low, high in _slices(inputs, file_rows):
-                parts = list[_Events]()
+                found = list[_Events]()
                 for file, group in _groups(inputs, low, high):
                     batch = settled.read(file, group, every, named=True)
                     times = _times(base, batch)
@@ -169,8 +172,8 @@ class Settling:
                     stamps, positions = (batch.column(name).to_numpy()[start:stop] for name in (STAMP, POSITION))
                     columns = batch.select(every).slice(start, stop - start)
                     erased_at = erased[file.number][group.start + start : group.start + stop]
-                    parts.append(_Events(columns, stamps, positions, erased_at))
-                made = made.and_also(self._made(lock, _joined(parts), least, file_rows))
+                    found.append(_Events(columns, stamps, positions, erased_at))
+                made = made.and_also(self._made(parts, lock, _joined(found), least, file_rows))
         except BaseException:
             settled.place.delete(file.number for file, _, _ in made.files)
             raise
@@ -185,13 +188,13 @@ class Settling:
                     base.put_header(batch, replace(block, erased=(*block.erased, *made.blank(inside))))
             return [one.data for file in inputs for one in file.erased]
 
-        done = self._swap(lock, made, inputs, swap)
+        done = self._swap(parts, lock, made, inputs, swap)
         self.combined_rows += sum(file.rows for file in inputs) if done else 0
         return done
 
-    def _made(self, lock: Lock, events: _Events, least: int, file_rows: int) -> _Made:
+    def _made(self, parts: Parts, lock: Lock, events: _Events, least: int, file_rows: int) -> _Made:
         """Files of the events, but of those that retractions up to ``least`` removed."""
-        base, _, settled = self._owner.parts
+        base, _, settled = parts
         is_gone = (events.erased_at > 0) & (events.erased_at <= least)
         gone, left = events.picked(np.flatnonzero(is_gone)), events
         times = _times(base, left.columns)
@@ -222,12 +225,13 @@ class Settling:
 
     def _swap(
         self,
+        parts: Parts,
         lock: Lock,
         made: _Made,
         inputs: list[SettledFile],
         swap: Callable[[WriteBatch, Meta, list[Block], list[SettledFile]], list[int] | None],
     ) -> bool:
-        base, manifest, settled = self._owner.parts
+        base, manifest, settled = parts
         with lock:
             meta, blocks, files = manifest.read()
             batch = WriteBatch()

@@ -47,6 +47,8 @@ class Settings:
     # -- settling
     settle: bool = True
     """Whether events move from blocks to settled files in the background."""
+    settle_every_s: float = 1.0
+    """How often it is looked whether there is something to settle."""
     settle_idle_s: float = 30.0
     """After so long without new events, all events of a table are settled."""
     # -- leases

@@ -27,7 +27,6 @@ __all__ = ["Settler"]
 
 _log = logging.getLogger("kivi.store")
 
-_EVERY_S: Final = 1.0
 _RETRY_S: Final = 5.0
 _LOOK_AGAIN: Final = 30
 """So many rounds after there was nothing to do it is looked again, whatever has changed: snapshots may have ended."""
@@ -83,11 +82,11 @@ class Settler:
 
     def _work(self) -> None:
         use_batch_scheduling()
-        pause = _EVERY_S
+        pause = every_s = self._store.settings.settle_every_s
         while not self._stop.wait(pause):
             try:
                 with self._mutex:
-                    pause = 0.0 if self._round() else _EVERY_S
+                    pause = 0.0 if self._round() else every_s
             except Unavailable:  # no disk space, most of all: what was made is gone, what is there stays
                 pause = _RETRY_S
             except KiviError as error:

@@ -11,6 +11,7 @@ import itertools
 import random
 import struct
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,7 @@ class History:
             [
                 self.append, self.append, self.append, self.append_each, self.retract, self.retract, self.reopen,
                 consolidator.run, consolidator.run_light, consolidator.compact, consolidator.sweep,
+                partial(self.db.store.settle, self.random.choice([16, 64, 1 << 20])),
                 lambda: self.snapshots.append(self.db.snapshot()), self.close_snapshots,
             ]
         )()  # fmt: skip
