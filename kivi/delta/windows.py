@@ -22,13 +22,13 @@ Sums of floats are added pane by pane, piece by piece, in the order of time. Pur
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 
-from kivi.delta.combine import Combining, combine
+from kivi.delta.combine import combine
 from kivi.delta.rolling import CTS
 from kivi.delta.runs import Array, Cells, DeltaRun
 from kivi.encoding.keys import large_binary
@@ -40,6 +40,9 @@ __all__ = ["session_starts", "sessions", "slid"]
 
 _TIME: Final = 8
 """Bytes of the time that a key ends in."""
+_ROWS: Final = 65_536
+_STATES_ROWS: Final = 1_024
+"""Panes that are put together at once, numbers and states."""
 _SIGN: Final = np.uint64(1 << 63)
 
 Check = Callable[[int], None]
@@ -83,33 +86,55 @@ def _heads(keys: Any) -> Array:
 # -- sliding ----------------------------------------------------------------------------------------
 
 
-def slid(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check) -> DeltaRun:
-    """The windows [w, w + size), w a multiple of ``slide_us``, that some pane lies in. ``run`` has rows of panes,
-    as long as the greatest common divisor of both, and keys that end in their beginnings.
+def slid(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check) -> Iterator[DeltaRun]:
+    """The windows [w, w + size), w a multiple of ``slide_us``, that some pane lies in, in parts. ``run`` has rows of
+    panes, as long as the greatest common divisor of both, and keys that end in their beginnings.
+
+    A part is the windows from one key on up to another, and is made of the panes from the one up to ``size_us`` behind
+    the other. So what is held besides panes is a part, which a processor's cache holds.
 
     Raises OutOfRange for windows that would begin before time, and for sums of floats.
     """
     if not run.rows:
-        return run
+        return
     if int(_times(run.keys).min()) < INT64_MIN + size_us:
         raise OutOfRange("the first windows would begin before time: bound the question by start")
+    has_states = any(column.state is not None for column in target.columns)
+    rows = max(_STATES_ROWS if has_states else _ROWS, 4 * size_us // math.gcd(size_us, slide_us))
+    for at in range(0, run.rows, rows):
+        low = run.key_at(at) if at else None
+        high = run.key_at(at + rows) if at + rows < run.rows else None
+        upto = run.rows if high is None else run.lower(_later(high, size_us))
+        windows = _windows(target, _slice(run, slice(at, upto)), size_us, slide_us, check)
+        yield _slice(windows, slice(*_range(windows, low, high)))
+
+
+def _range(run: DeltaRun, low: bytes | None, high: bytes | None) -> tuple[int, int]:
+    rows = run.slice_range(low, high)
+    return rows.start, rows.stop
+
+
+def _slice(run: DeltaRun, part: slice) -> DeltaRun:
+    keys = run.keys.slice(part.start, part.stop - part.start)
+    return DeltaRun(keys, CTS, tuple(cells.take(part) for cells in run.columns))
+
+
+def _later(key: bytes, size_us: int) -> bytes:
+    """The key of the same group so much later."""
+    time = int.from_bytes(key[-_TIME:], "big") + size_us
+    return key[:-_TIME] + min(time, 2**64 - 1).to_bytes(_TIME, "big")
+
+
+def _windows(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, check: Check) -> DeltaRun:
     pane_us = math.gcd(size_us, slide_us)
     panes, copies = size_us // pane_us, -(-size_us // slide_us)
-    if copies <= 2 * panes.bit_length():
-        return _copied(target, run, size_us, slide_us, copies, check)
-    return _doubled(target, run, pane_us, panes, slide_us, check)
-
-
-def _copied(target: TableSchema, run: DeltaRun, size_us: int, slide_us: int, copies: int, check: Check) -> DeltaRun:
+    if copies > 2 * panes.bit_length():
+        return _doubled(target, run, pane_us, panes, slide_us, check)
     times = _times(run.keys)
     last = times // slide_us * slide_us
-    combining = Combining(target, run.rows)
-    for copy in range(copies):
-        starts = last - copy * slide_us
-        _add(combining, _moved(run, starts, starts + size_us > times), check)
-    found = combining.result()
-    assert found is not None
-    return found
+    check(copies * run.nbytes)
+    starts = [last - copy * slide_us for copy in range(copies)]
+    return combine(target, [_moved(run, each, each + size_us > times) for each in starts])
 
 
 def _doubled(target: TableSchema, run: DeltaRun, pane_us: int, panes: int, slide_us: int, check: Check) -> DeltaRun:
@@ -143,12 +168,6 @@ def _moved(run: DeltaRun, times: Array, kept: Array) -> DeltaRun:
     moved = DeltaRun(_with_times(run.keys, times), CTS, run.columns)
     moved.distinct = False
     return moved
-
-
-def _add(combining: Combining, run: DeltaRun, check: Check) -> None:
-    check(combining.nbytes + run.nbytes)
-    if run.rows:
-        combining.add(run)
 
 
 # -- sessions ---------------------------------------------------------------------------------------

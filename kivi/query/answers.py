@@ -53,18 +53,26 @@ class Answer(Iterator[pa.RecordBatch]):
         return self._explanation
 
 
-def answered(question: Question, found: Iterable[Found], limit: int | None) -> Iterator[pa.RecordBatch]:
+def answered(
+    question: Question, found: Iterable[Found], limit: int | None, check: Callable[[int], None]
+) -> Iterator[pa.RecordBatch]:
     """The rows that are asked for, in order: by ``order``, and where that is equal by their groups, nulls last.
 
-    Raises OutOfRange for a value that its column cannot hold, if that column is asked for.
+    ``check`` is told how many bytes they take so far. Raises what it raises, and OutOfRange for a value that its column
+    cannot hold, if that column is asked for.
     """
-    target, needed = question.target, question.needed
-    kinds = [each for each in found if len(each.rows.rows)]
-    names = needed if len(kinds) < 2 else tuple(dict.fromkeys((*needed, *target.key_names)))
-    fields = pa.schema([arrow_field(name, question.type_of(name)) for name in names])
-    table = pa.concat_tables([_table(question, kind, names, fields) for kind in kinds] or [fields.empty_table()])
-    if question.having is not None:
-        table = filter_batch(table, question.having, {name: question.type_of(name) for name in names})
+    target = question.target
+    names = tuple(dict.fromkeys((*question.needed, *target.key_names)))
+    types = {name: question.type_of(name) for name in names}
+    fields = pa.schema([arrow_field(name, type_) for name, type_ in types.items()])
+    tables, kinds, held = [fields.empty_table()], set(), 0
+    for part in found:
+        kinds.add(part.nulls)
+        rows = _table(question, part, names, fields)
+        tables.append(rows if question.having is None else filter_batch(rows, question.having, types))
+        held += tables[-1].nbytes
+        check(held)
+    table = pa.concat_tables(tables)
     order = [(name, "descending" if down else "ascending") for name, down in question.order]
     if len(kinds) > 1:
         order += [(name, "ascending") for name in target.key_names if name not in dict(question.order)]

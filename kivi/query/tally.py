@@ -7,14 +7,14 @@ kind has a target of its own, whose key is without these columns: the usual kind
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from kivi.arrow.columns import stored_array
-from kivi.delta.combine import Combining
+from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import Derivation, run_from_rows
 from kivi.delta.overlay import FixedRows
 from kivi.delta.rolling import CTS, folded
@@ -33,6 +33,7 @@ CHUNK_ROWS: Final = 131_072
 """Events that deltas are derived from at once."""
 _ROWS_MIN: Final = 65_536
 """Deltas that are combined at once, at least."""
+_PART_ROWS: Final = 16_384
 _MOMENT: Final = ColumnType("timestamp")
 
 
@@ -138,22 +139,31 @@ class Tally:
 
     # -- what comes out -------------------------------------------------------------------------
 
-    def result(self) -> list[Found]:
-        """All rows. Without groups there is one, also of no events. Raises OutOfRange, ResourceExhausted."""
+    def result(self) -> Iterator[Found]:
+        """All rows, in parts: those of one kind after the other. Without groups there is one, also of no events.
+
+        Raises OutOfRange, ResourceExhausted.
+        """
         target = self._question.target
-        found = []
+        empty = True
         for nulls, (kind, combining) in self._kinds.items():
-            run = combining.result()
-            windows = self._question.windows
-            if run is not None and windows is not None and windows.size is not None and windows.slide_us is not None:
-                run = slid(kind, run, windows.size.count, windows.slide_us, self.check)
-            if run is not None:
-                found.append(Found(kind, folded(kind, run), nulls))
-        if not target.key and not found:
+            if (run := combining.result()) is not None:
+                empty = False
+                yield from (Found(kind, folded(kind, part), nulls) for part in self._parts(kind, run))
+        if not target.key and empty:
             columns = tuple(neutral_column(column, 1) for column in target.columns)
             nothing = DeltaRun(pa.array([b""], pa.large_binary()), CTS, columns)
-            found.append(Found(target, folded(target, nothing), ()))
-        return found
+            yield Found(target, folded(target, nothing), ())
+
+    def _parts(self, kind: TableSchema, run: DeltaRun) -> Iterator[DeltaRun]:
+        windows = self._question.windows
+        if windows is None or windows.size is None or windows.slide_us is None:
+            return pieces(run, _PART_ROWS)
+
+        def check(more: int) -> None:
+            self.check(run.nbytes + more)
+
+        return slid(kind, run, windows.size.count, windows.slide_us, check)
 
 
 class Pieces(Combining):

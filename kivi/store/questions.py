@@ -111,7 +111,7 @@ class Questions:
             assert places is not None
             part = Part((question.start_us, question.end_us), schema, places[0], question.cells)
             self._add_rows(rollups, lease, part, wanted.where, tally, read)
-            batches = answered(question, tally.result(), wanted.limit)
+            batches = answered(question, tally.result(), wanted.limit, tally.check)
             return batches, _told(question, lease, Read([part], {schema.name: read}))
 
         return Answer(ask, later_of(self.retention.row_floor(schema, lease.ts), schema.complete_since_us))
@@ -184,7 +184,7 @@ class Questions:
         else:
             self._derive(captured, of_events, where, question, tally)
             read.events = tally.events
-        batches = answered(question, tally.result(), wanted.limit)
+        batches = answered(question, tally.result(), wanted.limit, tally.check)
         return batches, _told(question, lease, read)
 
     def _sum_up(
