@@ -24,6 +24,7 @@ from kivi.model.changes import Changes, check_retractions
 from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import declared_schema, level_schemas
+from kivi.model.orders import order_of
 from kivi.model.questions import Question, question_of, seen_schema
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
@@ -256,6 +257,8 @@ class Translator:
             changes=_changes(spec.changes) if spec.HasField("changes") else None,
             rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
             question=self._question(schema, spec),
+            order=order_of(spec.order_by, schema.output_type),
+            offset=spec.offset,
         )
 
     def _question(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Question | None:

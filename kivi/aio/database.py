@@ -24,6 +24,7 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
     QuestionArguments,
     RollupArguments,
     ScanArguments,
@@ -104,7 +105,7 @@ class _Reads:
     started = asks(TransactionCore.started)
     renew = asks(TransactionCore.renew)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
         """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
         return self._each(wanted)
@@ -120,7 +121,7 @@ class _Reads:
                 for row in rows_from_batch(batch):
                     yield row
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
         """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
 
@@ -233,7 +234,7 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
+    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
     rollup = takes(RollupArguments)(asks(TransactionCore.answer))
     query = takes(QuestionArguments)(asks(TransactionCore.answer))
     windows = takes(windows_arguments)(asks(TransactionCore.answer))

@@ -22,6 +22,7 @@ from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_ret
 from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
+from kivi.model.orders import order_of
 from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
 from kivi.model.rollups import rolled_outputs, rollup_of
 from kivi.model.scans import Scan
@@ -42,6 +43,7 @@ __all__ = [
     "ChangesArguments",
     "GetArguments",
     "LevelsArguments",
+    "OrderedScanArguments",
     "QuestionArguments",
     "RollupArguments",
     "ScanArguments",
@@ -99,8 +101,8 @@ def takes(
 
 
 def type_of(schema: TableSchema, name: str) -> ColumnType:
-    """The type a read returns for a column; derived columns are float64. SchemaError if there is none."""
-    return _FLOAT if schema.expression_of(name) is not None else schema.column(name).type
+    """``schema.output_type``, for readers of expressions."""
+    return schema.output_type(name)
 
 
 # -- reads --------------------------------------------------------------------------------------------
@@ -163,7 +165,7 @@ class Selection:
 
 @dataclass(slots=True)
 class ScanArguments(Selection):
-    """Of ``scan``, ``scan_batches`` and ``to_arrow``."""
+    """What a scan reads."""
 
     limit: int | None = None
     reverse: bool = False
@@ -181,6 +183,25 @@ class ScanArguments(Selection):
         from kivi.arrow.columns import arrow_schema
 
         return arrow_schema(schema, schema.output_columns(self.columns))
+
+
+@dataclass(slots=True)
+class OrderedScanArguments(ScanArguments):
+    """Of ``scan``, ``scan_batches`` and ``to_arrow``: rows in an order, from the ``offset``-th on."""
+
+    order_by: str | Sequence[str] = ()
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        ScanArguments.__post_init__(self)
+        self.order_by = check_order(self.order_by)
+        _number(self.offset, "offset is a number of rows")
+        if self.order_by and self.reverse:
+            raise InvalidArgument('reverse is for rows in key order: write order_by="-column" for the largest first')
+
+    def bound(self, schema: TableSchema) -> Scan:
+        order = order_of(self.order_by, schema.output_type)
+        return replace(ScanArguments.bound(self, schema), order=order, offset=self.offset)
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
     QuestionArguments,
     RollupArguments,
     ScanArguments,
@@ -373,15 +374,18 @@ class Reads(ABC):
         """One row or None per key, in the order of the keys."""
         return self._get(wanted)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
         """Rows in key order; ``end`` is exclusive. Events come in commit order, bounded by event time.
 
-        They are read as they are asked for, some thousands at a time.
+        They are read as they are asked for, some thousands at a time. ``order_by`` is a column or several, "-slowest"
+        from the largest down, nulls last; ``limit`` rows are given from the ``offset``-th on. In such an order all rows
+        are looked at first, and as many held as are given or skipped: ResourceExhausted, if these take more than the
+        setting ``query_bytes``.
         """
         return self._rows(wanted)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
 
@@ -552,7 +556,7 @@ class Snapshot(Reads):
         """The commit timestamp up to which everything is seen."""
 
     @abstractmethod
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         """A scan as one Arrow table."""
 

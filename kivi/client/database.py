@@ -16,6 +16,7 @@ from kivi.api.arguments import (
     AlterAggregateArguments,
     AlterTableArguments,
     LevelsArguments,
+    OrderedScanArguments,
     QuestionArguments,
     ScanArguments,
     SubscribeArguments,
@@ -156,7 +157,7 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
+    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
     _answer = asks(TransactionCore.answer)
 
 

@@ -19,6 +19,7 @@ from kivi.api.arguments import (
     AlterTableArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
     QuestionArguments,
     RollupArguments,
     ScanArguments,
@@ -189,7 +190,7 @@ class Snapshot(interface.Snapshot):
         rolled = self._db.store.answer(self._lease, schema, wanted.bound(schema))
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         import pyarrow as pa
 

@@ -39,6 +39,7 @@ from kivi.model.expressions import Expr, bind, bind_value, names
 from kivi.model.levels import flat_measure
 from kivi.model.measuring import TIMED, measured, observed_columns
 from kivi.model.names import check_name
+from kivi.model.orders import Order, order_of
 from kivi.model.rollups import aligned, stored_slot
 from kivi.model.schema import Column, GroupKey, Measure, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
@@ -113,7 +114,7 @@ class Question:
     start_us: int | None = None
     end_us: int | None = None
     having: Expr | None = None
-    order: tuple[tuple[str, bool], ...] = ()
+    order: Order = ()
     offset: int = 0
     windows: Windows | None = None
     cells: tuple[int, ...] = ()
@@ -194,7 +195,7 @@ def question_of(
     target, computed, calls, cells = of(schema, groups, measures, derived, windows, stored)
     bounds = [_bound(schema, what, moment) for what, moment in (("start", start), ("end", end))]
     outputs = _outputs(target, windows, columns)
-    order = _order(target, windows, order_by)
+    order = order_of(order_by, lambda name: _type_of(target, windows, name))
     if having is not None:
         having = bind(having, lambda name: _type_of(target, windows, name), stored)
     asked = Question(
@@ -379,19 +380,6 @@ def _outputs(target: TableSchema, windows: Windows | None, columns: Iterable[str
         return tuple(dict.fromkeys(columns))
     rest = [name for name in target.output_names if name not in target.key_names and name != WINDOW_END]
     return (*target.key_names, *((WINDOW_END,) if windows is not None else ()), *rest)
-
-
-def _order(target: TableSchema, windows: Windows | None, order_by: str | Iterable[str]) -> tuple[tuple[str, bool], ...]:
-    order = []
-    for term in (order_by,) if isinstance(order_by, str) else order_by:
-        name = term.removeprefix("-")
-        type_ = _type_of(target, windows, name)
-        if type_.is_state:
-            raise SchemaError(f"order_by names {name!r}, a {type_}, which has no order: {type_.advice(name)}")
-        order.append((name, term.startswith("-")))
-    if len({name for name, _ in order}) != len(order):
-        raise InvalidArgument(f"order_by names a column twice: {', '.join(name for name, _ in order)}")
-    return tuple(order)
 
 
 # -- of an aggregate that answers -------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr
+from kivi.model.orders import Order
 from kivi.model.questions import Question
 from kivi.model.rollups import Rollup
 
@@ -26,6 +27,10 @@ class Scan:
     columns: Sequence[str] | None = None
     limit: int | None = None
     reverse: bool = False
+    order: Order = ()
+    """Rows by some columns, instead of in key order (events: in commit order)."""
+    offset: int = 0
+    """So many rows, from the first on, are left out."""
     changes: Changes | None = None
     rollup: Rollup | None = None
     """Of an aggregate: its rows combined, instead of the rows. ``where`` selects rows before that."""

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kivi.arrow.columns import arrow_field, arrow_from_stored, arrow_type, stored_array
+from kivi.arrow.ordering import sorted_table
 from kivi.arrow.predicates import filter_batch
 from kivi.delta.overlay import FixedRows
 from kivi.encoding.projection import Projection
@@ -73,19 +73,13 @@ def answered(
         held += tables[-1].nbytes
         check(held)
     table = pa.concat_tables(tables)
-    order = [(name, "descending" if down else "ascending") for name, down in question.order]
+    order = list(question.order)
     if len(kinds) > 1:
-        order += [(name, "ascending") for name in target.key_names if name not in dict(question.order)]
-    if order:
-        keys = {name: _sortable(table.column(name)) for name, _ in order}
-        table = table.take(pc.sort_indices(pa.table(keys), sort_keys=order))
+        order += [(name, False) for name in target.key_names if name not in dict(question.order)]
+    table = sorted_table(table, tuple(order))
     limit = table.num_rows if limit is None else min(limit, table.num_rows)
     table = table.slice(min(question.offset, table.num_rows), limit).select(list(question.columns))
     return iter(table.combine_chunks().to_batches(_BATCH_ROWS))
-
-
-def _sortable(column: Any) -> Any:
-    return column.cast(pa.int8()) if pa.types.is_boolean(column.type) else column
 
 
 def _table(question: Question, kind: Found, names: tuple[str, ...], fields: pa.Schema) -> pa.Table:

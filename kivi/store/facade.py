@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from kivi.engine import Engine
-from kivi.errors import Unavailable
+from kivi.errors import InvalidArgument, Unavailable
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
 from kivi.model.levels import altered_schema
@@ -200,6 +200,8 @@ class Store(Wiring):
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
         """Record batches of bounded size, in key order (events: in commit order)."""
+        if wanted.changes is not None and (wanted.order or wanted.offset):
+            raise InvalidArgument("changes come in commit order: read them without order_by and offset")
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)

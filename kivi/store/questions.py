@@ -24,7 +24,7 @@ from kivi.delta.rolling import Rolling
 from kivi.delta.sources import columns_used
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.encoding.keys import encode_key, prefix_end
-from kivi.errors import OutOfRange, SnapshotTooOld
+from kivi.errors import OutOfRange, ResourceExhausted, SnapshotTooOld
 from kivi.events.summing import Sums
 from kivi.events.views import EventView, later_of
 from kivi.model.changes import COMMIT_TS
@@ -98,6 +98,16 @@ class Questions:
     bytes_max: int
     blocks_known: int = 0
     blocks_read: int = 0
+
+    def check_order_bytes(self, held: int) -> None:
+        """Of rows that are put in another order. Raises ResourceExhausted."""
+        if held > self.bytes_max:
+            raise ResourceExhausted(
+                f"the rows to put in order take {held:,} bytes, beyond the limit query_bytes = {self.bytes_max:,}: "
+                "give a limit, name fewer columns, select less by where, start and end, or raise the setting",
+                limit="query_bytes",
+                maximum=self.bytes_max,
+            )
 
     # -- of an aggregate's rows -----------------------------------------------------------------
 

@@ -14,13 +14,14 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kivi.arrow.columns import rows_batch
 from kivi.arrow.dictionaries import gathered
+from kivi.arrow.ordering import first_rows
 from kivi.delta.ops import RowOp
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.key_slots import KeySlot
@@ -145,6 +146,11 @@ class Reads:
             raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
         if wanted.rollup is not None or wanted.question is not None:
             return self.answer(lease, schema, wanted, txn)
+        if wanted.order:
+            return self._ordered(lease, schema, wanted, txn)
+        if wanted.offset:
+            limit = None if wanted.limit is None else wanted.limit + wanted.offset
+            return skipped(self.scan(lease, schema, replace(wanted, limit=limit, offset=0), txn), wanted.offset)
         if schema.kind == "event":
             return limited(self._events(lease, schema, wanted, txn), wanted.limit)
         start, end = key_range(schema, wanted)
@@ -164,6 +170,20 @@ class Reads:
             return gathered(projection.batches(portions, wanted.limit), BATCH_ROWS)
         rows = self._rows_of(lease, schema, wanted, txn, own)
         return _batched(schema, projection, itertools.islice(projection.selected(rows, _at_once(wanted)), wanted.limit))
+
+    def _ordered(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
+        """A scan in another order. The snapshot is captured at the call; rows are read when the first is asked for."""
+        outputs = schema.output_columns(wanted.columns)
+        needed = tuple(dict.fromkeys((*outputs, *(name for name, _ in wanted.order))))
+        rows = self.scan(lease, schema, replace(wanted, columns=needed, order=(), limit=None, offset=0), txn)
+        count = None if wanted.limit is None else wanted.limit + wanted.offset
+
+        def made() -> Iterator[pa.RecordBatch]:
+            table = first_rows(rows, wanted.order, count, self.questions.check_order_bytes)
+            if table is not None:
+                yield from table.slice(min(wanted.offset, table.num_rows)).select(list(outputs)).to_batches(BATCH_ROWS)
+
+        return made()
 
     def answer(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Answer:
         """A rollup, or what a question is about. Arguments are checked at the call; it is made when it is read."""
@@ -199,6 +219,8 @@ class Reads:
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
         if wanted.changes is not None or wanted.rollup is not None or wanted.question is not None:
+            return None
+        if wanted.order or wanted.offset:
             return None
         if not RowLayout.of(schema).in_columns:
             return None
@@ -328,6 +350,14 @@ def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | 
         bound = encoded_key(schema, wanted.end)
         end = bound if end is None else min(end, bound)
     return start or None, end if end is None else max(start, end)
+
+
+def skipped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Without the first rows."""
+    for batch in batches:
+        if rows < batch.num_rows:
+            yield batch.slice(rows)
+        rows = max(0, rows - batch.num_rows)
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.declarations import TimeSlot
 from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.nodes import check_shape
+from kivi.model.orders import Order
 from kivi.model.questions import Group, Question, Stored, Windows, question_of, windows_of
 from kivi.model.rollups import Rollup, rollup_of
 from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
@@ -190,6 +191,10 @@ def from_rollup(schema: TableSchema, rollup: pb.Rollup) -> Rollup:
     )
 
 
+def to_order(order: Order) -> list[str]:
+    return [f"-{name}" if down else name for name, down in order]
+
+
 def to_question(question: Question) -> pb.Question:
     computed = {name: to_expr(expression) for name, expression in question.computed}
     windows = None
@@ -208,7 +213,7 @@ def to_question(question: Question) -> pb.Question:
         start_us=question.start_us,
         end_us=question.end_us,
         having=None if question.having is None else to_expr(question.having),
-        order_by=[f"-{name}" if down else name for name, down in question.order],
+        order_by=to_order(question.order),
         offset=question.offset,
         columns=question.columns,
         windows=windows,

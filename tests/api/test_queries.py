@@ -142,6 +142,47 @@ def test_aggregates_are_asked_too(db: Any) -> None:
         snap.query("rows", measures={"n": kivi.count()})
 
 
+def test_scans_in_an_order(db: Any) -> None:
+    created(db)
+    db.create_table("rows", key={"id": "int64"}, columns={"v": "int64", "on": "bool", "name": "string"})
+    values = [(i, None if i % 5 == 4 else i * 7 % 11, i % 3 == 0, f"n{i % 4}") for i in range(30)]
+    with db.transaction() as tx:
+        for i, v, on, name in values[:20]:
+            tx.put("rows", (i,), v=v, on=on, name=name)
+    with db.transaction() as tx:
+        for i, v, on, name in values[20:]:
+            tx.put("rows", (i,), v=v, on=on, name=name)
+        own = list(tx.scan("rows", order_by=["-v", "name"], limit=5, offset=2))  # own writes included
+    by_value = sorted(values, key=lambda row: (row[1] is None, -(row[1] or 0), row[3]))
+    assert [row["id"] for row in own] == [row[0] for row in by_value[2:7]]
+    with db.snapshot() as snap:
+        assert [row["id"] for row in snap.scan("rows", order_by=["-v", "name"])] == [row[0] for row in by_value]
+        down = sorted(values, key=lambda row: (row[2], row[3]), reverse=True)
+        down.sort(key=lambda row: (not row[2], [-ord(c) for c in row[3]]))
+        assert [row["id"] for row in snap.scan("rows", order_by=["-on", "-name"], limit=9)] == [
+            row[0] for row in down[:9]
+        ]
+        assert [row["id"] for row in snap.scan("rows", offset=27)] == [27, 28, 29]
+        assert [row["id"] for row in snap.scan("rows", offset=2, limit=3, reverse=True)] == [27, 26, 25]
+        assert list(snap.scan("rows", offset=30, order_by="id")) == list(snap.scan("rows", offset=2**62)) == []
+        few = snap.to_arrow("rows", where=col("v") > 3, columns=["name"], order_by="-id", limit=2)
+        assert few.to_pydict() == {
+            "name": [f"n{i % 4}" for i, v, *_ in reversed(values) if v is not None and v > 3][:2]
+        }
+        events = snap.to_arrow("calls", columns=["app"], order_by=["-us", "app"], limit=3, offset=1)
+        assert events["app"].to_pylist() == ["shop", "pay", "shop"]
+        slots = snap.scan("by_app", columns=["slot"], order_by=["-quantile(latency, 0.9)"], limit=1)
+        assert [row["slot"] for row in slots] == [minute(10)]
+        assert sum(batch.num_rows for batch in snap.scan_batches("calls", order_by="user")) == 24
+        for wrong, says in (({"order_by": "nowhere"}, "no column"), ({"order_by": ["v", "-v"]}, "twice")):
+            with pytest.raises(kivi.KiviError, match=says):
+                list(snap.scan("rows", **wrong))
+        with pytest.raises(kivi.SchemaError, match="has no order"):
+            list(snap.scan("by_app", order_by="latency"))
+        with pytest.raises(kivi.InvalidArgument, match="reverse"):
+            snap.scan("rows", order_by="v", reverse=True)
+
+
 @pytest.fixture
 def memory() -> Iterator[Any]:
     with kivi.open() as db:
@@ -210,4 +251,7 @@ def test_too_many_groups_are_refused() -> None:
             assert failed.value.details["limit"] == "query_bytes"
             with pytest.raises(kivi.ResourceExhausted, match="query_bytes"):
                 snap.windows("calls", "10m", "1s", measures={"n": kivi.count()})
+            with pytest.raises(kivi.ResourceExhausted, match="give a limit"):
+                list(snap.scan("calls", order_by="us"))
+            assert [row["us"] for row in snap.scan("calls", order_by="-us", limit=2)] == [4_999, 4_998]
             assert len(snap.query("calls", group_by=["app"], measures=MEASURES)) == 3
