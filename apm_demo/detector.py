@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import re
 import signal
 import sys
 import threading
@@ -73,7 +74,9 @@ def watched(db: Any, aggregate: str, anomalies: str | None = None) -> Watched:
     """From the aggregate's definition. Raises InvalidArgument for one that the rule cannot use."""
     found = db.describe(aggregate)
     slots = [group for group in found.get("group_by", ()) if not isinstance(group, str)]
-    measures = {tuple(text.rstrip(")").split("(")): name for name, text in found.get("measures", {}).items()}
+    # Of all events: what has a ``where``, or a source that is computed, says nothing of how long calls took.
+    told = {name: re.fullmatch(r"(\w+)\((\w*)\)", text) for name, text in found.get("measures", {}).items()}
+    measures = {match.groups(): name for name, match in told.items() if match is not None}
     timed = [of for operator, of in measures if operator == "sum" and ("max", of) in measures]
     if len(slots) != 1 or found["group_by"][-1] != slots[0] or len(timed) != 1 or ("count", "") not in measures:
         raise kivi.InvalidArgument(

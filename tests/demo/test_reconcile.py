@@ -44,6 +44,7 @@ def lines(count: int, seed: int) -> list[str]:
                 {
                     "customer": customer, "application": application, "server": server, "endpoint_id": endpoint_id,
                     "ts_us": START_US + rng.randrange(3_600_000_000), "resp_time_us": rng.randrange(1 << 40),
+                    "status": rng.choice((200, 404, 500, 503)), "trace_id": f"{rng.getrandbits(128):032x}",
                 }
             )
         )  # fmt: skip
