@@ -129,7 +129,7 @@ def step(db: Any, what: Watched, name: str) -> int | None:
     upto, rows = tail.points[0]
     with db.snapshot(min_snapshot=upto) as snapshot:
         # ``take`` counts what is left: if retention has dropped some of these meanwhile, it reaches into later commits.
-        batches = list(snapshot.change_batches(what.events, since=since, take=rows, partial=True))
+        batches = list(snapshot.change_batches(what.events, since=since, take=rows, partial=True, retractions="ignore"))
     events = pa.Table.from_batches(batches) if batches else None
     if events is not None:
         events = events.filter(pc.less_equal(events["_commit_ts"], upto))
