@@ -33,6 +33,7 @@ __all__ = [
     "read_states",
     "states_of",
     "values_of",
+    "values_or_none",
 ]
 
 Array = npt.NDArray[Any]
@@ -89,6 +90,15 @@ def read_states(column: Column, states: list[bytes]) -> Any:
     if column.type.name == "float64" and not_finite(array) is not None:
         raise OverflowError("not finite")
     return array
+
+
+def values_or_none(column: Values) -> list[Any]:
+    """As Python values."""
+    values: list[Any] = column.values.tolist()
+    if column.valid is not None:
+        for i in np.flatnonzero(~column.valid).tolist():
+            values[i] = None
+    return values
 
 
 def array_of(type_: ColumnType, column: Values) -> Any:

@@ -25,11 +25,12 @@ from kivi.encoding.arrow_rows import (
     read_states,
     states_of,
     values_of,
+    values_or_none,
 )
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.keys import decode_key, decode_key_columns
 from kivi.errors import OutOfRange
-from kivi.model.derived_columns import evaluator, inputs_of, parse_expression
+from kivi.model.derived_columns import calls_of, evaluator, inputs_of, parse_expression
 from kivi.model.expressions import Expr, matches, names
 from kivi.model.schema import Column, TableSchema
 from kivi.model.types import ColumnType
@@ -51,6 +52,7 @@ class Projection:
         derived = {name: text for name in sorted(wanted) if (text := schema.expression_of(name)) is not None}
         self.derived = {name: _expression(schema, text) for name, text in derived.items()}
         self._evaluators = [(name, evaluator(expression)) for name, expression in self.derived.items()]
+        self._calls = {text: call for each in self.derived.values() for text, call in calls_of(each).items()}
         inputs = {name for expression in self.derived.values() for name in inputs_of(expression)}
         needed = (wanted - derived.keys()) | inputs
         self._key_types = [c.type for c in schema.key]
@@ -101,15 +103,31 @@ class Projection:
         return row
 
     def _derive(self, rows: Sequence[dict[str, Any]]) -> None:
-        inputs = [c.name for c in self._inputs]
-        columns = [c.type.from_stored_all([row[c.name] for row in rows], c.name) for c in self._inputs]
-        for row, values in zip(rows, zip(*columns, strict=True) if columns else itertools.repeat(()), strict=False):
-            operands = dict(zip(inputs, values, strict=True))
+        columns = {
+            c.name: c.type.from_stored_all([row[c.name] for row in rows], c.name)
+            for c in self._inputs
+            if c.type.name != "quantiles"
+        }
+        columns |= self._called(rows)
+        for i, row in enumerate(rows):
+            operands = {name: values[i] for name, values in columns.items()}
             for name, evaluate in self._evaluators:
                 try:
                     row[name] = evaluate(operands)
                 except OverflowError:
                     raise OutOfRange(f"{name} is too large for a float64", column=name) from None
+
+    def _called(self, rows: Sequence[dict[str, Any]]) -> dict[str, list[float | None]]:
+        """What the derived columns' functions give for the states of these rows."""
+        if not self._calls:
+            return {}
+        states = {
+            c.name: decoded_states(c, [row[c.name] or b"" for row in rows])
+            for c in self._inputs
+            if c.type.name == "quantiles"
+        }
+        called = {text: evaluate_columns(call, states, len(rows)) for text, call in self._calls.items()}
+        return {text: values_or_none(values) for text, values in called.items()}
 
     def selected(self, rows: Iterable[tuple[bytes, Version]], at_once: int = 1) -> Iterator[dict[str, Any]]:
         """``row`` of each that the predicate selects. Where states are read it looks at ``at_once`` of them: an error

@@ -255,12 +255,13 @@ def _middle(code: int, scale: int) -> float:
 
 def quantile_of(codes: Array, counts: Array, offsets: Array, scale: int, q: float) -> tuple[Array, Array]:
     """``Quantiles.quantile`` of many states: (values, which of them have any)."""
-    ends = np.concatenate([[0], np.cumsum(counts)])
+    ends = np.zeros(len(counts) + 1, np.int64)
+    counts.cumsum(out=ends[1:])
     before = ends[offsets[:-1]]
     totals = ends[offsets[1:]] - before
-    distinct, which = np.unique(totals, return_inverse=True)
-    ranks = np.array([rank_of(q, int(n)) if n > 0 else 0 for n in distinct.tolist()], np.int64)
-    found = np.searchsorted(ends[1:], before + ranks[which])
+    listed = totals.tolist()
+    rank = {n: rank_of(q, n) if n > 0 else 0 for n in set(listed)}
+    found = ends[1:].searchsorted(before + np.array([rank[n] for n in listed], np.int64))
     known = totals > 0
     values = np.zeros(len(totals))
     values[known] = values_of(codes[found[known]].astype(np.int64), scale)

@@ -49,14 +49,10 @@ def gaps_of(values: Array, offsets: Array) -> Array:
 
 def summed_gaps(gaps: Array, offsets: Array) -> Array:
     """``gaps_of`` backwards."""
-    values: Array = np.cumsum(gaps)
-    starts, ends = offsets[:-1], offsets[1:]
-    filled = ends > starts
-    before = np.zeros(len(starts), np.int64)
-    later = filled & (starts > 0)
-    before[later] = values[starts[later] - 1]
-    values -= np.repeat(before, ends - starts)
-    return values
+    values = np.zeros(len(gaps) + 1, np.int64)
+    gaps.cumsum(out=values[1:])
+    before = values[offsets[:-1]].repeat(offsets[1:] - offsets[:-1])
+    return values[1:] - before
 
 
 def encode(values: Array, offsets: Array) -> list[bytes]:
@@ -101,16 +97,18 @@ def decode(sequences: Sequence[bytes]) -> tuple[Array, Array]:
     if goes_on[ends[1:][ends[1:] > ends[:-1]] - 1].any():
         raise DataLoss("a stored state is cut short: run kivi verify")
     values = data[~goes_on].astype(np.uint64)  # the last byte of each, which for most is the only one
-    places = np.flatnonzero(goes_on)
+    places = goes_on.nonzero()[0]
     if len(places):
         _add_others(values, data[places] & 0x7F, places - np.arange(len(places)))
-    offsets = ends - np.searchsorted(places, ends)
+    offsets = ends - places.searchsorted(ends)
     return values, offsets
 
 
 def _add_others(values: Array, others: Array, number: Array) -> None:
     """Adds the bytes before the last, in order, each with the number of its value, whose last byte is there."""
-    first = np.flatnonzero(np.diff(number, prepend=-1))
+    begins = np.ones(len(number), np.bool_)
+    np.not_equal(number[1:], number[:-1], out=begins[1:])
+    first = begins.nonzero()[0]
     counts = np.diff(first, append=len(number))
     if int(counts.max()) >= _BYTES_MAX:
         raise DataLoss("a stored state has an integer of more than 64 bits: run kivi verify")
