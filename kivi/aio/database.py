@@ -24,10 +24,10 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SubscribeArguments,
-    SummaryArguments,
     TailArguments,
     TransactionArguments,
     check_work,
@@ -36,6 +36,7 @@ from kivi.api.arguments import (
     retract_arguments,
     summary_arguments,
     takes,
+    windows_arguments,
 )
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
@@ -128,7 +129,7 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+    async def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
@@ -233,7 +234,9 @@ class Snapshot(_Reads):
         self._core.release()
 
     to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
-    rollup = takes(RollupArguments)(asks(TransactionCore.rollup))
+    rollup = takes(RollupArguments)(asks(TransactionCore.answer))
+    query = takes(QuestionArguments)(asks(TransactionCore.answer))
+    windows = takes(windows_arguments)(asks(TransactionCore.answer))
 
     @property
     def ts(self) -> int:

@@ -57,7 +57,8 @@ from kivi.mvcc.leases import Lease
 from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.slot_walk import keys_between, pairs_of
 from kivi.mvcc.watermark import Watermark
-from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
+from kivi.store.event_parts import event_times, pieces, trimmer
+from kivi.store.reads import BATCH_ROWS, Reads, key_range, limited
 from kivi.store.retention import first_positions
 
 __all__ = ["ChangeReads"]

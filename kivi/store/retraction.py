@@ -54,7 +54,8 @@ from kivi.mvcc.record import Bulk
 from kivi.mvcc.turns import Turns
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import View
-from kivi.store.reads import Reads, event_times, trimmer
+from kivi.store.event_parts import event_times, trimmer
+from kivi.store.reads import Reads
 from kivi.store.retention import first_positions, remembered
 from kivi.store.touched_rows import TouchedRows, keep, lean, touch
 from kivi.store.transaction import Txn
