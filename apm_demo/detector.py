@@ -78,10 +78,16 @@ def watched(db: Any, aggregate: str, anomalies: str | None = None) -> Watched:
     told = {name: re.fullmatch(r"(\w+)\((\w*)\)", text) for name, text in found.get("measures", {}).items()}
     measures = {match.groups(): name for name, match in told.items() if match is not None}
     timed = [of for operator, of in measures if operator == "sum" and ("max", of) in measures]
-    if len(slots) != 1 or found["group_by"][-1] != slots[0] or len(timed) != 1 or ("count", "") not in measures:
+    if (
+        len(slots) != 1
+        or found["group_by"][-1] != slots[0]
+        or "slot_us" not in slots[0]
+        or len(timed) != 1
+        or ("count", "") not in measures
+    ):
         raise kivi.InvalidArgument(
             f"{aggregate!r} does not say how long calls took: it should group by an endpoint's columns and last by a "
-            "slot of time, and have count(), and sum() and max() of one column"
+            "slot of time of a fixed width, and have count(), and sum() and max() of one column"
         )
     source = db.describe(found["source"])
     return Watched(
