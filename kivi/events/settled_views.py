@@ -104,20 +104,13 @@ class SettledView:
     def sum_up(self, into: Sums, wanted: Wanted) -> tuple[int, int]:
         """Adds the events to ``into``. (row groups whose facts were enough, row groups that were read)"""
         known = read = 0
-        unknown = list[tuple[SettledFile, Group]]()
         for file, group in self._groups(wanted):
-            if into.from_headers and self._whole(file, group, wanted):
+            if self._whole(file, group, wanted):
                 into.add_known(group.rows, group.columns)
                 known += 1
             else:
-                unknown.append((file, group))
-                read += 1
-        if into.from_headers or not unknown:
-            for file, group in unknown:
                 into.add(self._selected(file, group, wanted))
-        else:  # sums of floats are added up in commit order
-            for batch in self.ordered(wanted):
-                into.add(batch)
+                read += 1
         return known, read
 
     def _groups(self, wanted: Wanted) -> Iterator[tuple[SettledFile, Group]]:

@@ -24,7 +24,7 @@ from kivi.encoding.event_names import POSITION, STAMP, EventNames
 from kivi.errors import EventsRetracted, InvalidArgument
 from kivi.events.blocks import Block, Blocks, Counts, Meta, first_positions
 from kivi.events.pruning import all_kept, always, never, outside
-from kivi.events.settled_files import SettledFile, SettledFiles
+from kivi.events.settled_files import Group, SettledFile, SettledFiles
 from kivi.events.settled_views import SettledView, Wanted
 from kivi.events.summing import Sums
 from kivi.model.changes import COMMIT_TS
@@ -390,13 +390,31 @@ class EventView:
             inside = (low is None or block.time_min >= low) and (time_to is None or block.time_max < time_to)
             whole = stop - start == block.rows and inside and (where is None or always(where, block))
             blank = self._blank(block)
-            if whole and into.from_headers and blank is not None:
+            if whole and blank is not None:
                 into.add_known(block.rows - blank, block.columns)
                 known += 1
                 continue
             into.add(self._selected(block, start, stop, into.columns, low, time_to, where))
             read += 1
         return known, read
+
+    def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
+        """Events of what the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
+        low = later_of(time_from, self.floor_us)
+        return sum(
+            part.rows
+            for part in self.parts()
+            if not outside(part, low, time_to)
+            and (
+                (low is not None and part.time_min < low)
+                or (time_to is not None and part.time_max >= time_to)
+                or part.last_cts > self.upto
+            )
+        )
+
+    def parts(self) -> list[Block | Group]:
+        """What is read as a whole: row groups of settled files, and blocks."""
+        return [*(group for file in self.files for group in file.groups), *self.hot]
 
     def _blank(self, block: Block) -> int | None:
         """How many events of the block are blank; None: it has retracted ones, for this view, that are not."""

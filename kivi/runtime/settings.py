@@ -45,7 +45,7 @@ class Settings:
     block_rows: int = 131_072
     """Events of a block."""
     # -- settling
-    settle: bool = True
+    settle: bool = False
     """Whether events move from blocks to settled files in the background."""
     settle_every_s: float = 1.0
     """How often it is looked whether there is something to settle."""
@@ -82,6 +82,9 @@ class Settings:
     """Bytes in a transaction."""
     max_append_rows: int = 1_000_000
     """Events in one append."""
+    # -- questions
+    query_bytes: int = 512 * MIB
+    """What the groups of one question may take."""
     # -- engine
     cache_bytes: int = 128 * MIB
     """RocksDB's block cache."""

@@ -35,6 +35,7 @@ CONFIRMED = 400  # tokens of known commits that are asked for in the end
 SETTINGS = (
     "consolidate_every_s=0.05",
     "fold_every_s=0.3",
+    "settle=true",
     "settle_every_s=0.05",
     "settle_idle_s=0.0",
     "consolidate_rows=16",
