@@ -44,7 +44,7 @@ class Source:
 class _Waiting:
     """What was read of a source and has not been given: in order."""
 
-    source: Source
+    source: int
     codes: Codes
     events: Any
     held: int
@@ -87,26 +87,43 @@ class _Window:
 
     def __init__(self, first: int, last: int, bits: int, reverse: bool, budget: int) -> None:
         self._first, self._last, self._bits, self._reverse, self._budget = first, last, bits, reverse, budget
+        self._sources: list[Source] = []
+        self._from: dict[int, int] = {}
+        self._unread: list[tuple[int, int]] = []
         self._waiting: list[_Waiting] = []
 
     def run(self, sources: Sequence[Source]) -> Iterator[Any]:
-        inside = [one for one in sources if one.last_cts >= self._first and one.first_cts <= self._last]
-        unread = [(self._least(source), i, source) for i, source in enumerate(inside)]
-        heapq.heapify(unread)
-        numbers = len(inside)
-        while unread or self._waiting:
-            bound = unread[0][0] if unread else 1 << 62
+        self._sources = [one for one in sources if one.last_cts >= self._first and one.first_cts <= self._last]
+        for number, source in enumerate(self._sources):
+            self._read_from(number, self._least(source))
+        pressed = False
+        while self._unread or self._waiting:
+            bound = self._next()
             ready = [int(np.searchsorted(one.codes, bound)) for one in self._waiting]
-            if sum(ready) and (sum(ready) >= _WORTH or not unread or self._nbytes() > self._budget // 2):
+            pressed = pressed or 2 * self._nbytes() > self._budget
+            if sum(ready) and (sum(ready) >= _WORTH or not self._unread or pressed):
                 yield self._given(ready)
-            if not unread:
+                pressed = False
+            if not self._unread:
                 continue
-            least, _, source = heapq.heappop(unread)
-            self._read(source, least)
-            if self._nbytes() > self._budget and (unread or len(self._waiting) > 1):
-                for again in self._let_go():
-                    numbers += 1
-                    heapq.heappush(unread, (again[0], numbers, again[1]))
+            least, number = heapq.heappop(self._unread)
+            del self._from[number]
+            self._read(number, least)
+            if self._nbytes() > self._budget and sum(len(one.codes) for one in self._waiting) > 1:
+                self._let_go()
+                pressed = True
+
+    def _read_from(self, number: int, code: int) -> None:
+        """What the source has from this code on is yet to be read: none of that waits."""
+        if number not in self._from or code < self._from[number]:
+            self._from[number] = code
+            heapq.heappush(self._unread, (code, number))
+
+    def _next(self) -> int:
+        """A bound of the codes of all that is yet to be read."""
+        while self._unread and self._from.get(self._unread[0][1]) != self._unread[0][0]:
+            heapq.heappop(self._unread)  # it is read from an earlier one on
+        return self._unread[0][0] if self._unread else 1 << 62
 
     def _nbytes(self) -> int:
         return sum(one.held for one in self._waiting)
@@ -117,8 +134,8 @@ class _Window:
             return -((min(source.last_cts, self._last) - self._first + 1) << self._bits)
         return (max(source.first_cts, self._first) - self._first) << self._bits
 
-    def _read(self, source: Source, least: int) -> None:
-        events = source.read()
+    def _read(self, number: int, least: int) -> None:
+        events = self._sources[number].read()
         stamps = events.column(STAMP).to_numpy()
         inside = (stamps >= np.uint64(self._first)) & (stamps <= np.uint64(self._last))
         if not inside.all():
@@ -133,7 +150,7 @@ class _Window:
             codes, events = codes[order], events.take(pa.array(order))
         given = int(np.searchsorted(codes, least))
         if given < len(codes):
-            self._waiting.append(_Waiting(source, codes, events, events.nbytes))
+            self._waiting.append(_Waiting(number, codes, events, events.nbytes))
             self._waiting[-1].take(given)
 
     def _given(self, ready: list[int]) -> Any:
@@ -146,13 +163,13 @@ class _Window:
         order = np.argsort(every, kind="stable")  # quick where runs are in order, as these are
         return pa.concat_batches(parts).take(pa.array(order))
 
-    def _let_go(self) -> Iterator[tuple[int, Source]]:
-        """Lets go of the later half of what waits; its sources, and from which code on they are to be read again."""
+    def _let_go(self) -> None:
+        """Lets go of the later half of what waits, which is then to be read again."""
         every = np.concatenate([one.codes for one in self._waiting])
         middle = int(np.partition(every, len(every) // 2)[len(every) // 2])
         for one in self._waiting:
             kept = int(np.searchsorted(one.codes, middle))
             if kept < len(one.codes):
-                yield int(one.codes[kept]), one.source
-            one.let_go(kept)
+                self._read_from(one.source, int(one.codes[kept]))
+                one.let_go(kept)
         self._waiting = [one for one in self._waiting if len(one.codes)]
