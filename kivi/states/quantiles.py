@@ -108,6 +108,8 @@ def _tabled(keys: Array, counts: Array | None, span: int) -> tuple[Array, Array]
 
 
 def _sorted(keys: Array, counts: Array | None) -> tuple[Array, Array]:
+    if not len(keys):
+        return keys, keys
     if counts is None:
         keys = np.sort(keys, kind="stable")
     else:

@@ -37,7 +37,7 @@ def test_bytes_that_are_no_integers_are_damage(damaged: list[bytes]) -> None:
         varints.decode(damaged)
 
 
-@pytest.mark.parametrize("busy", [0, 1, 3])
+@pytest.mark.parametrize("busy", [0, 1, 3, 5])
 @pytest.mark.parametrize("with_counts", [False, True])
 def test_states_are_counted_the_same_in_a_table_and_sorted(busy: int, with_counts: bool) -> None:
     random = np.random.default_rng(busy)
