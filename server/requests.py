@@ -25,7 +25,7 @@ from kivi_server.sessions import Sessions
 from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
-from kivi.store.facade import Commit, Lease, Outcome, Rolled, Txn
+from kivi.store.facade import Answer, Commit, Lease, Outcome, Txn
 from kivi.wire.v1 import session_pb2
 
 __all__ = ["SLOW_OPERATIONS", "Requests", "Transaction", "stopping"]
@@ -247,7 +247,7 @@ class Requests(ABC):
                 raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
             transaction.scans[number] = pages
         page = session_pb2.ScanPage(scan=number)
-        if isinstance(batches, Rolled):
+        if isinstance(batches, Answer):
             page.explanation = batches.explanation
             if batches.complete_since_us is not None:
                 page.complete_since_us = batches.complete_since_us

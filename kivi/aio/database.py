@@ -24,10 +24,11 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SubscribeArguments,
-    SummaryArguments,
     TailArguments,
     TransactionArguments,
     check_work,
@@ -36,6 +37,7 @@ from kivi.api.arguments import (
     retract_arguments,
     summary_arguments,
     takes,
+    windows_arguments,
 )
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
@@ -103,7 +105,7 @@ class _Reads:
     started = asks(TransactionCore.started)
     renew = asks(TransactionCore.renew)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
         """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
         return self._each(wanted)
@@ -119,7 +121,7 @@ class _Reads:
                 for row in rows_from_batch(batch):
                     yield row
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
         """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
 
@@ -128,7 +130,7 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+    async def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
@@ -232,8 +234,10 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
-    rollup = takes(RollupArguments)(asks(TransactionCore.rollup))
+    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
+    rollup = takes(RollupArguments)(asks(TransactionCore.answer))
+    query = takes(QuestionArguments)(asks(TransactionCore.answer))
+    windows = takes(windows_arguments)(asks(TransactionCore.answer))
 
     @property
     def ts(self) -> int:

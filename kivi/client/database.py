@@ -16,6 +16,8 @@ from kivi.api.arguments import (
     AlterAggregateArguments,
     AlterTableArguments,
     LevelsArguments,
+    OrderedScanArguments,
+    QuestionArguments,
     ScanArguments,
     SubscribeArguments,
     TailArguments,
@@ -82,7 +84,7 @@ class _Reads(interface.Reads):
     _get = asks(TransactionCore.get_many)
     renew = asks(TransactionCore.renew)
 
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         _, page = self._run(self._core.scan_open(wanted, rows))
         return self._pages(page.arrow, page.scan)
 
@@ -155,8 +157,8 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
-    _rollup = asks(TransactionCore.rollup)
+    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
+    _answer = asks(TransactionCore.answer)
 
 
 @documented_by(interface.Database)

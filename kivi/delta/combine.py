@@ -181,6 +181,11 @@ class Combining:
         self._runs[:] = [combine(self._schema, self._runs)]
         self._waiting = 0
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds."""
+        return sum(run.nbytes for run in self._runs)
+
     def result(self) -> DeltaRun | None:
         """Everything, and lets go of it; None if there was nothing. Raises OutOfRange."""
         if self._runs:

@@ -75,6 +75,9 @@ class Settings:
     """Bytes in a transaction."""
     max_append_rows: int = 1_000_000
     """Events in one append."""
+    # -- questions
+    query_bytes: int = 512 * MIB
+    """What the groups of one question may take."""
     # -- engine
     cache_bytes: int = 128 * MIB
     """RocksDB's block cache."""
