@@ -80,6 +80,8 @@ class Sessions:
         # Scans and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
         self.scans = ThreadPoolExecutor(COMPUTING, "kivi-scans", initializer=use_batch_scheduling)
+        # A question may look at all events of a table: a short one waits for no more than one such.
+        self.questions = ThreadPoolExecutor(COMPUTING + 1, "kivi-questions", initializer=use_batch_scheduling)
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
@@ -162,5 +164,5 @@ class Sessions:
     def close(self) -> None:
         self.hub.stop()
         self.waiting.close()
-        for pool in (self.reads, self.scans, self.writes, self.full, self.outcomes, self.long):
+        for pool in (self.reads, self.scans, self.questions, self.writes, self.full, self.outcomes, self.long):
             pool.shutdown(wait=True, cancel_futures=True)
