@@ -20,7 +20,7 @@ import kivi.errors
 FUNCTIONS = {
     "case", "coalesce", "col", "combine", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional",
 }  # fmt: skip
-MODULES = {"aio", "client", "errors", "spark", "testing"}
+MODULES = {"aio", "client", "errors", "polars", "spark", "testing"}
 ERRORS = {
     "CommitUnknown",
     "Conflict",

@@ -155,7 +155,9 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
+    _table = asks(TransactionCore.to_arrow)
+    _table_schema = asks(TransactionCore.table_schema)
+    _sql = asks(TransactionCore.sql)
     _rollup = asks(TransactionCore.rollup)
 
 
