@@ -27,7 +27,7 @@ from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
 from kivi.sql import resolve
-from kivi.store.facade import Commit, Lease, Outcome, Rolled, Txn
+from kivi.store.facade import Answer, Commit, Lease, Outcome, Txn
 from kivi.wire.codec import to_table
 from kivi.wire.v1 import session_pb2, types_pb2
 
@@ -241,7 +241,7 @@ class Requests(ABC):
         page = session_pb2.ScanPage()
         pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
         data = self._first_page(transaction, pages, page)
-        if isinstance(batches, Rolled):
+        if isinstance(batches, Answer):
             page.explanation = batches.explanation
             if batches.complete_since_us is not None:
                 page.complete_since_us = batches.complete_since_us

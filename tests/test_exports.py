@@ -113,7 +113,8 @@ def test_a_scan_is_called_as_contracted() -> None:
     """``inspect`` and editors see the arguments themselves, not how they are passed on."""
     assert str(inspect.signature(kivi.api.interface.Snapshot.to_arrow)).startswith("(self, table: 'str', prefix: ")
     assert list(inspect.signature(kivi.api.interface.Transaction.scan).parameters) == [
-        "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse"
+        "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse",
+        "order_by", "offset",
     ]  # fmt: skip
     assert list(inspect.signature(kivi.api.interface.Database.create_table).parameters) == [
         "self", "name", "key", "columns", "history"

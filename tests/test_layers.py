@@ -108,9 +108,15 @@ ROOMS: dict[str, Room] = {
         below="errors runtime engine model arrow states encoding",
         packages="numpy pyarrow",
     ),
+    "query": Room(
+        "answers questions from what the store hands over: it knows no snapshot, no catalog and no log",
+        below="errors runtime model arrow states encoding delta events",
+        packages="numpy pyarrow",
+        not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
+    ),
     "store": Room(
         "wires the rooms below into transactions, reads and one store; knows neither server nor wire nor clients",
-        below="errors runtime engine log model arrow states encoding delta mvcc events",
+        below="errors runtime engine log model arrow states encoding delta mvcc events query",
         packages="numpy pyarrow",
     ),
     "live": Room(

@@ -25,11 +25,12 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SqlArguments,
     SubscribeArguments,
-    SummaryArguments,
     TailArguments,
     TransactionArguments,
     check_work,
@@ -39,6 +40,7 @@ from kivi.api.arguments import (
     summary_arguments,
     table_name,
     takes,
+    windows_arguments,
 )
 from kivi.api.frames import frame_of
 from kivi.api.interface import BATCH_ROWS, documented_by
@@ -108,7 +110,7 @@ class _Reads:
     started = asks(TransactionCore.started)
     renew = asks(TransactionCore.renew)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
         """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
         return self._each(wanted)
@@ -124,7 +126,7 @@ class _Reads:
                 for row in rows_from_batch(batch):
                     yield row
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
         """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
 
@@ -133,7 +135,7 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+    async def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
@@ -237,8 +239,10 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
-    rollup = takes(RollupArguments)(asks(TransactionCore.rollup))
+    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
+    rollup = takes(RollupArguments)(asks(TransactionCore.answer))
+    query = takes(QuestionArguments)(asks(TransactionCore.answer))
+    windows = takes(windows_arguments)(asks(TransactionCore.answer))
     sql = takes(SqlArguments)(asks(TransactionCore.sql))
 
     async def dataset(self, table: str) -> Dataset:
@@ -262,11 +266,11 @@ class Snapshot(_Reads):
 
         return relation(await self.dataset(table), connection)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     async def to_pandas(self, wanted: ScanArguments) -> Any:
         return frame_of("pandas", await self._run(self._core.to_arrow(wanted)))
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     async def to_polars(self, wanted: ScanArguments) -> Any:
         return frame_of("polars", await self._run(self._core.to_arrow(wanted)))
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi import errors
 from kivi.api.arguments import (
     GetArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
@@ -447,7 +448,11 @@ class TransactionCore:
         return got(schema, wanted, reply)
 
     def scan_open(
-        self, wanted: ScanArguments | RollupArguments, page_rows: int | None = None, *, rows: bool = False
+        self,
+        wanted: ScanArguments | RollupArguments | QuestionArguments,
+        page_rows: int | None = None,
+        *,
+        rows: bool = False,
     ) -> Steps[tuple[TableSchema, Page]]:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
@@ -457,8 +462,8 @@ class TransactionCore:
 
         return (yield from self._read(wanted.table, request))
 
-    def rollup(self, wanted: RollupArguments) -> Steps[Result]:
-        """All of the result."""
+    def answer(self, wanted: RollupArguments | QuestionArguments) -> Steps[Result]:
+        """All of the answer."""
         schema, page = yield from self.scan_open(wanted)
         batches, scan = read_batches(page.arrow), page.scan
         while scan:

@@ -19,6 +19,7 @@ from kivi.api.arguments import (
     AlterTableArguments,
     GetArguments,
     LevelsArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
@@ -155,7 +156,7 @@ class Transaction(interface.Transaction):
         keys, names = wanted.bound(schema)
         return _rows(schema, txn.get(schema, keys, names))
 
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         txn = self._open()
         schema = self._db._schema(wanted.table, txn.lease)
         return _each(txn.scan(schema, wanted.bound(schema)))
@@ -181,13 +182,13 @@ class Snapshot(interface.Snapshot):
         keys, names = wanted.bound(schema)
         return _rows(schema, self._db.store.get(self._lease, schema, keys, names))
 
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
 
-    def _rollup(self, wanted: RollupArguments) -> Result:
+    def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result:
         schema = self._db._schema(wanted.table, self._lease)
-        rolled = self._db.store.rollup(self._lease, schema, wanted.bound(schema))
+        rolled = self._db.store.answer(self._lease, schema, wanted.bound(schema))
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
 
     def _table_schema(self, table: str) -> TableSchema:

@@ -331,13 +331,27 @@ class EventView:
             inside = (low is None or block.time_min >= low) and (time_to is None or block.time_max < time_to)
             whole = stop - start == block.rows and inside and (where is None or _always(where, block))
             blank = self._blank(block)
-            if whole and into.from_headers and blank is not None:
+            if whole and blank is not None:
                 into.add_known(block.rows - blank, block.columns)
                 known += 1
                 continue
             into.add(self._selected(block, start, stop, into.columns, low, time_to, where))
             read += 1
         return known, read
+
+    def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
+        """Events of blocks that the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
+        low = later_of(time_from, self.floor_us)
+        return sum(
+            block.rows
+            for block in self.blocks
+            if not _outside(block, low, time_to)
+            and (
+                (low is not None and block.time_min < low)
+                or (time_to is not None and block.time_max >= time_to)
+                or block.last_cts > self.upto
+            )
+        )
 
     def _blank(self, block: Block) -> int | None:
         """How many events of the block are blank; None: it has retracted ones, for this view, that are not."""

@@ -75,6 +75,9 @@ class Settings:
     """Bytes in a transaction."""
     max_append_rows: int = 1_000_000
     """Events in one append."""
+    # -- questions
+    query_bytes: int = 512 * MIB
+    """What the groups of one question may take."""
     # -- SQL
     sql_memory_bytes: int = 512 * MIB
     """What DuckDB may take for a question; it does not spill."""

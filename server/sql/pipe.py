@@ -9,7 +9,7 @@ TABLE      the process        a name                                         VAL
 SCAN       the process        kivi.v1.ScanSpec                               VALUE: the scan's number
 NEXT       the process        the scan's number                              VALUE: an Arrow IPC stream; empty: it ended
 RESULT     the process        an Arrow IPC stream: some rows of the answer
-END        the process        empty
+END        the process        empty: it has started, or the answer has ended
 ERROR      both               kivi.v1.Error
 ========== ================== ============================================== =======================
 """

@@ -78,6 +78,7 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     address_space = _address_space()
     try:
+        send(channel, Kind.END)  # it is there
         while True:
             _, parameters = receive(channel)
             _, question = receive(channel)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from kivi_server.sql.pipe import Gone, Kind, receive, send
 
-from kivi.errors import KiviError, ResourceExhausted
+from kivi.errors import KiviError, ResourceExhausted, Unavailable
 from kivi.sql import Limits
 from kivi.wire.status import from_error, to_error
 from kivi.wire.v1 import types_pb2
@@ -23,6 +23,8 @@ from kivi.wire.v1 import types_pb2
 __all__ = ["Question", "Workers"]
 
 _KEPT: Final = ("PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
+_START_S: Final = 60.0
+"""A process loads DuckDB and Arrow in a second or two, on a busy machine in more; no question's time is spent on it."""
 _LATE_S: Final = 1.0
 """A process says by itself that its time is up; it is killed if it has not said so a little later."""
 
@@ -57,11 +59,8 @@ class Workers:
 
         Raises ResourceExhausted where a limit ends it, and what answering it raises.
         """
-        limits = self._limits
-        if timeout_s is not None:
-            limits = replace(limits, timeout_s=min(limits.timeout_s, timeout_s))
-        until = time.monotonic() + limits.timeout_s
-        if not self._room.acquire(timeout=limits.timeout_s):
+        until = time.monotonic() + (threading.TIMEOUT_MAX if timeout_s is None else max(0.0, timeout_s))
+        if not self._room.acquire(timeout=min(self._limits.timeout_s, until - time.monotonic())):
             raise ResourceExhausted(
                 f"{self._most} questions are being answered, and none ended in time: ask again later",
                 limit="sql_processes",
@@ -72,25 +71,28 @@ class Workers:
         except BaseException:
             self._room.release()
             raise
-        run = _Run(worker, replace(limits, timeout_s=max(0.001, until - time.monotonic())), self._ended)
+        left_s = max(0.001, min(self._limits.timeout_s, until - time.monotonic()))
+        run = _Run(worker, replace(self._limits, timeout_s=left_s), self._ended)
         try:
             yield from run.pages(question)
         finally:
             run.end()
 
     def _taken(self) -> _Worker:
-        with self._lock:
-            if self._closed:
-                raise ResourceExhausted("the server is stopping")
-            while self._idle:
-                worker = self._idle.pop()
-                if worker.process.poll() is None:
-                    break
-                worker.kill()  # the system has
-            else:
+        while True:
+            with self._lock:
+                worker = self._idle.pop() if self._idle else None
+            if worker is None:
                 worker = _Worker()
-            self._busy.add(worker)
-            return worker
+            elif worker.process.poll() is not None:  # the system has ended it meanwhile
+                worker.kill()
+                continue
+            with self._lock:
+                if not self._closed:
+                    self._busy.add(worker)
+                    return worker
+            worker.kill()
+            raise Unavailable("the server is stopping: connect again in a moment", stopping=True)
 
     def _ended(self, worker: _Worker, whole: bool) -> None:
         """Once for each question: ``whole`` if its process waits for the next one."""
@@ -125,6 +127,13 @@ class _Worker:
             self.process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
+        try:
+            self.channel.settimeout(_START_S)
+            receive(self.channel)  # it is there
+            self.channel.settimeout(None)
+        except Gone:
+            self.kill()
+            raise Unavailable("no process could be started for a question: the server's log may say why") from None
 
     def kill(self) -> None:
         self.process.kill()

@@ -26,7 +26,7 @@ LONG = "select sum(range % 7) from range(1000000000000)"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("sql")
     (folder / "tokens").write_text(f"{ROOT} admin\n{NARROW} reader tables=calls,by_*\n")
-    limits = ["sql_timeout_s=1", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
+    limits = ["sql_timeout_s=2", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
     told = [word for limit in limits for word in ("--set", limit)]
     with ServerProcess(folder / "data", "--token-file", str(folder / "tokens"), *told) as running:
         with running.connect(access_token=ROOT) as db:
@@ -86,7 +86,7 @@ def test_limits_end_a_question_and_say_which_they_are(snap: Any) -> None:
         with pytest.raises(ResourceExhausted) as refused:
             snap.sql(text)
         assert refused.value.details["limit"] == limit
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 10
     assert snap.sql("from range(100000)").num_rows == 100_000
     with pytest.raises(ResourceExhausted, match="a row of the answer"):
         snap.sql("select repeat('x', 51_000_000) as long")
