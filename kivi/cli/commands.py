@@ -464,6 +464,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--explain", action="store_true", help="say what was read, on standard error")
     sub = command("sql", sql, "a question in SQL over the tables of a snapshot", "text")
     sub.add_argument("parameter", nargs="*", help="for each ? of the text, a text")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows")
     add_question(sub)
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
