@@ -20,7 +20,7 @@ record batches. May not touch: the store, files, the network. This room alone lo
 * Memory, threads, time and rows are limited. Beyond a limit it is ResourceExhausted, and no answer.
 
 In process the question runs in the caller's own process; a server runs it in another one that it can kill
-(``kivi_server.sql``). Which engine, and why: decision 0039. Begin reading at ``engine``.
+(``kivi_server.sql``). Which engine, and why: decision 0040. Begin reading at ``engine``.
 """
 
 from __future__ import annotations

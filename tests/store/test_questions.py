@@ -290,3 +290,25 @@ def test_aggregates_answer_where_they_say_the_same(driver: EmbeddedDriver, monke
                 patch.setattr(Questions, "_candidates", lambda *_: [])
                 plain = snap.query("calls", **{"measures": latency, **arguments})
             assert plain.to_arrow().equals(result.to_arrow())
+
+
+def test_aggregates_of_too_many_rows_are_given_up(driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kivi.store.questions._ROWS_MIN", 50)
+    db, rng = driver.db, random.Random(4)
+    count = {"n": kivi.count(), "users": MEASURES["users"][0]}
+    db.create_aggregate("coarse", source="calls", group_by=["app"], measures=count)
+    db.create_aggregate("dense", source="calls", group_by=["app", "trace"], measures=count)
+    db.append("calls", [event(rng, 0, 200) for _ in range(400)])
+    with db.snapshot() as snap:
+        told = snap.query("calls", group_by=["app"], measures=count).explain()
+        assert "rows of coarse" in told
+        traces = snap.query("calls", group_by=["trace"], measures=count)
+        assert "from the first event on: events" in traces.explain()
+        assert len(traces) > 350
+        assert driver.store.questions.dense == {db._schema("dense").id}
+        few = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
+        assert "events" in few.explain().split("\n")[1]
+        monkeypatch.setattr("kivi.store.questions._ROWS_MIN", 300)  # of one application there are so few
+        again = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
+        assert "rows of dense" in again.explain()
+        assert again.to_arrow().equals(few.to_arrow())
