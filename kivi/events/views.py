@@ -399,9 +399,9 @@ class EventView:
         return known, read
 
     def rows_between(self, time_from: int | None, time_to: int | None) -> int:
-        """How many events the blocks have that may lie in a range of event time."""
+        """How many events are read as a whole with some that may lie in a range of event time."""
         low = later_of(time_from, self.floor_us)
-        return sum(block.rows for block in self.blocks if not _outside(block, low, time_to))
+        return sum(part.rows for part in self.parts() if not outside(part, low, time_to))
 
     def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
         """Events of what the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
