@@ -537,7 +537,10 @@ class Session(Requests):
                 return pages.pool if (pages := self._pages(request)) is not None else pools.scans
             case "scan_open":
                 spec = request.scan_open.spec
-                few = 0 < spec.limit <= _FEW_ROWS and not (spec.HasField("where") or spec.HasField("changes"))
+                if spec.HasField("question") or spec.order_by:
+                    return pools.questions
+                others = ("where", "changes", "rollup")
+                few = 0 < spec.limit + spec.offset <= _FEW_ROWS and not any(map(spec.HasField, others))
                 if not (few and self._is_little(spec.table, spec.limit)):
                     return pools.reads
         operations = request.operations

@@ -82,6 +82,8 @@ class Sessions:
         # Scans and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
         self.scans = ThreadPoolExecutor(COMPUTING, "kivi-scans", initializer=use_batch_scheduling)
+        # A question may look at all events of a table: a short one waits for no more than one such.
+        self.questions = ThreadPoolExecutor(COMPUTING + 1, "kivi-questions", initializer=use_batch_scheduling)
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
@@ -174,5 +176,6 @@ class Sessions:
         self.hub.stop()
         self.waiting.close()
         self.workers.close()
-        for pool in (self.reads, self.scans, self.writes, self.full, self.outcomes, self.long, self.sql):
+        pools = (self.reads, self.scans, self.questions, self.writes, self.full, self.outcomes, self.long, self.sql)
+        for pool in pools:
             pool.shutdown(wait=True, cancel_futures=True)
