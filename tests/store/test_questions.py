@@ -160,6 +160,31 @@ def check(snap: Any, rng: random.Random) -> None:
             check_cell(name, row[name], measures[name][1](events))
 
 
+def check_parts(snap: Any, rng: random.Random) -> None:
+    """Some rows of an answer, in some order; of what was committed after some snapshot."""
+    since, least = rng.randrange(snap.ts + 1), rng.randrange(4)
+    term, down = rng.choice(["total", "half", "most", "real"]), rng.random() < 0.5
+    limit, offset = rng.choice([None, 3, 50]), rng.choice([0, 2, 40])
+    where = (col("_commit_ts") > since) & (col("x") > 300) if since else col("x") > 300
+    result = snap.query(
+        "calls", where=where, group_by=["user", GROUPS["part"][0]], having=col("n") > least,
+        measures={"n": kivi.count(), "total": kivi.sum("x"), "most": kivi.max("f"), "real": kivi.sum("f")},
+        derived={"half": "total / 2"}, order_by=f"-{term}" if down else term, limit=limit, offset=offset,
+        columns=["part", "user", "n", term],
+    )  # fmt: skip
+    rows = snap.changes("calls", since=since, remembered_at=snap.ts, retractions="ignore", partial=True)
+    rows = [{**row, "#": i} for i, row in enumerate(row for row in rows if (row["x"] or 0) > 300)]
+    expected = []
+    for (user, part), events in grouped(rows, [GROUPS["user"][1], GROUPS["part"][1]]):
+        total = sum(event["x"] for event in events)
+        most = max(values(events, "f"), default=None)
+        known = {"total": total, "half": total / 2, "most": most, "real": in_chunks(events)}
+        expected += [(part, user, len(events), known[term])] if len(events) > least else []
+    expected.sort(key=lambda row: (row[3] is None, (-row[3] if down else row[3]) if row[3] is not None else 0))
+    found = [(us(row["part"]), row["user"], row["n"], row[term]) for row in result]
+    assert found == expected[offset:][:limit], result.explain()
+
+
 def check_windows(snap: Any, rng: random.Random) -> None:
     """Windows at random, of some groups."""
     where, selects = rng.choice(WHERES)
@@ -230,10 +255,14 @@ AGGREGATES: dict[str, list[Any]] = {
 def test_questions_equal_brute_force(driver: EmbeddedDriver, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     db, rng = driver.db, random.Random(seed)
     monkeypatch.setattr("kivi.store.questions.CHUNK_ROWS", CHUNK)
-    steps: list[Callable[[], Any]] = [
-        db.consolidate, driver.store.consolidator.compact, lambda: None,
-        lambda: driver.store.retention.set_floor(db._schema("calls"), T0 + rng.randrange(30) * MINUTE + 5),
-    ]  # fmt: skip
+    steps: list[Callable[[], Any]] = [db.consolidate, driver.store.consolidator.compact, lambda: None]
+
+    def forget(table: str, low: int, high: int, width: int) -> None:
+        """A floor, at a moment of events, or where a slot of an aggregate begins."""
+        if low < high:
+            floor = T0 + rng.randrange(low, high) // width * width * MINUTE + (5 if width == 1 else 0)
+            driver.store.retention.set_floor(db._schema(table), floor)
+
     for i in range(6):
         db.append("calls", [event(rng, 40 * i + 40, 40 * i + 90) for _ in range(rng.choice([1, 30, 150]))], late="drop")
         if i == 1:
@@ -245,12 +274,16 @@ def test_questions_equal_brute_force(driver: EmbeddedDriver, seed: int, monkeypa
             with db.transaction() as tx:
                 tx.retract("calls", where=col("endpoint") == rng.randrange(-2, 3), start=T0 + 60 * MINUTE)
         old = db.snapshot()
+        forget("calls", 40, 25 * i, 1)
+        if i > 1:
+            forget("quarter", 40, 40 * i, 15)
         rng.choice(steps)()
         for snap in (old, db.snapshot()):
-            for _ in range(12):
+            for _ in range(10):
                 check(snap, rng)
-            for _ in range(4):
+            for _ in range(3):
                 check_windows(snap, rng)
+                check_parts(snap, rng)
     with db.snapshot(as_of=old.ts - 2) as past:
         check(past, rng)
 
@@ -283,3 +316,25 @@ def test_aggregates_answer_where_they_say_the_same(driver: EmbeddedDriver, monke
                 patch.setattr(Questions, "_candidates", lambda *_: [])
                 plain = snap.query("calls", **{"measures": latency, **arguments})
             assert plain.to_arrow().equals(result.to_arrow())
+
+
+def test_aggregates_of_too_many_rows_are_given_up(driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kivi.store.questions._ROWS_MIN", 50)
+    db, rng = driver.db, random.Random(4)
+    count = {"n": kivi.count(), "users": MEASURES["users"][0]}
+    db.create_aggregate("coarse", source="calls", group_by=["app"], measures=count)
+    db.create_aggregate("dense", source="calls", group_by=["app", "trace"], measures=count)
+    db.append("calls", [event(rng, 0, 200) for _ in range(400)])
+    with db.snapshot() as snap:
+        told = snap.query("calls", group_by=["app"], measures=count).explain()
+        assert "rows of coarse" in told
+        traces = snap.query("calls", group_by=["trace"], measures=count)
+        assert "from the first event on: events" in traces.explain()
+        assert len(traces) > 350
+        assert driver.store.questions.dense == {db._schema("dense").id}
+        few = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
+        assert "events" in few.explain().split("\n")[1]
+        monkeypatch.setattr("kivi.store.questions._ROWS_MIN", 300)  # of one application there are so few
+        again = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
+        assert "rows of dense" in again.explain()
+        assert again.to_arrow().equals(few.to_arrow())
