@@ -172,7 +172,7 @@ def _file_names(schema: TableSchema) -> list[str]:
 
 
 def _encodings(table: Any) -> dict[str, Any]:
-    """What takes the least bytes of those that are read fast; measured in decision 0038."""
+    """What takes the least bytes of those that are read fast; measured in decision 0041."""
     coded, encoding, compression = [], {}, {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         step = max(1, len(column) // _SAMPLE)
