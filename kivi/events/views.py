@@ -339,6 +339,11 @@ class EventView:
             read += 1
         return known, read
 
+    def rows_between(self, time_from: int | None, time_to: int | None) -> int:
+        """How many events the blocks have that may lie in a range of event time."""
+        low = later_of(time_from, self.floor_us)
+        return sum(block.rows for block in self.blocks if not _outside(block, low, time_to))
+
     def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
         """Events of blocks that the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
         low = later_of(time_from, self.floor_us)

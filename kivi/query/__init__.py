@@ -24,6 +24,8 @@ bound or a floor cuts is read from events. What headers of blocks know answers s
 **Memory** is bounded: a chunk of events, and the deltas of the groups, up to the setting ``query_bytes``; beyond it the
 question is refused with ResourceExhausted, which says what to do.
 
+Why so, and what it takes: decision 0039.
+
     planning    which parts of the time are answered by what
     tally       deltas by group, as they come; groups that are null; windows
     answers     the rows of an answer: what is computed of them, selected, ordered

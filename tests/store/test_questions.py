@@ -230,10 +230,14 @@ AGGREGATES: dict[str, list[Any]] = {
 def test_questions_equal_brute_force(driver: EmbeddedDriver, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     db, rng = driver.db, random.Random(seed)
     monkeypatch.setattr("kivi.store.questions.CHUNK_ROWS", CHUNK)
-    steps: list[Callable[[], Any]] = [
-        db.consolidate, driver.store.consolidator.compact, lambda: None,
-        lambda: driver.store.retention.set_floor(db._schema("calls"), T0 + rng.randrange(30) * MINUTE + 5),
-    ]  # fmt: skip
+    steps: list[Callable[[], Any]] = [db.consolidate, driver.store.consolidator.compact, lambda: None]
+
+    def forget(table: str, low: int, high: int, width: int) -> None:
+        """A floor, at a moment of events, or where a slot of an aggregate begins."""
+        if low < high:
+            floor = T0 + rng.randrange(low, high) // width * width * MINUTE + (5 if width == 1 else 0)
+            driver.store.retention.set_floor(db._schema(table), floor)
+
     for i in range(6):
         db.append("calls", [event(rng, 40 * i + 40, 40 * i + 90) for _ in range(rng.choice([1, 30, 150]))], late="drop")
         if i == 1:
@@ -245,9 +249,12 @@ def test_questions_equal_brute_force(driver: EmbeddedDriver, seed: int, monkeypa
             with db.transaction() as tx:
                 tx.retract("calls", where=col("endpoint") == rng.randrange(-2, 3), start=T0 + 60 * MINUTE)
         old = db.snapshot()
+        forget("calls", 40, 25 * i, 1)
+        if i > 1:
+            forget("quarter", 40, 40 * i, 15)
         rng.choice(steps)()
         for snap in (old, db.snapshot()):
-            for _ in range(12):
+            for _ in range(10):
                 check(snap, rng)
             for _ in range(4):
                 check_windows(snap, rng)
@@ -283,3 +290,25 @@ def test_aggregates_answer_where_they_say_the_same(driver: EmbeddedDriver, monke
                 patch.setattr(Questions, "_candidates", lambda *_: [])
                 plain = snap.query("calls", **{"measures": latency, **arguments})
             assert plain.to_arrow().equals(result.to_arrow())
+
+
+def test_aggregates_of_too_many_rows_are_given_up(driver: EmbeddedDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kivi.store.questions._ROWS_MIN", 50)
+    db, rng = driver.db, random.Random(4)
+    count = {"n": kivi.count(), "users": MEASURES["users"][0]}
+    db.create_aggregate("coarse", source="calls", group_by=["app"], measures=count)
+    db.create_aggregate("dense", source="calls", group_by=["app", "trace"], measures=count)
+    db.append("calls", [event(rng, 0, 200) for _ in range(400)])
+    with db.snapshot() as snap:
+        told = snap.query("calls", group_by=["app"], measures=count).explain()
+        assert "rows of coarse" in told
+        traces = snap.query("calls", group_by=["trace"], measures=count)
+        assert "from the first event on: events" in traces.explain()
+        assert len(traces) > 350
+        assert driver.store.questions.dense == {db._schema("dense").id}
+        few = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
+        assert "events" in few.explain().split("\n")[1]
+        monkeypatch.setattr("kivi.store.questions._ROWS_MIN", 300)  # of one application there are so few
+        again = snap.query("calls", where=col("app") == "shop", group_by=["trace"], measures=count)
+        assert "rows of dense" in again.explain()
+        assert again.to_arrow().equals(few.to_arrow())
