@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server import limits
 from kivi_server.commits import CommitReader
-from kivi_server.pages import Page
+from kivi_server.pages import Page, followed
 
 from kivi.api.arguments import type_of
 from kivi.arrow.ipc import decode_ipc, encode_ipc
@@ -271,12 +271,7 @@ class Translator:
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
         """Encoded pages of at most ``rows`` rows, and for each whether another follows."""
-        ahead = None
-        for page in pieces(batches, rows):
-            if ahead is not None:
-                yield encode_ipc(ahead), True
-            ahead = page
-        yield (encode_ipc(ahead) if ahead is not None else b""), False
+        return followed(encode_ipc(page) for page in pieces(batches, rows))
 
     # -- definitions ----------------------------------------------------------------------------
 

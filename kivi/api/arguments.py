@@ -48,6 +48,7 @@ __all__ = [
     "RollupArguments",
     "ScanArguments",
     "SnapshotArguments",
+    "SqlArguments",
     "SubscribeArguments",
     "TailArguments",
     "TransactionArguments",
@@ -359,6 +360,22 @@ class RollupArguments:
 
 
 _ROLLUP: Final = tuple(each.name for each in fields(RollupArguments) if each.name != "table")
+
+
+@dataclass(slots=True)
+class SqlArguments:
+    """Of ``sql``. ``batch``: the parameters in columns."""
+
+    text: str
+    parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    batch: pa.RecordBatch | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        from kivi.sql.engine import check_text
+        from kivi.sql.parameters import to_batch
+
+        check_text(self.text)
+        self.batch = to_batch(self.parameters)
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ from kivi.api.arguments import (
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
+    SqlArguments,
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
@@ -35,9 +36,11 @@ from kivi.api.arguments import (
     patience_s,
     retract_arguments,
     summary_arguments,
+    table_name,
     takes,
     windows_arguments,
 )
+from kivi.api.frames import frame_of
 from kivi.api.retry import Retries
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
@@ -48,6 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.api.appender import Appender
+    from kivi.api.dataset import Dataset
     from kivi.api.results import Result
     from kivi.api.subscription import Subscription
     from kivi.model.changes import TailPoints
@@ -555,10 +559,13 @@ class Snapshot(Reads):
     def ts(self) -> int:
         """The commit timestamp up to which everything is seen."""
 
-    @abstractmethod
     @takes(OrderedScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         """A scan as one Arrow table."""
+        return self._table(wanted)
+
+    @abstractmethod
+    def _table(self, wanted: ScanArguments) -> pa.Table: ...
 
     @takes(RollupArguments)
     def rollup(self, wanted: RollupArguments) -> Result:
@@ -614,6 +621,54 @@ class Snapshot(Reads):
 
     @abstractmethod
     def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result: ...
+
+    @takes(SqlArguments)
+    def sql(self, wanted: SqlArguments) -> pa.Table:
+        """A question in SQL, DuckDB's, over this snapshot's tables: ``"select host, avg(x) from calls group by all"``.
+
+        Tables are named as they are, and so are columns, derived ones included; moments are in UTC. ``parameters``: a
+        list for ``?`` or a dict for ``$name``. One statement that reads: DuckDB sees this snapshot's tables and nothing
+        else, no files, no network, no settings. Float sums are up to the order of addition. In process it runs in this
+        process; a server runs it in another one. Raises InvalidArgument with DuckDB's words, NotFound for a table, and
+        ResourceExhausted beyond the settings ``sql_memory_bytes``, ``sql_timeout_s``, ``sql_rows``. Needs the extra
+        ``kivi[sql]`` where the store is.
+        """
+        return self._sql(wanted)
+
+    @abstractmethod
+    def _sql(self, wanted: SqlArguments) -> pa.Table: ...
+
+    def dataset(self, table: str) -> Dataset:
+        """The table as a pyarrow Dataset: for DuckDB, Polars, and all that reads those, while this snapshot is open.
+
+        Columns and filters that a reader asks for are pushed into the scan. See ``kivi.api.dataset``.
+        """
+        from kivi.api.dataset import Dataset
+
+        return Dataset(self._table_schema(table_name(table)), lambda wanted: self._batches(wanted, BATCH_ROWS))
+
+    def relation(self, table: str, connection: Any = None) -> Any:
+        """The table as a relation of DuckDB, of ``connection`` or of its default one; see ``dataset``.
+
+        Needs DuckDB: ``kivi[sql]``.
+        """
+        from kivi.sql import relation
+
+        return relation(self.dataset(table), connection)
+
+    @abstractmethod
+    def _table_schema(self, table: str) -> TableSchema:
+        """As this snapshot sees it. Raises NotFound."""
+
+    @takes(OrderedScanArguments)
+    def to_pandas(self, wanted: ScanArguments) -> Any:
+        """A scan as a pandas DataFrame; moments are in UTC. Needs pandas."""
+        return frame_of("pandas", self._table(wanted))
+
+    @takes(OrderedScanArguments)
+    def to_polars(self, wanted: ScanArguments) -> Any:
+        """A scan as a Polars DataFrame. Needs the extra ``kivi[polars]``; ``kivi.polars.scan`` reads lazily."""
+        return frame_of("polars", self._table(wanted))
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:

@@ -211,10 +211,34 @@ def rollup(db: Any, args: argparse.Namespace) -> None:
     print_rows(result, result.to_arrow().column_names, args.output)
 
 
+def sql(db: Any, args: argparse.Namespace) -> None:
+    with db.snapshot(as_of=as_of(args)) as snap:
+        table = snap.sql(args.text, args.parameter or None)
+    if args.output != "arrow":
+        rows = (row for batch in table.to_batches() for row in batch.to_pylist())
+        print_rows(rows, table.column_names, args.output)
+        return
+    if sys.stdout.isatty():
+        raise InvalidArgument("Arrow is for programs: write it to a file or a pipe")
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
+        writer.write_table(table)
+
+
 def query(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.query import answer
 
     answer(db, args, as_of(args))
+
+
+def export(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.export import export
+
+    found = db.describe(args.table)
+    with db.snapshot(as_of=as_of(args)) as snap:
+        said = export(snap, args.table, found, args.dir, format_=args.format, by=args.by)
+    print_value(said, args.output)
 
 
 def watch(db: Any, args: argparse.Namespace) -> None:
@@ -358,7 +382,7 @@ def add_client_options(to: argparse.ArgumentParser) -> None:
     to.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
     to.add_argument("--tls-key", metavar="FILE", help="its private key")
     to.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
-    styles = ("table", "json", "csv")
+    styles = ("table", "json", "csv", "arrow")  # the last one: what is an Arrow table by itself
     to.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
 
 
@@ -447,8 +471,16 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--columns", metavar="A,B", help="measures and derived columns; default all")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub.add_argument("--explain", action="store_true", help="say what was read, on standard error")
+    sub = command("sql", sql, "a question in SQL over the tables of a snapshot", "text")
+    sub.add_argument("parameter", nargs="*", help="for each ? of the text, a text")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows")
     add_question(sub)
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("export", export, "a table at a snapshot, as files that others read: Parquet or Delta", "table")
+    sub.add_argument("dir", metavar="DIR", help="a directory that is new, or empty")
+    sub.add_argument("--format", choices=("parquet", "delta"), default="parquet", help="default parquet")
+    sub.add_argument("--by", choices=("day", "none"), help="events by the day of their time; default: if they are many")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("watch", watch, "rows as they change, events as they come")
     add_query(sub)
@@ -529,6 +561,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reader.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         run: Callable[..., int | None] = args.run
+        if args.command != "sql" and getattr(args, "output", None) == "arrow":
+            raise InvalidArgument("Arrow is what kivi sql prints: this prints a table, json or csv (-o)")
         if not args.connects:
             return run(args) or 0
         with connect(args) as db:

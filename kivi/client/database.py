@@ -16,7 +16,6 @@ from kivi.api.arguments import (
     AlterAggregateArguments,
     AlterTableArguments,
     LevelsArguments,
-    OrderedScanArguments,
     QuestionArguments,
     ScanArguments,
     SubscribeArguments,
@@ -157,7 +156,9 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
+    _table = asks(TransactionCore.to_arrow)
+    _table_schema = asks(TransactionCore.table_schema)
+    _sql = asks(TransactionCore.sql)
     _answer = asks(TransactionCore.answer)
 
 

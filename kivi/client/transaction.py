@@ -14,6 +14,7 @@ from kivi.api.arguments import (
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
+    SqlArguments,
     TransactionArguments,
     drops_late,
     stage_ids,
@@ -469,6 +470,27 @@ class TransactionCore:
             data, scan = yield from self.scan_next(scan)
             batches += read_batches(data)
         return Result(wanted.arrow_schema(schema), batches, page.explanation, page.complete_since_us)
+
+    def sql(self, wanted: SqlArguments) -> Steps[pa.Table]:
+        """The whole answer."""
+        import pyarrow as pa
+
+        from kivi.arrow.ipc import encode_ipc
+
+        parameters = b"" if wanted.batch is None else encode_ipc(wanted.batch).to_pybytes()
+        request, bodies = self._take()
+        request.sql.CopyFrom(session_pb2.Sql(text=wanted.text, parameters=parameters))
+        page = yield from self._ask(request, bodies)
+        data, scan, parts = page.arrow, page.scan, list[pa.Table]()
+        while True:
+            with pa.ipc.open_stream(data) as reader:
+                parts.append(reader.read_all())
+            if not scan:
+                return pa.concat_tables(parts)
+            data, scan = yield from self.scan_next(scan)
+
+    def table_schema(self, table: str) -> Steps[TableSchema]:
+        return self.core.schema(table)
 
     def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, Page]]:
         """A scan for its rows: all of them if they are few, and else None and the first page of batches."""

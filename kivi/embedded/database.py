@@ -19,11 +19,11 @@ from kivi.api.arguments import (
     AlterTableArguments,
     GetArguments,
     LevelsArguments,
-    OrderedScanArguments,
     QuestionArguments,
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
+    SqlArguments,
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
@@ -56,6 +56,7 @@ from kivi.store.facade import Lease, Store, Txn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.api.dataset import Dataset
     from kivi.api.writes import Write
     from kivi.model.changes import TailPoints
 
@@ -190,8 +191,21 @@ class Snapshot(interface.Snapshot):
         rolled = self._db.store.answer(self._lease, schema, wanted.bound(schema))
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
 
-    @takes(OrderedScanArguments)
-    def to_arrow(self, wanted: ScanArguments) -> pa.Table:
+    def _table_schema(self, table: str) -> TableSchema:
+        return self._db._schema(table, self._lease)
+
+    def _sql(self, wanted: SqlArguments) -> pa.Table:
+        from kivi.sql import Limits, answer, as_table, resolve
+
+        def find(name: str) -> Dataset | None:
+            known = resolve(name, self._db.tables())
+            return None if known is None else self.dataset(known)
+
+        settings = self._db.store.settings
+        limits = Limits(settings.sql_memory_bytes, settings.sql_threads, settings.sql_timeout_s, settings.sql_rows)
+        return as_table(answer(wanted.text, wanted.parameters, find, limits))
+
+    def _table(self, wanted: ScanArguments) -> pa.Table:
         import pyarrow as pa
 
         batches = list(self._batches(wanted, None))

@@ -253,9 +253,10 @@ class EventView:
         skip: int = 0,
         take: int | None = None,
         may_have: Callable[[int, int], bool] | None = None,
+        ordered: bool = True,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
-        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``.
+        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``. Not ``ordered``: settled ones as they lie.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
         Retracted ones are counted, so that it is the same events whenever they are asked for.

@@ -24,6 +24,7 @@ import pyarrow as pa
 from kivi.arrow.columns import arrow_from_stored
 from kivi.arrow.dictionaries import chunks, plain
 from kivi.arrow.predicates import evaluate, filter_batch
+from kivi.delta.combine import commutes
 from kivi.delta.rolling import Rolling
 from kivi.delta.sources import columns_used
 from kivi.encoding.event_names import POSITION, STAMP
@@ -252,7 +253,10 @@ class Questions:
         used = _used(schema, question, rest)
         events = _Selected(self.timeline, captured, used, pushed, rest, types)
         after = events.after()
-        batches = (batch for times in parts for batch in events.of(times, after, question.is_timed))
+        ordered = not all(map(commutes, question.target.columns))
+        batches = (
+            batch for times in parts for batch in events.of(times, after, named=question.is_timed, ordered=ordered)
+        )
         for chunk in chunks(batches, CHUNK_ROWS):
             for name, expression in question.computed:
                 read = plain(chunk.select(sorted(names(expression)) or chunk.schema.names[:1]))
@@ -278,11 +282,17 @@ class _Selected:
     def _has(self, name: str) -> bool:
         return name in self.captured.schema.by_name
 
-    def of(self, times: Times, after: int, named: bool) -> Iterator[pa.RecordBatch]:
+    def of(self, times: Times, after: int, *, named: bool, ordered: bool) -> Iterator[pa.RecordBatch]:
         stored = [name for name in self.used if self._has(name)] or [self.captured.schema.event_time or ""]
         naming = (STAMP, POSITION) if named else (STAMP,) if self._hidden else ()
         scanned = self.captured.view.scan(
-            after=after, time_from=times[0], time_to=times[1], where=self.pushed, columns=stored, naming=naming
+            after=after,
+            time_from=times[0],
+            time_to=times[1],
+            where=self.pushed,
+            columns=stored,
+            naming=naming,
+            ordered=ordered,
         )
         for batches in (scanned, self.captured.in_memory(times, self.pushed, [*stored, *naming])):
             for batch in batches:

@@ -30,6 +30,7 @@ from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
+from kivi.model.expressions import Expr
 from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -341,15 +342,47 @@ def _portions(rows: Iterator[dict[str, Any]], wide: list[str]) -> Iterator[list[
 
 
 def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
-    """The byte range [start, end) of a scan: the prefix, narrowed by start and end. None is no bound."""
+    """The byte range [start, end) of a scan: the prefix, narrowed by start, end and predicate. None is no bound."""
     start = encoded_key(schema, wanted.prefix)
     end = prefix_end(start)
     if wanted.start is not None:
         start = max(start, encoded_key(schema, wanted.start))
     if wanted.end is not None:
-        bound = encoded_key(schema, wanted.end)
-        end = bound if end is None else min(end, bound)
+        end = _nearer(end, encoded_key(schema, wanted.end))
+    if wanted.where is not None:
+        low, beyond = _asked_range(schema, wanted.where)
+        start, end = max(start, low), _nearer(end, beyond)
     return start or None, end if end is None else max(start, end)
+
+
+def _asked_range(schema: TableSchema, where: Expr) -> tuple[bytes, bytes | None]:
+    """A range of keys outside of which a bound predicate is false: equalities of the first key columns, and whatever
+    bounds the one behind them."""
+    terms = where.args if where.op == "and" else (where,)
+    prefix, bounds = list[Any](), list[Expr]()
+    for column in schema.key:
+        bounds = [term for term in terms if term.column == column.name]
+        equal = next((term for term in bounds if term.op == "=="), None)
+        if equal is None:
+            break
+        prefix.append(equal.value)
+        bounds = []
+    start = encoded_key(schema, tuple(prefix))
+    end = prefix_end(start)
+    for term in bounds:
+        values = term.value if term.op == "isin" else (term.value,)
+        if term.op not in (">", ">=", "<", "<=", "isin") or not values:
+            continue
+        keys = [encoded_key(schema, (*prefix, value)) for value in values]
+        if term.op not in ("<", "<="):
+            start = max(start, min(keys))
+        if term.op not in (">", ">="):
+            end = _nearer(end, max(keys) if term.op == "<" else prefix_end(max(keys)))
+    return start, end
+
+
+def _nearer(end: bytes | None, other: bytes | None) -> bytes | None:
+    return other if end is None else end if other is None else min(end, other)
 
 
 def skipped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
