@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kivi.errors import SchemaError
-from kivi.model.names import check_name
+from kivi.model.names import check_name, column_names
 from kivi.model.schema import Column, TableSchema
 
 __all__ = ["view_schema"]
@@ -31,9 +31,7 @@ def view_schema(
     what = f"view {name!r}"
     if source.kind != "row":
         raise SchemaError(f"{what}: its source {source.name!r} is a {source.kind} table, not a row table")
-    if not isinstance(unique, bool):
-        raise SchemaError(f"{what}: unique is True or False, not {unique!r}")
-    key = _names(what, "key", key)
+    key = column_names(what, "key", key)
     if not key:
         raise SchemaError(f"{what} needs at least one key column")
     for column in map(source.column, key):
@@ -46,11 +44,11 @@ def view_schema(
     if rest and not unique:
         names = ", ".join(repr(column.name) for column in rest)
         raise SchemaError(
-            f"{what}: two rows of {source.name!r} may have the same {', '.join(key)}: add {names} to its key, or declare "
-            "it unique=True"
+            f"{what}: two rows of {source.name!r} may have the same {', '.join(key)}: add {names} to its key, or "
+            "declare it unique=True"
         )
     shown = {column.name: column for column in source.shown_columns}
-    wanted = shown.keys() if columns is None else _names(what, "columns", columns)
+    wanted = shown.keys() if columns is None else column_names(what, "columns", columns)
     for column_name in wanted:
         if column_name not in shown:
             source.column(column_name)
@@ -66,12 +64,3 @@ def view_schema(
         source_id=source.id,
         unique=unique,
     )
-
-
-def _names(what: str, part: str, given: Sequence[str]) -> list[str]:
-    """Names of columns, each once."""
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(name, str) for name in given):
-        raise SchemaError(f"{what}: {part} is a list of column names, and not {given!r}")
-    if twice := [name for i, name in enumerate(given) if name in given[:i]]:
-        raise SchemaError(f"{what} names the column {twice[0]!r} twice")
-    return list(given)

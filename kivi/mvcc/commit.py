@@ -161,7 +161,8 @@ class Committer:
         """Enters a group. What becomes of its members is told to the parts' ``answer``, now or by the log's thread.
 
         Returns the parts that have not entered and of which nobody is told: those that were derived by another catalog
-        than there is now, or of rows that have changed (``Single.derives_again``), to be derived again; and all, if it may not wait for room in pending and would have to.
+        than there is now, or of rows that have changed (``Single.derives_again``), to be derived again; and all, if it
+        may not wait for room in pending and would have to.
         """
         turn = _Turn()
         try:

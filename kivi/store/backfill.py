@@ -90,8 +90,9 @@ class Backfill:
     def build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """Sums the events at or below the catalog commit of these aggregates of one source, then makes them readable.
 
-        Of views, likewise the rows (``kivi.store.view_filling``). Likewise measures that are being added to one of them. Returns their definitions. Whatever goes wrong (a null
-        group key, no memory) is raised, and they are dropped again, or the measures given up.
+        Of views, likewise the rows (``kivi.store.view_filling``). Likewise measures that are being added to one of
+        them. Returns their definitions. Whatever goes wrong (a null group key, no memory) is raised, and they are
+        dropped again, or the measures given up.
         """
         try:
             return self._build(schemas, progress)
@@ -105,7 +106,7 @@ class Backfill:
     def _build(self, schemas: Sequence[TableSchema], progress: Progress | None) -> list[TableSchema]:
         """``build``; after an error the aggregates are still there, BUILDING, and their stages are not."""
         if schemas[0].kind == "view":
-            return [self.filling.fill(schema) for schema in schemas]
+            return [self.filling.fill(schema, progress) for schema in schemas]
         owner = f"backfill/{schemas[0].id}"
         first, upto = _unbuilt(schemas[0])
         parts = [
@@ -217,7 +218,10 @@ class Backfill:
             seen = done
             if (now := time.monotonic()) - told >= _TELL_EVERY_S:
                 told = now
-                _log.info("%s: %d of %d events are summed", name, done, total)
+                if schemas[0].kind == "view":
+                    _log.info("%s: %d rows of its source are there", name, done)
+                else:
+                    _log.info("%s: %d of %d events are summed", name, done, total)
 
         _log.info("%s was left building: it is built again, from the beginning", name)
         try:

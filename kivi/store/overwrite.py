@@ -46,8 +46,8 @@ Row = tuple[int, bytes, RowOp]
 class Generations:
     """The tables that one commit overwrites, by the ids that its transaction uses.
 
-    ``of``: the new definition of a table; ``aggregates`` and ``views``: those of what is declared over it; ``rows``: the
-    operations on the catalog.
+    ``of``: the new definition of a table; ``aggregates`` and ``views``: those of what is declared over it; ``rows``:
+    the operations on the catalog.
     """
 
     of: dict[int, TableSchema] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Generations:
 
 
 def new_generations(view: View, overwritten: Iterable[TableSchema]) -> Generations:
-    """The next generations of these tables, their aggregates and their views, and the catalog rows that bring them about.
+    """The next generations of these tables, their aggregates and views, and the catalog rows that bring them about.
 
     One that was overwritten since its transaction looked it up is overwritten once more. Those that are not there any
     more are left out: the commit will be refused.

@@ -27,8 +27,8 @@ class Tables:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def create(self, schemas: Sequence[TableSchema]) -> list[TableSchema]:
-        """Creates tables, all in one commit or none; aggregates and views are building then, and have what later commits
-        derive.
+        """Creates tables, all in one commit or none; aggregates and views are building then, and have what later
+        commits derive.
 
         Raises AlreadyExists, and NotFound if a source has gone.
         """

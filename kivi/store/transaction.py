@@ -84,8 +84,8 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class Derived:
-    """What a transaction does to secondary views (``kivi.store.view_rows``): rows of these, and guards on the cells that
-    they follow from, as of ``lease``; None: nothing was read for it."""
+    """What a transaction does to secondary views (``kivi.store.view_rows``): rows of these, and guards on the cells
+    that they follow from, as of ``lease``; None: nothing was read for it."""
 
     rows: list[tuple[int, bytes, RowOp]] = field(default_factory=list)
     guards: set[Guard] = field(default_factory=set)

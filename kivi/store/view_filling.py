@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -64,16 +65,20 @@ class ViewFilling:
     store: Filled
     tables: Tables
 
-    def fill(self, view: TableSchema) -> TableSchema:
+    def fill(self, view: TableSchema, progress: Callable[[int, int], None] | None = None) -> TableSchema:
         """Puts the rows that its source had at its catalog commit into the view, and makes it readable.
 
-        Returns its definition then. Raises RowExists, NotFound if it was dropped meanwhile.
+        ``progress(rows that it has gone through, 0)``. Returns its definition then. Raises RowExists, and NotFound
+        if it was dropped meanwhile.
         """
         after: bytes | None = None
-        rows = _ROWS
+        rows, done = _ROWS, 0
         while True:
             found, conflict = self._fill_some(view, after, rows)
             if conflict is None:
+                done += len(found)
+                if progress is not None:
+                    progress(done, 0)
                 if len(found) < rows:
                     break
                 after, rows = found[-1][0] + b"\0", _ROWS

@@ -13,10 +13,11 @@ changes the view by the same, in the same record. It is held here, and by the ve
     verdict    refuses the commit if one of these cells changed since S (R2): it would have derived something else
 
 So a write of what a view is made of has read the row. It conflicts with a concurrent put of the view's key columns,
-and if it moves the row, with every concurrent write of what the view carries; deltas of a carried column flow to the view as
-deltas, and still never conflict with each other. A transaction that has not read anything owes nothing to a snapshot:
-it is derived at the newest one, and where the verdict refuses that, it is derived again (``commits``), so that the last
-of blind puts stays, as without a view. Where a row's key in the view follows from its own key, nothing is read.
+and if it moves the row, with every concurrent write of what the view carries; deltas of a carried column flow to the
+view as deltas, and still never conflict with each other. A transaction that has not read anything owes nothing to a
+snapshot: it is derived at the newest one, and where the verdict refuses that, it is derived again (``commits``), so
+that the last of blind puts stays, as without a view. Where a row's key in the view follows from its own key, nothing is
+read.
 
 **Unique views.** A row that comes under a new key is a strict insert there: RowExists, naming the view and that key, if
 another row is there at S and this commit does not take it away; if one came after S, the rows of the view conflict.
@@ -24,8 +25,9 @@ another row is there at S and this commit does not take it away; if one came aft
 **While a view is built** (``kivi.store.view_filling``) its rows are there in part. A commit that finds a row missing
 makes it whole instead of changing it, whoever writes it first; so from then on it is as it will be.
 
-**The road.** Every writer of rows goes through ``Txn.rows`` and ``prepare``, stages and overwrites included, but for the
-groups of blind deltas and puts (``groups.Writes``), whose plans leave tables with views out (``Commits.write_plans``).
+**The road.** Every writer of rows goes through ``Txn.rows`` and ``prepare``, stages and overwrites included, but for
+the groups of blind deltas and puts (``groups.Writes``), whose plans leave tables with views out
+(``Commits.write_plans``).
 Views that were created meanwhile make another catalog, by which the commit is derived again as it enters.
 """
 
@@ -116,7 +118,7 @@ class ViewRows:
         return found
 
     def own_ops(self, txn: Txn, view: TableSchema) -> dict[bytes, RowOp]:
-        """What a transaction's own writes do to a view, for its reads: two rows of one key are refused as it commits."""
+        """What a transaction's own writes do to a view, for its reads; its commit checks that keys are unique."""
         source = self.catalog.schema_of(view.source_id)
         rows = {key: op for (table, key), op in txn.rows.items() if table == view.source_id}
         if source is None or not rows:
