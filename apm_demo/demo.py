@@ -172,8 +172,8 @@ class _Demo:
         dashboard = self._start("dashboard", "apm_demo.dashboard", "--endpoint", self._endpoint, "--port", str(port))
         return dashboard.wait_for("ready", 60)
 
-    def live_traffic(self, seconds: float) -> int:
-        """Calls a real web service for a while; how many calls were answered."""
+    def live_traffic(self, seconds: float) -> tuple[int, int]:
+        """Calls a real web service for a while; how many calls were answered, and how many of them with an error."""
         voice, landing = self.voice, self.data / "landing" / "invocations"
         voice.step(
             "starting a web service of 2 customers, 4 servers and 8 endpoints, and a Spark job for its invocations"
@@ -185,18 +185,22 @@ class _Demo:
         voice.step(f"calling it over HTTP for {seconds:.0f} s; response times are measured, none is made up")
         load = self._start("load", "apm_demo.load", "--ports", ports, "--seconds", str(seconds))
         began = time.monotonic()
-        answered = -1
+        answered: tuple[int, int] | None = None
         with voice.bar("live traffic", seconds) as bar:
-            while answered < 0:
+            while answered is None:
                 time.sleep(0.3)
                 self._check()
                 for line in load.lines():
                     if line == "slow":
-                        voice.note("the search index is dropped: GET /find has to read all text now, and turns slow")
+                        voice.note(
+                            "the search index is dropped: GET /find has to read all text now and turns slow, "
+                            "GET /suggest fails"
+                        )
                     elif line == "healed":
                         voice.note("the search index is built again")
                     elif line.startswith("answered "):
-                        answered = int(line.split()[1])
+                        calls, failed = map(int, line.split()[1:])
+                        answered = calls, failed
                 events, anomalies = self._live_counts()
                 bar.at(time.monotonic() - began, f"{events:,} invocations in the aggregates, {anomalies:,} anomalies")
         self._end(load)
@@ -280,11 +284,11 @@ class _Demo:
                 bar.at(now, f"{now:,} of {total:,}")
                 time.sleep(0.2)
 
-    def prove(self, answered: int) -> list[Finding]:
+    def prove(self, answered: tuple[int, int]) -> list[Finding]:
         """All checks at one snapshot; says each."""
         self.voice.step("proving the sums: recounting the landed files, and comparing with the store at one snapshot")
         with self._db.snapshot(ttl_s=300) as snapshot:
-            live = prove_live(snapshot, self.data / "landing" / "invocations", answered)
+            live = prove_live(snapshot, self.data / "landing" / "invocations", *answered)
             replayed = prove_trace(snapshot)
             ts = snapshot.ts
         for part in (live, replayed):

@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime as dt
+import re
 import signal
 import sys
 import threading
@@ -73,12 +74,20 @@ def watched(db: Any, aggregate: str, anomalies: str | None = None) -> Watched:
     """From the aggregate's definition. Raises InvalidArgument for one that the rule cannot use."""
     found = db.describe(aggregate)
     slots = [group for group in found.get("group_by", ()) if not isinstance(group, str)]
-    measures = {tuple(text.rstrip(")").split("(")): name for name, text in found.get("measures", {}).items()}
+    # Of all events: what has a ``where``, or a source that is computed, says nothing of how long calls took.
+    told = {name: re.fullmatch(r"(\w+)\((\w*)\)", text) for name, text in found.get("measures", {}).items()}
+    measures = {match.groups(): name for name, match in told.items() if match is not None}
     timed = [of for operator, of in measures if operator == "sum" and ("max", of) in measures]
-    if len(slots) != 1 or found["group_by"][-1] != slots[0] or len(timed) != 1 or ("count", "") not in measures:
+    if (
+        len(slots) != 1
+        or found["group_by"][-1] != slots[0]
+        or "slot_us" not in slots[0]
+        or len(timed) != 1
+        or ("count", "") not in measures
+    ):
         raise kivi.InvalidArgument(
             f"{aggregate!r} does not say how long calls took: it should group by an endpoint's columns and last by a "
-            "slot of time, and have count(), and sum() and max() of one column"
+            "slot of time of a fixed width, and have count(), and sum() and max() of one column"
         )
     source = db.describe(found["source"])
     return Watched(
@@ -126,7 +135,7 @@ def step(db: Any, what: Watched, name: str) -> int | None:
     upto, rows = tail.points[0]
     with db.snapshot(min_snapshot=upto) as snapshot:
         # ``take`` counts what is left: if retention has dropped some of these meanwhile, it reaches into later commits.
-        batches = list(snapshot.change_batches(what.events, since=since, take=rows, partial=True))
+        batches = list(snapshot.change_batches(what.events, since=since, take=rows, partial=True, retractions="ignore"))
     events = pa.Table.from_batches(batches) if batches else None
     if events is not None:
         events = events.filter(pc.less_equal(events["_commit_ts"], upto))

@@ -1,8 +1,9 @@
 """The traffic: an HTTP client that calls every endpoint over real sockets, for a while.
 
 Each endpoint has a caller of its own that keeps a fixed pace; what it asks for goes through a list of words in order.
-On the way the operator drops the search index, and before the end builds it again. Prints how many calls were answered
-with 200, which has to be the number of events that land.
+On the way the operator drops the search index, and before the end builds it again; meanwhile some calls fail. Each call
+has a trace id of its own, as W3C's Trace Context says. Prints how many calls were answered, which has to be the number
+of events that land, and how many of them with an error.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import secrets
 import sys
 import time
 from collections import Counter
@@ -19,6 +21,7 @@ import httpx
 
 from apm_demo.children import end_with_parent
 from apm_demo.endpoints import ENDPOINTS, Endpoint
+from apm_demo.tables import FAILED
 
 __all__ = ["main"]
 
@@ -39,7 +42,10 @@ async def _call_for(client: httpx.AsyncClient, endpoint: Endpoint, base: str, un
         due = max(due + 1 / CALLS_PER_S, now - 1)  # a slow answer is made up for, within a second
         words = " ".join(WORDS[(calls + n) % len(WORDS)] for n in range(ASKED))
         body = json.dumps({"order": calls}).encode() if endpoint.method == "POST" else None
-        answer = await client.request(endpoint.method, base + endpoint.path, params={"q": words}, content=body)
+        trace = {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"}
+        answer = await client.request(
+            endpoint.method, base + endpoint.path, params={"q": words}, content=body, headers=trace
+        )
         done[answer.status_code] += 1
         calls += 1
 
@@ -71,10 +77,11 @@ def main() -> int:
     args = parser.parse_args()
     end_with_parent()
     done = asyncio.run(_run(args.ports, args.seconds))
-    print(f"answered {done.pop(200, 0)}", flush=True)
-    if done:
-        print(f"calls that failed, by status: {dict(done)}", file=sys.stderr)
-    return 1 if done else 0
+    failed = sum(count for status, count in done.items() if status >= FAILED)
+    print(f"answered {done.total()} {failed}", flush=True)
+    if unforeseen := {status: count for status, count in done.items() if status not in (200, 503)}:
+        print(f"answers that nobody expected, by status: {unforeseen}", file=sys.stderr)
+    return 1 if unforeseen else 0
 
 
 if __name__ == "__main__":

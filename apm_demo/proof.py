@@ -10,7 +10,8 @@ says it, ``time * count > 2 * sum``. Which files a batch held is what the batch 
 transaction; that every file is in exactly one batch is checked too.
 
 Percentiles are compared with the sorted raw values: of n, the one at rank ceil(q * n), within what the tables state.
-Apdex counts the values below two bounds, each of which may be off by as much.
+Apdex counts the values below two bounds, each of which may be off by as much. Errors are counted three times: by who
+called, in the files and in the store. The trace id of a row's slowest call is that of its largest raw value.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Final, NamedTuple
 from apm_demo import trace
 from apm_demo.landing import landed
 from apm_demo.rule import FACTOR
-from apm_demo.tables import ACCURACY, APDEX_US, DETECTOR, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
+from apm_demo.tables import ACCURACY, APDEX_US, DETECTOR, FAILED, LEVELS, LLM_WIDTHS, WIDTHS, aggregate, micros
 
 __all__ = [
     "Finding",
@@ -34,6 +35,7 @@ __all__ = [
     "expected_anomalies",
     "invocations",
     "off_percentiles",
+    "off_traces",
     "prove_live",
     "prove_trace",
     "raw_values",
@@ -59,6 +61,8 @@ class Invocation(NamedTuple):
     endpoint_id: int
     ts_us: int
     resp_time_us: int
+    status: int
+    trace_id: str
 
 
 def invocations(folder: Path) -> dict[str, list[Invocation]]:
@@ -67,16 +71,6 @@ def invocations(folder: Path) -> dict[str, list[Invocation]]:
         path.name: [Invocation(**json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
         for path in landed(folder)
     }
-
-
-def recount(events: Iterable[Invocation], level: str, width_us: int) -> dict[tuple[Any, ...], tuple[int, int, int]]:
-    """Key of the aggregate row -> (sum, count, slowest)."""
-    rows: dict[tuple[Any, ...], tuple[int, int, int]] = {}
-    for event in events:
-        key = (*(getattr(event, name) for name in LEVELS[level]), event.ts_us // width_us * width_us)
-        total, count, slowest = rows.get(key, (0, 0, 0))
-        rows[key] = (total + event.resp_time_us, count + 1, max(slowest, event.resp_time_us))
-    return rows
 
 
 def expected_anomalies(batches: Mapping[int, list[Invocation]], width_us: int) -> Counter[tuple[Any, ...]]:
@@ -103,20 +97,25 @@ def differences(name: str, expected: Mapping[Any, Hashable], found: Mapping[Any,
     return told + ([f"{name}: and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])
 
 
-def prove_live(snapshot: Any, folder: Path, answered: int) -> list[Finding]:
-    """The live traffic; ``answered`` is how many calls the client saw answered."""
+def prove_live(snapshot: Any, folder: Path, answered: int, failed: int) -> list[Finding]:
+    """The live traffic; ``answered`` is how many calls the client saw answered, ``failed`` of them with an error."""
     by_file = invocations(folder)
     events = [event for part in by_file.values() for event in part]
+    errors = _errors(events)
     return [
         Finding(
-            f"{answered:,} calls were answered over HTTP, and {len(events):,} events landed in {len(by_file)} files",
-            [] if answered == len(events) > 0 else ["these numbers differ, or are 0"],
+            f"{answered:,} calls were answered over HTTP, {failed:,} of them with an error, and {len(events):,} events "
+            f"landed in {len(by_file)} files, {errors:,} of them errors",
+            [] if (answered, failed) == (len(events), errors) and events else ["these numbers differ, or are 0"],
         ),
         _events_are(snapshot, events),
-        _aggregates_are(snapshot, events),
-        _percentiles_are(snapshot, events),
+        *_aggregates_are(snapshot, events),
         *_anomalies_are(snapshot, by_file),
     ]
+
+
+def _errors(events: Iterable[Invocation | trace.Request]) -> int:
+    return sum(event.status >= FAILED for event in events)
 
 
 def _events_are(snapshot: Any, events: list[Invocation]) -> Finding:
@@ -128,25 +127,61 @@ def _events_are(snapshot: Any, events: list[Invocation]) -> Finding:
     )
 
 
-def _aggregates_are(snapshot: Any, events: list[Invocation]) -> Finding:
-    wrong: list[str] = []
+def _aggregates_are(snapshot: Any, events: list[Invocation]) -> list[Finding]:
+    sums: list[str] = []
+    off: list[str] = []
+    slow: list[str] = []
     checked = 0
     for level, columns in LEVELS.items():
         for width, width_us in WIDTHS.items():
             name = aggregate(level, width)
-            found = {
-                (*(row[column] for column in columns), micros(row["slot"])): (
-                    row["sum_resp_time"], row["invocations"], row["slowest"],
-                )
-                for row in snapshot.scan(name)
+            raw: dict[tuple[Any, ...], list[Invocation]] = {}
+            for event in events:
+                key = (*(getattr(event, column) for column in columns), event.ts_us // width_us * width_us)
+                raw.setdefault(key, []).append(event)
+            rows = {
+                (*(row[column] for column in columns), micros(row["slot"])): row for row in snapshot.scan(name)
             }  # fmt: skip
-            wrong += differences(name, recount(events, level, width_us), found)
-            checked += len(found)
-    return Finding(
-        f"{len(LEVELS) * len(WIDTHS)} aggregates (customer, application, server, endpoint; 5 s, 5 min, 1 h), "
-        f"{checked:,} rows: sum, count and maximum equal the recount",
-        wrong,
-    )
+            sums += differences(
+                name, {key: _sums(of) for key, of in raw.items()},
+                {key: tuple(row[column] for column in _SUMS) for key, row in rows.items()},
+            )  # fmt: skip
+            times = {key: sorted(event.resp_time_us for event in of) for key, of in raw.items()}
+            off += off_percentiles(name, times, rows)
+            off += [
+                f"{name} {key}: an Apdex of {row['apdex']}, which the sorted values do not say"
+                for key, row in rows.items()
+                if not _is_apdex(row["apdex"], times.get(key, []))
+            ][:_SHOWN]
+            slow += off_traces(
+                name,
+                {key: [(e.resp_time_us, e.ts_us, e.trace_id) for e in of] for key, of in raw.items()},
+                {key: row["slowest_trace_id"] for key, row in rows.items()},
+            )
+            checked += len(rows)
+    return [
+        Finding(
+            f"{len(LEVELS) * len(WIDTHS)} aggregates (customer, application, server, endpoint; 5 s, 5 min, 1 h), "
+            f"{checked:,} rows: sum, count, maximum, errors and error rate equal the recount",
+            sums,
+        ),
+        Finding(
+            f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank of the sorted "
+            f"times; Apdex of {APDEX_US // 1_000} ms as they say",
+            off,
+        ),
+        Finding(f"the slowest trace id of {checked:,} rows: that of the slowest call in the files", slow),
+    ]
+
+
+_SUMS: Final = ("sum_resp_time", "invocations", "slowest", "errors", "error_rate")
+
+
+def _sums(events: list[Invocation]) -> tuple[float, ...]:
+    """What an aggregate's row has in ``_SUMS``."""
+    times = [event.resp_time_us for event in events]
+    errors = _errors(events)
+    return sum(times), len(times), max(times), errors, errors / len(times)
 
 
 def raw_values(events: Iterable[tuple[Any, int]]) -> dict[Any, list[int]]:
@@ -166,35 +201,29 @@ def off_percentiles(name: str, raw: Mapping[Any, list[int]], found: Mapping[Any,
             nearest = values[-(-percent * len(values) // 100) - 1] if values else None
             if nearest is None or abs(row[percentile] - nearest) > ACCURACY * nearest:
                 wrong.append(f"{name} {key}: the sorted values say {percentile} {nearest}, the store {row[percentile]}")
-    return [*wrong[:_SHOWN], *([f"{name}: and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
+    return _first(name, wrong)
 
 
-def _percentiles_are(snapshot: Any, events: list[Invocation]) -> Finding:
-    wrong: list[str] = []
-    checked = 0
-    for level, columns in LEVELS.items():
-        for width, width_us in WIDTHS.items():
-            name = aggregate(level, width)
-            raw = raw_values(
-                ((*(getattr(e, column) for column in columns), e.ts_us // width_us * width_us), e.resp_time_us)
-                for e in events
+def off_traces(name: str, raw: Mapping[Any, list[tuple[int, int, str]]], found: Mapping[Any, str | None]) -> list[str]:
+    """Sentences about trace ids that are not those of the largest value, of equals the earliest.
+
+    ``raw`` has (value, time in microseconds, trace id) of each event. Events that are equal in value and time come in
+    the order of their commits, which the files do not say: the trace id of any of them is right.
+    """
+    wrong = []
+    for key in sorted({*raw, *found}, key=repr):
+        events = raw.get(key, [])
+        best = max(((value, -ts_us) for value, ts_us, _ in events), default=None)
+        right = sorted(trace_id for value, ts_us, trace_id in events if (value, -ts_us) == best)
+        if found.get(key) not in right:
+            wrong.append(
+                f"{name} {key}: the trace id is {' or '.join(right)} in the files, {found.get(key)} in the store"
             )
-            found = {
-                (*(row[column] for column in columns), micros(row["slot"])): row
-                for row in snapshot.scan(name, columns=[*columns, "slot", *_PERCENTILES, "apdex"])
-            }
-            wrong += off_percentiles(name, raw, found)
-            wrong += [
-                f"{name} {key}: an Apdex of {row['apdex']}, which the sorted values do not say"
-                for key, row in found.items()
-                if not _is_apdex(row["apdex"], raw.get(key, []))
-            ][:_SHOWN]
-            checked += len(found)
-    return Finding(
-        f"p50, p95 and p99 of {checked:,} rows: within {ACCURACY:.0%} of the value at that rank of the sorted times; "
-        f"Apdex of {APDEX_US // 1_000} ms as they say",
-        wrong,
-    )
+    return _first(name, wrong)
+
+
+def _first(name: str, wrong: list[str]) -> list[str]:
+    return [*wrong[:_SHOWN], *([f"{name}: and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
 
 
 def _is_apdex(apdex: float, values: list[int]) -> bool:
@@ -233,42 +262,41 @@ def prove_trace(snapshot: Any) -> list[Finding]:
     """The real trace, recounted from the files as they came, in whole microseconds."""
     events = trace.requests()
     stored = snapshot.to_arrow("llm_requests").to_pylist()
-    found = Counter(
-        trace.Request(row["service"], micros(row["ts"]), row["context_tokens"], row["generated_tokens"])
-        for row in stored
-    )
+    found = Counter(trace.Request._make(_field(row, name) for name in trace.Request._fields) for row in stored)
     wrong: list[str] = []
     off: list[str] = []
+    longest: list[str] = []
     checked = 0
     for width, width_us in LLM_WIDTHS.items():
         name = aggregate("llm", width)
-        rows = {
-            (row["service"], micros(row["slot"])): trace.Row(*(row[column] for column in trace.Row._fields))
-            for row in snapshot.scan(name)
-        }
-        wrong += differences(name, trace.recount(events, width_us), rows)
+        rows = {(row["service"], micros(row["slot"])): row for row in snapshot.scan(name)}
+        expected = trace.recount(events, width_us)
+        wrong += differences(
+            name,
+            {key: (*row, row.errors / row.requests) for key, row in expected.items()},
+            {key: tuple(row[column] for column in (*trace.Row._fields, "error_rate")) for key, row in rows.items()},
+        )
         checked += len(rows)
+        slots = [((e.service, e.ts_us // width_us * width_us), e) for e in events]
         for tokens in ("context", "generated"):
-            raw = raw_values(
-                ((e.service, e.ts_us // width_us * width_us), getattr(e, f"{tokens}_tokens")) for e in events
-            )
             off += off_percentiles(
                 f"{name}, {tokens}",
-                raw,
-                {
-                    (row["service"], micros(row["slot"])): {p: row[f"{tokens}_{p}"] for p in _PERCENTILES}
-                    for row in snapshot.scan(name)
-                },
+                raw_values((key, getattr(e, f"{tokens}_tokens")) for key, e in slots),
+                {key: {p: row[f"{tokens}_{p}"] for p in _PERCENTILES} for key, row in rows.items()},
             )
-    context, generated = sum(e.context_tokens for e in events), sum(e.generated_tokens for e in events)
+        generated: dict[Any, list[tuple[int, int, str]]] = {}
+        for key, e in slots:
+            generated.setdefault(key, []).append((e.generated_tokens, e.ts_us, e.trace_id))
+        longest += off_traces(name, generated, {key: row["longest_trace_id"] for key, row in rows.items()})
+    context, answers = sum(e.context_tokens for e in events), sum(e.generated_tokens for e in events)
     return [
         Finding(
             f"llm_requests holds each of the {len(events):,} requests of the real trace once",
             differences("llm_requests", Counter(events), found),
         ),
         Finding(
-            f"2 aggregates (service; 5 min, 1 h), {checked} rows: counts, sums and maxima equal the sums of the files, "
-            f"{context:,} context and {generated:,} generated tokens in all",
+            f"2 aggregates (service; 5 min, 1 h), {checked} rows: counts, sums, maxima and error rates equal those of "
+            f"the files, {context:,} context and {answers:,} generated tokens and {_errors(events):,} errors in all",
             wrong,
         ),
         Finding(
@@ -276,10 +304,15 @@ def prove_trace(snapshot: Any) -> list[Finding]:
             "the sorted counts",
             off,
         ),
+        Finding(
+            f"the trace id of the longest answer, {checked} times: that of the largest count in the files", longest
+        ),
     ]
 
 
 def _invocation(row: Mapping[str, Any]) -> Invocation:
-    return Invocation(
-        row["customer"], row["application"], row["server"], row["endpoint_id"], micros(row["ts"]), row["resp_time_us"]
-    )
+    return Invocation._make(_field(row, name) for name in Invocation._fields)
+
+
+def _field(row: Mapping[str, Any], name: str) -> Any:
+    return micros(row["ts"]) if name == "ts_us" else row[name]

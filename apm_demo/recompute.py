@@ -3,7 +3,7 @@
 What an aggregate is comes from the catalog (``describe``), so none is left out and none is written down twice. Times
 are compared as microseconds, sums as 38-digit decimals, and quantiles by the counts of their buckets: nothing is
 rounded on either side. What depends on the order of events (sums of floats, first, last, argmax, argmin) or on a hash
-(distinct, top) is not compared, nor are variances.
+(distinct, top) is not compared, nor are variances, nor aggregates whose slots are of a calendar.
 
 Events below a table's retention floor are gone, aggregates are not. Only slots that begin at or past the floor, and at
 or past the moment since which the aggregate is complete, can be rebuilt, so only these are compared.
@@ -87,13 +87,18 @@ class Comparison(NamedTuple):
 
 
 def aggregates(db: Any) -> list[Aggregate]:
-    """All that are ready, in the order of their names; call it after the snapshot is open, as floors only rise."""
+    """All that are ready and can be compared, in the order of their names.
+
+    Call it after the snapshot is open, as floors only rise.
+    """
     found = []
     for name in sorted(db.tables()):
         described = db.describe(name)
         if described["kind"] != "aggregate" or described["state"] != "ready":
             continue
         source = db.describe(described["source"])
+        if any("tz" in key for key in described["group_by"] if not isinstance(key, str)):
+            continue
         floors = (source["statistics"].get("complete_since_us"), described["complete_since_us"])
         since = max((floor for floor in floors if floor is not None), default=None)
         keys = tuple(Key(k, k) if isinstance(k, str) else Key(**k) for k in described["group_by"])

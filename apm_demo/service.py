@@ -12,9 +12,11 @@ its language, which every Python brings along.
 
 **Response times are measured**: ``Measure`` wraps every handler with ``time.perf_counter_ns``. Nothing here draws a
 number. ``/find`` turns slow for a reason: ``DELETE /index`` drops its index, and until ``PUT /index`` builds it again a
-search has to read all text. (These two are the operator's and are not measured.)
+search has to read all text. ``/suggest`` fails for the same reason: without the index it cannot rank what it has found,
+and answers 503. (``/index`` is the operator's and is not measured.)
 
-Events land as JSON lines in files of about half a second (``apm_demo.landing``). ``ts`` is the moment the call arrived.
+Events land as JSON lines in files of about half a second (``apm_demo.landing``). ``ts`` is the moment the call arrived,
+``status`` what was answered, ``trace_id`` that of the ``traceparent`` which the caller sent, or else a new one.
 With ``--otlp`` the same calls are traced with OpenTelemetry's SDK as well, and sent there (``apm_demo.tracing``).
 """
 
@@ -28,6 +30,7 @@ import io
 import json
 import pydoc_data.topics
 import re
+import secrets
 import signal
 import socket
 import sqlite3
@@ -70,7 +73,7 @@ class Landing:
         self._files = 0
         self.events = 0
 
-    def add(self, endpoint: Endpoint, ts_us: int, resp_time_us: int) -> None:
+    def add(self, endpoint: Endpoint, ts_us: int, resp_time_us: int, status: int, trace_id: str) -> None:
         event = {
             "customer": endpoint.customer,
             "application": endpoint.application,
@@ -78,6 +81,8 @@ class Landing:
             "endpoint_id": endpoint.endpoint_id,
             "ts_us": ts_us,
             "resp_time_us": resp_time_us,
+            "status": status,
+            "trace_id": trace_id,
         }
         self._lines.append(json.dumps(event))
 
@@ -87,6 +92,13 @@ class Landing:
             land(self._folder, f"invocations-{self._files:05d}.jsonl", lines)
             self._files += 1
             self.events += len(lines)
+
+
+def trace_id_of(scope: Scope) -> str:
+    """Of W3C's ``traceparent`` header, or a new one: 32 hexadecimal digits."""
+    sent = dict(scope["headers"]).get(b"traceparent", b"").decode("latin-1")
+    found = re.fullmatch(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}", sent)
+    return found[1] if found else secrets.token_hex(16)
 
 
 class Measure:
@@ -111,9 +123,12 @@ class Measure:
             await send(message)
 
         ts_us, started = time.time_ns() // 1_000, time.perf_counter_ns()
-        await self._app(scope, receive, watch)
-        if status == 200:
-            self._landing.add(endpoint, ts_us, (time.perf_counter_ns() - started) // 1_000)
+        try:
+            await self._app(scope, receive, watch)
+        finally:  # a handler that raises is answered with 500, too
+            if status:
+                resp_time_us = (time.perf_counter_ns() - started) // 1_000
+                self._landing.add(endpoint, ts_us, resp_time_us, status, trace_id_of(scope))
 
 
 # -- the work -----------------------------------------------------------------------------------------
@@ -150,10 +165,9 @@ class Search:
     """Full text search: by an inverted index, or without one by reading everything."""
 
     def __init__(self) -> None:
-        self._words = Counter(re.findall(r"[a-z]{3,}", " ".join(TOPICS.values()).lower()))
-        self._sorted = sorted(self._words)
         self._index: dict[str, list[str]] = {}
         self._build()
+        self._words = sorted(self._index)
 
     def _build(self) -> None:
         for topic, text in TOPICS.items():
@@ -174,12 +188,14 @@ class Search:
         return JSONResponse({"topics": snippets, "of": len(found)})
 
     async def suggest(self, request: Request) -> Response:
-        suggested = {}
+        found = {}
         for word in asked(request):
-            at, end = (bisect_left(self._sorted, word[:2] + last) for last in ("", "\uffff"))
-            best = sorted(self._sorted[at:end], key=lambda w: -self._words[w])
-            suggested[word] = best[:5], sum(word[:2] in other for other in self._sorted)
-        return JSONResponse(suggested)
+            at, end = (bisect_left(self._words, word[:2] + last) for last in ("", "\uffff"))
+            found[word] = self._words[at:end], sum(word[:2] in other for other in self._words)
+        if not self._index:
+            return JSONResponse({"error": "there is no index to rank by"}, status_code=503)
+        ranked = {word: sorted(begin, key=lambda w: -len(self._index[w])) for word, (begin, _) in found.items()}
+        return JSONResponse({word: (ranked[word][:5], holding) for word, (_, holding) in found.items()})
 
     async def drop_index(self, request: Request) -> Response:
         self._index.clear()

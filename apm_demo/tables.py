@@ -14,7 +14,8 @@
     llm_requests     event table: the real trace
       llm_5m         llm_1h                           (service, slot)
 
-The first four have percentiles and Apdex of their response times, the trace's percentiles of its tokens.
+The first four have percentiles and Apdex of their response times, the share of calls that failed, and the trace id of
+the slowest; the real trace has percentiles of its tokens, the same share, and the trace id of the longest answer.
 Aggregates follow in the commit that appends to their source: at every snapshot all levels and widths agree.
 """
 
@@ -29,6 +30,7 @@ __all__ = [
     "ACCURACY",
     "APDEX_US",
     "DETECTOR",
+    "FAILED",
     "HISTORY",
     "LEVELS",
     "LLM_WIDTHS",
@@ -62,6 +64,8 @@ LEVELS: Final = {
 ACCURACY: Final = 0.01
 # Who waits less is satisfied, and who waits less than four times as long tolerates it: this service answers quickly.
 APDEX_US: Final = 10_000
+# An answer with this status or a higher one is an error: the service has failed, not its caller.
+FAILED: Final = 500
 _PERCENTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 PATHS: Final = ("customer", "application", "server")
@@ -73,6 +77,8 @@ _INVOCATION: Final = {
     "endpoint_id": "int64",
     "ts": "timestamp",
     "resp_time_us": "int64",
+    "status": "int64",
+    "trace_id": "string",
 }
 
 
@@ -120,9 +126,12 @@ def create(db: Any) -> list[str]:
                     "invocations": kivi.count(),
                     "slowest": kivi.max("resp_time_us"),
                     "latency": kivi.quantiles("resp_time_us", accuracy=ACCURACY),
+                    "errors": kivi.count(where=kivi.col("status") >= FAILED),
+                    "slowest_trace_id": kivi.argmax("trace_id", by="resp_time_us"),
                 },
                 derived={
                     "avg_resp_time": "sum_resp_time / invocations",
+                    "error_rate": "errors / invocations",
                     **percentiles("latency"),
                     "apdex": f"(fraction_below(latency, {APDEX_US}) + fraction_below(latency, {4 * APDEX_US})) / 2",
                 },
@@ -155,7 +164,14 @@ def create(db: Any) -> list[str]:
     db.create_event_table(
         "llm_requests",
         event_time="ts",
-        columns={"service": "string", "ts": "timestamp", "context_tokens": "int64", "generated_tokens": "int64"},
+        columns={
+            "service": "string",
+            "ts": "timestamp",
+            "context_tokens": "int64",
+            "generated_tokens": "int64",
+            "status": "int64",
+            "trace_id": "string",
+        },
     )
     for width in LLM_WIDTHS:
         db.create_aggregate(
@@ -170,10 +186,13 @@ def create(db: Any) -> list[str]:
                 "generated_tokens_max": kivi.max("generated_tokens"),
                 "context": kivi.quantiles("context_tokens", accuracy=ACCURACY),
                 "generated": kivi.quantiles("generated_tokens", accuracy=ACCURACY),
+                "errors": kivi.count(where=kivi.col("status") >= FAILED),
+                "longest_trace_id": kivi.argmax("trace_id", by="generated_tokens"),
             },
             derived={
                 "avg_context_tokens": "context_tokens / requests",
                 "avg_generated_tokens": "generated_tokens / requests",
+                "error_rate": "errors / requests",
                 **percentiles("context", "context_"),
                 **percentiles("generated", "generated_"),
             },

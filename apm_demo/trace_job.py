@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 __all__ = ["events", "start"]
 
-_LANDED: Final = "service string, timestamp string, context_tokens long, generated_tokens long"
+_LANDED: Final = (
+    "service string, timestamp string, context_tokens long, generated_tokens long, status long, trace_id string"
+)
 
 
 def events(reader: DataFrameReader | DataStreamReader, landing: str) -> DataFrame:
@@ -25,7 +27,7 @@ def events(reader: DataFrameReader | DataStreamReader, landing: str) -> DataFram
     # Seven digits after the point, of which a timestamp keeps six: the text is cut, so that nothing can round it.
     rows: DataFrame = reader.schema(_LANDED).option("mode", "FAILFAST").csv(landing)
     moment = F.substring("timestamp", 1, 26).cast("timestamp").alias("ts")
-    return rows.select("service", moment, "context_tokens", "generated_tokens")
+    return rows.select("service", moment, "context_tokens", "generated_tokens", "status", "trace_id")
 
 
 def start(spark: SparkSession, endpoint: str, landing: Path, checkpoint: Path, **trigger: Any) -> StreamingQuery:

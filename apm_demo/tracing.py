@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.propagate import extract
+from opentelemetry.propagate import extract, inject
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -46,7 +46,10 @@ class Tracing:
 
 
 class Traced:
-    """Middleware: a SERVER span for each call of an endpoint, child of the caller's if it sent a ``traceparent``."""
+    """Middleware: a SERVER span for each call of an endpoint, child of the caller's if it sent a ``traceparent``.
+
+    What is within finds the span in its own ``traceparent``: the landed events have the trace ids of the spans.
+    """
 
     def __init__(self, app: ASGIApp, endpoints: dict[tuple[str, str], Endpoint], tracer: Tracer) -> None:
         self._app = app
@@ -71,4 +74,8 @@ class Traced:
                         span.set_status(Status(StatusCode.ERROR))
                 await send(message)
 
-            await self._app(scope, receive, watch)
+            within: dict[str, str] = {}
+            inject(within)
+            own = [(name.encode(), value.encode()) for name, value in within.items()]
+            kept = [(name, value) for name, value in scope["headers"] if name.decode("latin-1") not in within]
+            await self._app({**scope, "headers": [*kept, *own]}, receive, watch)

@@ -8,7 +8,7 @@ values, so that two states differ by few of them::
     head        what is asked, the slots shown       {name: value}
     totals      of all that is shown                 {name: number}
     children    customer, application, server or id  {key: [label, count, sum, slowest, anomalies,
-                                                           p50, p95, p99, apdex]}
+                                                           p50, p95, p99, apdex, errors, trace id of the slowest]}
     series      what the charts draw                 {"slot|name": [sum, count]}
     anomalies   the latest of them                   {"latest": [...]}
     llm, batch  the trace's panel; Spark's latest batch
@@ -23,7 +23,7 @@ import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 import kivi
@@ -55,7 +55,10 @@ _LINES: Final = 8  # more children than these are one line in the charts, their 
 _INTERVAL_MS: Final = 200.0  # between two states of what changes most, and is largest
 _SOON_MS: Final = 50.0  # of the small parts: a fraction of it, so that they are told, too, when the large one is
 _AHEAD_US: Final = 600_000_000
-_TOKENS: Final = ("requests", "context_tokens", "generated_tokens", "context_tokens_max", "generated_tokens_max")
+_TOKENS: Final = (
+    "requests", "context_tokens", "generated_tokens", "context_tokens_max", "generated_tokens_max", "errors",
+    "longest_trace_id",
+)  # fmt: skip
 
 
 class Question(NamedTuple):
@@ -177,7 +180,7 @@ def _llm_width(question: Question) -> str:
 
 def parts(question: Question, plan: Plan) -> dict[str, Part]:
     chosen, level = RANGES[question.range], question.level
-    numbers = ("slot", "sum_resp_time", "invocations", "slowest", "latency")
+    numbers = ("slot", "sum_resp_time", "invocations", "slowest", "latency", "errors", "slowest_trace_id")
     since, until_us = ("slot", plan.since_us), plan.until_us
     found = {
         "names": _NAMES,
@@ -218,6 +221,8 @@ class _Sum(NamedTuple):
     total: int
     slowest: int
     latency: kivi.Quantiles | None
+    errors: int
+    trace_id: str | None  # of the slowest, in the earliest slot of equals
 
 
 def _quantiles(latency: kivi.Quantiles | None) -> list[float | None]:
@@ -249,9 +254,11 @@ class Composer:
             if summed.calls:
                 label = names[child]["name"] if child in names else str(child)
                 numbers = (summed.calls, summed.total, summed.slowest)
-                children[str(child)] = [label, *numbers, anomalies.get(child, 0), *_quantiles(summed.latency)]
+                others = (*_quantiles(summed.latency), summed.errors, summed.trace_id)
+                children[str(child)] = [label, *numbers, anomalies.get(child, 0), *others]
         latency = kivi.Quantiles.combined(s.latency for s in self._sums.values() if s.calls and s.latency is not None)
         p50, p95, p99, apdex = _quantiles(latency)
+        slowest = max((s for s in self._sums.values() if s.calls), key=attrgetter("slowest"), default=None)
         return {
             "head": {
                 "path": list(question.path), "level": question.level, "range": question.range,
@@ -264,7 +271,9 @@ class Composer:
             "totals": {
                 "count": sum(c[1] for c in children.values()),
                 "sum": sum(c[2] for c in children.values()),
-                "slowest": max((int(c[3] or 0) for c in children.values()), default=0),
+                "slowest": 0 if slowest is None else slowest.slowest,
+                "slowest_trace_id": None if slowest is None else slowest.trace_id,
+                "errors": sum(s.errors for s in self._sums.values()),
                 "anomalies": sum(anomalies.values()),
                 "p50": p50,
                 "p95": p95,
@@ -289,12 +298,15 @@ class Composer:
                 self._sums[child] = before
                 continue
             shown = [row for row in own if row["slot"] >= oldest]
+            slowest = max(shown, key=itemgetter("slowest"), default=None)
             self._sums[child] = _Sum(
                 own,
                 sum(row["invocations"] for row in shown),
                 sum(row["sum_resp_time"] for row in shown),
-                max((row["slowest"] for row in shown), default=0),
+                0 if slowest is None else slowest["slowest"],
                 kivi.Quantiles.combined(row["latency"] for row in shown),
+                sum(row["errors"] for row in shown),
+                None if slowest is None else slowest["slowest_trace_id"],
             )
 
     def _anomalies(self, counts: list[Row], names: Mapping[int, Row], first: int) -> dict[Any, int]:

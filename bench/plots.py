@@ -1,4 +1,4 @@
-"""Plots of goals 4 and 6 over time: ``python -m bench.plots RESULT.json PLOT.png``, in the peers' environment.
+"""Plots of goals 4, 6 and 11 over time: ``python -m bench.plots RESULT.json PLOT.png``, in the peers' environment.
 
 A column a run; what is wanted is a dashed line.
 """
@@ -20,19 +20,23 @@ __all__ = ["draw"]
 _WIDTH_IN: Final = 4.5  # of a column
 _WIDTH_MIN_IN: Final = 10.0
 _HEIGHT_IN: Final = 2.6
+_ROWS: Final = {"goal6": 3, "goal11": 1}
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
     """One picture of all runs of a goal that has series."""
     columns = [(i + 1, name, series) for i, run in enumerate(result["series"]) for name, series in run.items()]
-    rows = 3 if result["goal"] == "goal6" else 2
+    rows = _ROWS.get(result["goal"], 2)
     size = (max(_WIDTH_IN * len(columns), _WIDTH_MIN_IN), _HEIGHT_IN * rows + 0.6)
     figure, axes = plt.subplots(rows, len(columns), figsize=size, squeeze=False, sharex="col", sharey="row")
     for column, (run, name, series) in enumerate(columns):
         own = axes[:, column]
         own[0].set_title(f"run {run}: {name}")
-        _throughput(own[0], series)
-        _volume(own[1], own[2], series) if rows == 3 else _latency(own[1], series)
+        if "second" not in series:
+            _disk(own[0], series)
+        else:
+            _throughput(own[0], series)
+            _volume(own[1], own[2], series) if rows == 3 else _latency(own[1], series)
         own[-1].set_xlabel("seconds")
     figure.suptitle(f"{result['goal']}: {result['title']} ({result['machine']['at']})")
     figure.tight_layout()
@@ -60,9 +64,14 @@ def _volume(memory: Any, disk: Any, series: dict[str, list[float]]) -> None:
     memory.axhline(1.5, linestyle="--", color="grey", linewidth=1)
     memory.set_ylabel("memory of the\nserver, GiB")
     memory.set_ylim(bottom=0)
-    disk.plot(at, series["disk_gib"], color="tab:brown")
-    disk.set_ylabel("on disk, GiB")
-    disk.set_ylim(bottom=0)
+    _disk(disk, series)
+
+
+def _disk(axis: Any, series: dict[str, list[float]]) -> None:
+    at = [moment - series["at_s"][0] for moment in series["at_s"]]
+    axis.plot(at, series["disk_gib"], color="tab:brown")
+    axis.set_ylabel("on disk, GiB")
+    axis.set_ylim(bottom=0)
 
 
 if __name__ == "__main__":

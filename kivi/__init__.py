@@ -40,6 +40,7 @@ from kivi.errors import (
 if TYPE_CHECKING:
     from kivi import aio as aio
     from kivi import client as client
+    from kivi import polars as polars
     from kivi import spark as spark
     from kivi import testing as testing
     from kivi.client.database import connect
@@ -99,6 +100,7 @@ __all__ = [
     "measure",
     "min",
     "open",
+    "polars",
     "quantiles",
     "register_measure",
     "smallest",
@@ -144,7 +146,7 @@ _LAZY = {
     "transactional": "kivi.model.surface",
     "var": "kivi.model.surface",
 }
-_MODULES = ("aio", "client", "spark", "testing")
+_MODULES = ("aio", "client", "polars", "spark", "testing")
 _RENAMED = {"open": "open_database"}
 
 

@@ -34,7 +34,14 @@ _KINDS: Final = {
 def subscribe(hub: Hub, translator: Translator, request: pb.BeginSubscription) -> Live:
     """Raises what the request deserves. Reads the query's result: not for the event loop."""
     spec = request.spec
-    if spec.reverse or spec.measures or spec.HasField("changes"):
+    if (
+        spec.reverse
+        or spec.measures
+        or spec.HasField("changes")
+        or spec.HasField("question")
+        or spec.order_by
+        or spec.offset
+    ):
         raise InvalidArgument("a subscription has an order of its own, and neither measures nor changes")
     if request.interval_ms > _MS_MAX or request.heartbeat_ms > _MS_MAX:
         raise InvalidArgument(f"interval_ms and heartbeat_ms are at most {_MS_MAX:,}")

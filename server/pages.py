@@ -12,19 +12,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-__all__ = ["Page", "Pages"]
+__all__ = ["Page", "Pages", "followed"]
 
 Page = tuple[Any, bool]
 """The rows as an Arrow IPC stream, and whether another page follows."""
 
 
 class Pages:
-    """``next`` is for one thread at a time, and ``close`` for any at any time. ``room``: how many may be read ahead."""
+    """``next`` is for one thread at a time, and ``close`` for any at any time. ``room``: how many may be read ahead.
+    ``pool``: whose threads read what takes long."""
 
-    def __init__(self, pages: Iterator[Page], room: threading.Semaphore) -> None:
+    def __init__(self, pages: Iterator[Page], room: threading.Semaphore, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
         self._pages = pages
         self._room = room
         self._lock = threading.Lock()
@@ -42,12 +44,12 @@ class Pages:
         finally:
             del ahead  # else an error would hold this frame, and this frame the error
 
-    def read_ahead(self, pool: Executor) -> None:
-        """Begins with the next page, in a thread of ``pool``, if there is room for one."""
+    def read_ahead(self) -> None:
+        """Begins with the next page, in a thread of its pool, if there is room for one."""
         with self._lock:
             if not self._closed and self._room.acquire(blocking=False):
                 try:
-                    self.ahead = pool.submit(next, self._pages)
+                    self.ahead = self.pool.submit(next, self._pages)
                 except RuntimeError:  # the pool is shut down
                     self._room.release()
 
@@ -63,3 +65,12 @@ class Pages:
         if ahead is not None:
             self._room.release()
         return ahead
+
+
+def followed(pages: Iterator[Any]) -> Iterator[Page]:
+    """Each with whether another one follows: so it is there one page later."""
+    ahead = next(pages, b"")
+    for page in pages:
+        yield ahead, True
+        ahead = page
+    yield ahead, False

@@ -12,7 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from typing import Any, Final
 
@@ -20,13 +20,16 @@ from kivi_server import limits
 from kivi_server.asked import Asked
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
-from kivi_server.pages import Pages
+from kivi_server.pages import Pages, followed
 from kivi_server.sessions import Sessions
+from kivi_server.sql.workers import Question
 from kivi_server.status import told
 
 from kivi.errors import CommitUnknown, InvalidArgument, KiviError, NotFound, RowExists, Unavailable
-from kivi.store.facade import Commit, Lease, Outcome, Rolled, Txn
-from kivi.wire.v1 import session_pb2
+from kivi.sql import resolve
+from kivi.store.facade import Answer, Commit, Lease, Outcome, Txn
+from kivi.wire.codec import to_table
+from kivi.wire.v1 import session_pb2, types_pb2
 
 __all__ = ["SLOW_OPERATIONS", "Requests", "Transaction", "stopping"]
 
@@ -235,7 +238,17 @@ class Requests(ABC):
                 return
             batches = self.store.scan(transaction.lease, schema, wanted)
         rows = min(opening.page_rows or limits.PAGE_ROWS, limits.PAGE_ROWS_MAX)
-        pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead)
+        page = session_pb2.ScanPage()
+        pages = Pages(self.translator.pages(batches, rows), self.sessions.pages_ahead, self.sessions.scans)
+        data = self._first_page(transaction, pages, page)
+        if isinstance(batches, Answer):
+            page.explanation = batches.explanation
+            if batches.complete_since_us is not None:
+                page.complete_since_us = batches.complete_since_us
+        self._succeed(asked, transaction, page=page, arrow=data)
+
+    def _first_page(self, transaction: Transaction, pages: Pages, page: session_pb2.ScanPage) -> Any:
+        """The first page's rows; ``page`` gets the number under which the transaction has the others, if any."""
         data, more = pages.next()
         number = 0
         if more:
@@ -246,12 +259,41 @@ class Requests(ABC):
             if open_scans > limits.SESSION_SCANS_MAX:
                 raise limits.exceeded("session_scans_max", limits.SESSION_SCANS_MAX, open_scans, "open scans")
             transaction.scans[number] = pages
-        page = session_pb2.ScanPage(scan=number)
-        if isinstance(batches, Rolled):
-            page.explanation = batches.explanation
-            if batches.complete_since_us is not None:
-                page.complete_since_us = batches.complete_since_us
+        page.scan = number
+        return data
+
+    def _do_sql(self, asked: Asked, transaction: Transaction | None) -> None:
+        transaction = self._begun(transaction)
+        self._apply(asked, transaction)
+        self.access.require(Access.READ, "reading")
+        lease, request = transaction.lease, asked.request
+        if transaction.txn is not None:
+            raise InvalidArgument("SQL is asked in a snapshot, not in a transaction")
+        assert lease is not None
+        question = Question(
+            request.sql.text,
+            request.sql.parameters,
+            functools.partial(self._sql_table, lease),
+            functools.partial(self._sql_scan, lease),
+        )
+        left_s = asked.received + request.timeout_ms / 1000 - time.monotonic() if request.timeout_ms else None
+        answer = self.sessions.workers.answer(question, left_s)
+        pages, page = Pages(followed(answer), self.sessions.pages_ahead, self.sessions.sql), session_pb2.ScanPage()
+        data = self._first_page(transaction, pages, page)
         self._succeed(asked, transaction, page=page, arrow=data)
+
+    def _sql_table(self, lease: Lease, name: str) -> bytes | None:
+        """What a name in a question means; None: there is no such table."""
+        known = resolve(name, [table.name for table in self.store.tables() if self.access.allows(table.name)])
+        self.access.require(Access.READ, "reading", known or name)
+        return None if known is None else to_table(self.translator.schema(known, 0, lease)).SerializeToString()
+
+    def _sql_scan(self, lease: Lease, spec: bytes) -> Iterator[Any]:
+        asked = types_pb2.ScanSpec.FromString(spec)
+        self.access.require(Access.READ, "reading", asked.table)
+        schema = self.translator.schema(asked.table, asked.table_id, lease)
+        batches = self.store.scan(lease, schema, self.translator.scan(schema, asked))
+        return (data for data, _ in self.translator.pages(batches, limits.PAGE_ROWS_MAX))
 
     def _do_scan_next(self, asked: Asked, transaction: Transaction | None) -> None:
         transaction = self._begun(transaction)
@@ -274,7 +316,7 @@ class Requests(ABC):
             transaction.close_scan(number)
         self._succeed(asked, transaction, page=session_pb2.ScanPage(scan=number if more else 0), arrow=data)
         if more and transaction.txn is None:  # a scan of a transaction that writes looks at what that holds
-            pages.read_ahead(self.sessions.scans)
+            pages.read_ahead()
 
     def _do_commit(self, asked: Asked, transaction: Transaction | None) -> None:
         operations = asked.request.operations

@@ -46,7 +46,7 @@ from kivi_server.asked import Asked, parsed
 from kivi_server.auth import Access, Grant
 from kivi_server.clients import Client
 from kivi_server.commits import Commits, answer_to, count_of, each_of
-from kivi_server.pages import Page
+from kivi_server.pages import Page, Pages
 from kivi_server.reads import Read, ReadGroups
 from kivi_server.requests import SLOW_OPERATIONS, Requests, Transaction, stopping
 from kivi_server.scheduler import Scheduler
@@ -529,13 +529,18 @@ class Session(Requests):
                 return pools.reads
             case "retract":
                 return pools.reads
+            case "sql":
+                return pools.sql
             case "scan_next" if not request.operations and (request.scan_next.close or self._ahead(request)):
                 return None
             case "scan_next":
-                return pools.scans
+                return pages.pool if (pages := self._pages(request)) is not None else pools.scans
             case "scan_open":
                 spec = request.scan_open.spec
-                few = 0 < spec.limit <= _FEW_ROWS and not (spec.HasField("where") or spec.HasField("changes"))
+                if spec.HasField("question") or spec.order_by:
+                    return pools.questions
+                others = ("where", "changes", "rollup")
+                few = 0 < spec.limit + spec.offset <= _FEW_ROWS and not any(map(spec.HasField, others))
                 if not (few and self._is_little(spec.table, spec.limit)):
                     return pools.reads
         operations = request.operations
@@ -595,9 +600,12 @@ class Session(Requests):
 
     def _ahead(self, request: session_pb2.Request) -> Future[Page] | None:
         """The page that it asks for, if that was read ahead, or is just now."""
-        transaction = self.txns.get(request.txn)
-        pages = transaction.scans.get(request.scan_next.scan) if transaction is not None else None
+        pages = self._pages(request)
         return pages.ahead if pages is not None else None
+
+    def _pages(self, request: session_pb2.Request) -> Pages | None:
+        transaction = self.txns.get(request.txn)
+        return transaction.scans.get(request.scan_next.scan) if transaction is not None else None
 
     def _waits_for_page(self, asked: Asked, transaction: Transaction) -> bool:
         """Whether its page is being read: then it is the first of the backlog until that is done."""

@@ -18,6 +18,7 @@ from kivi_server.auth import Allowance, Grant, Tokens
 from kivi_server.calls import Calls
 from kivi_server.clients import Client, Clients
 from kivi_server.scheduler import Scheduler
+from kivi_server.sql.workers import Workers
 from kivi_server.translate import Translator
 from kivi_server.waiting import Waiting
 
@@ -25,6 +26,7 @@ from kivi.errors import KiviError, SnapshotTooOld, Unauthenticated
 from kivi.live.hub import Hub
 from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import COMPUTING
+from kivi.sql import Limits
 from kivi.store.facade import Lease, Store
 
 __all__ = ["Sessions"]
@@ -80,10 +82,19 @@ class Sessions:
         # Scans and what decodes and derives compute all the time. With eight threads of each on two cores, 48
         # scans that began at once made a bystander eleven times as slow, and 50 appends fourteen times.
         self.scans = ThreadPoolExecutor(COMPUTING, "kivi-scans", initializer=use_batch_scheduling)
+        # A question may look at all events of a table: a short one waits for no more than one such.
+        self.questions = ThreadPoolExecutor(COMPUTING + 1, "kivi-questions", initializer=use_batch_scheduling)
         self.writes = ThreadPoolExecutor(COMPUTING, "kivi-writes", initializer=use_batch_scheduling)
         self.full = ThreadPoolExecutor(8, "kivi-full")
         self.outcomes = ThreadPoolExecutor(16, "kivi-outcomes")
         self.long = ThreadPoolExecutor(8, "kivi-long")  # administration, behind which no short call may wait
+        # Threads here wait for processes, and read for them what they ask for; some more may wait for their turn.
+        settings = store.settings
+        self.workers = Workers(
+            Limits(settings.sql_memory_bytes, max(1, settings.sql_threads), settings.sql_timeout_s, settings.sql_rows),
+            settings.sql_processes,
+        )
+        self.sql = ThreadPoolExecutor(settings.sql_processes + 8, "kivi-sql", initializer=use_batch_scheduling)
         self.waiting = Waiting(store, lambda: self.stopping)
 
     def commit_started(self, count: int = 1) -> None:
@@ -148,6 +159,8 @@ class Sessions:
             "server_frames_out": self.frames_out,
             "server_sessions_dropped": self.dropped,
             "server_commits_in_flight": self.commits_in_flight,
+            "server_sql_answered": self.workers.answered,
+            "server_sql_killed": self.workers.killed,
         }
 
     async def drained(self, grace_s: float) -> bool:
@@ -162,5 +175,7 @@ class Sessions:
     def close(self) -> None:
         self.hub.stop()
         self.waiting.close()
-        for pool in (self.reads, self.scans, self.writes, self.full, self.outcomes, self.long):
+        self.workers.close()
+        pools = (self.reads, self.scans, self.questions, self.writes, self.full, self.outcomes, self.long, self.sql)
+        for pool in pools:
             pool.shutdown(wait=True, cancel_futures=True)

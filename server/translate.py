@@ -14,22 +14,24 @@ from typing import Any, Final
 import pyarrow as pa
 from kivi_server import limits
 from kivi_server.commits import CommitReader
-from kivi_server.pages import Page
+from kivi_server.pages import Page, followed
 
 from kivi.api.arguments import type_of
 from kivi.arrow.ipc import decode_ipc, encode_ipc
 from kivi.arrow.records import table_batch
 from kivi.errors import InvalidArgument, NotFound, SchemaError
 from kivi.model.changes import Changes, check_retractions
-from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema, summary_schema
+from kivi.model.declarations import TimeSlot, event_table_schema, row_table_schema
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import declared_schema, level_schemas
-from kivi.model.schema import Measure, OperatorCall, TableSchema
+from kivi.model.orders import order_of
+from kivi.model.questions import Question, question_of, seen_schema
+from kivi.model.schema import OperatorCall, TableSchema
 from kivi.model.slots import Slot
 from kivi.model.types import ColumnType
 from kivi.model.views import view_schema
 from kivi.store.facade import Lease, Scan, Store, Txn
-from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_rollup, from_values
+from kivi.wire.codec import OPERATOR_NAMES, from_expr, from_measures, from_question, from_rollup, from_values
 from kivi.wire.columns import column_writer
 from kivi.wire.frames import KEPT_MAX, Bodies
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
@@ -245,34 +247,33 @@ class Translator:
         return tuple(self._value(_TIME, value, "a bound of the event time") for value in values)
 
     def scan(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Scan:
+        seen = seen_schema(schema) if spec.HasField("question") else schema
         return Scan(
             prefix=self._bound(schema, spec.prefix) if spec.prefix.values else (),
             start=self._bound(schema, spec.start) if spec.HasField("start") else None,
             end=self._bound(schema, spec.end) if spec.HasField("end") else None,
-            where=self._where(schema, from_expr(spec.where)) if spec.HasField("where") else None,
+            where=self._where(seen, from_expr(spec.where)) if spec.HasField("where") else None,
             columns=self.columns(schema, spec.columns, spec.known_columns),
             limit=spec.limit if spec.HasField("limit") else None,
             reverse=spec.reverse,
-            measures=self._measures(schema, spec),
             changes=_changes(spec.changes) if spec.HasField("changes") else None,
             rollup=from_rollup(schema, spec.rollup) if spec.HasField("rollup") else None,
+            question=self._question(schema, spec),
+            order=order_of(spec.order_by, schema.output_type),
+            offset=spec.offset,
         )
 
-    def _measures(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> tuple[Measure, ...]:
+    def _question(self, schema: TableSchema, spec: types_pb2.ScanSpec) -> Question | None:
+        if spec.HasField("question"):
+            return from_question(schema, spec.question, self._value)
         if not spec.measures:
-            return ()
+            return None
         self._unique(schema.name, [measure.name for measure in spec.measures])
-        calls = {m.name: m.call for m in from_measures(spec.measures)}
-        return summary_schema(schema, calls).measures
+        return question_of(schema, measures={m.name: m.call for m in from_measures(spec.measures)})
 
     def pages(self, batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[Page]:
         """Encoded pages of at most ``rows`` rows, and for each whether another follows."""
-        ahead = None
-        for page in pieces(batches, rows):
-            if ahead is not None:
-                yield encode_ipc(ahead), True
-            ahead = page
-        yield (encode_ipc(ahead) if ahead is not None else b""), False
+        return followed(encode_ipc(page) for page in pieces(batches, rows))
 
     # -- definitions ----------------------------------------------------------------------------
 

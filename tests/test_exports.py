@@ -20,7 +20,7 @@ import kivi.errors
 FUNCTIONS = {
     "case", "coalesce", "col", "combine", "connect", "count", "max", "min", "open", "sum", "time_slot", "transactional",
 }  # fmt: skip
-MODULES = {"aio", "client", "errors", "spark", "testing"}
+MODULES = {"aio", "client", "errors", "polars", "spark", "testing"}
 ERRORS = {
     "CommitUnknown",
     "Conflict",
@@ -113,7 +113,8 @@ def test_a_scan_is_called_as_contracted() -> None:
     """``inspect`` and editors see the arguments themselves, not how they are passed on."""
     assert str(inspect.signature(kivi.api.interface.Snapshot.to_arrow)).startswith("(self, table: 'str', prefix: ")
     assert list(inspect.signature(kivi.api.interface.Transaction.scan).parameters) == [
-        "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse"
+        "self", "table", "prefix", "start", "end", "where", "columns", "limit", "reverse",
+        "order_by", "offset",
     ]  # fmt: skip
     assert list(inspect.signature(kivi.api.interface.Database.create_table).parameters) == [
         "self", "name", "key", "columns", "history"

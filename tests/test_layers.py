@@ -74,6 +74,12 @@ ROOMS: dict[str, Room] = {
         packages="numpy pyarrow",
         not_stdlib=f"{IO} {CONCURRENCY}",
     ),
+    "sql": Room(
+        "questions in DuckDB's language over datasets that it is handed: it sees no store; the one room with DuckDB",
+        below="errors",
+        packages="duckdb pyarrow",
+        not_stdlib="os io socket select selectors pathlib shutil tempfile subprocess mmap fcntl asyncio",
+    ),
     "states": Room(
         "the algebra of measures: arrays in, arrays and bytes out; it knows no tables, keys or commits",
         below="errors model arrow",
@@ -102,9 +108,15 @@ ROOMS: dict[str, Room] = {
         below="errors runtime engine model arrow states encoding",
         packages="numpy pyarrow",
     ),
+    "query": Room(
+        "answers questions from what the store hands over: it knows no snapshot, no catalog and no log",
+        below="errors runtime model arrow states encoding delta events",
+        packages="numpy pyarrow",
+        not_stdlib=f"{IO} {CONCURRENCY} {CLOCKS}",
+    ),
     "store": Room(
         "wires the rooms below into transactions, reads and one store; knows neither server nor wire nor clients",
-        below="errors runtime engine log model arrow states encoding delta mvcc events",
+        below="errors runtime engine log model arrow states encoding delta mvcc events query",
         packages="numpy pyarrow",
     ),
     "live": Room(
@@ -114,12 +126,12 @@ ROOMS: dict[str, Room] = {
     ),
     "api": Room(
         "the public methods and their arguments, and how events gather: the same everywhere, so it sees no database",
-        below="errors runtime model arrow",
-        packages="numpy pyarrow",
+        below="errors runtime model arrow sql",
+        packages="numpy pandas polars pyarrow",
     ),
     "embedded": Room(
         "the public interface over a store in this process: it converts and holds no rules",
-        below="errors runtime model arrow states api store live",
+        below="errors runtime model arrow sql states api store live",
         packages="numpy pyarrow",
     ),
     # What talks to it. None of these may load RocksDB: they run in Spark executors and in other people's programs.
@@ -130,18 +142,23 @@ ROOMS: dict[str, Room] = {
     ),
     "client": Room(
         "a client is on the other side of the network: it shares errors and values with the store, nothing else",
-        below="errors runtime model arrow encoding api wire",
+        below="errors runtime model arrow sql encoding api wire",
         packages="google grpc grpc_status numpy pyarrow",
     ),
     "aio": Room(
         "the client for asyncio stands on what it shares with the one for threads",
-        below="errors runtime model arrow encoding api wire client",
+        below="errors runtime model arrow sql encoding api wire client",
         packages="google grpc grpc_status numpy pyarrow",
+    ),
+    "polars": Room(
+        "lazy frames over a snapshot, wherever that is",
+        below="errors runtime model arrow sql api",
+        packages="polars",
     ),
     "face": Room(
         "import kivi is cheap; the names load their rooms when they are first used",
         below="errors",
-        lazy="model embedded client aio spark testing",
+        lazy="model embedded client aio polars spark testing",
         not_stdlib="asyncio multiprocessing",
     ),
     "spark": Room(
@@ -160,9 +177,14 @@ ROOMS: dict[str, Room] = {
         packages="pyarrow",
         lazy="runtime engine log arrow states encoding delta mvcc store client server server.process",
     ),
+    "server.sql": Room(
+        "questions in processes of their own: of its server a process is a client, over a pipe",
+        below="errors runtime model arrow sql api wire client",
+        packages="pyarrow",
+    ),
     "server": Room(
         "the server translates and holds no rules: of the store it sees the public face only",
-        below="errors runtime model arrow encoding api wire store live",
+        below="errors runtime model arrow sql encoding api wire store live server.sql",
         packages="google grpc grpc_status numpy prometheus_client pyarrow",
     ),
     "server.http": Room(

@@ -232,15 +232,19 @@ function step(path, endpoint = null) {
   go({ path, endpoint });
 }
 
+const percent = (part, all) => `${tenths.format((100 * part) / all)} %`;
 const unit = (text, name) => [text, " ", element("small", {}, name)];
 
 function showTotals() {
-  const { count, sum, slowest, anomalies, p50, p95, p99, apdex } = view.totals;
+  const { count, sum, slowest, slowest_trace_id: trace, errors, anomalies, p50, p95, p99, apdex } = view.totals;
   put($("total-count"), whole.format(count));
   $("total-avg").replaceChildren(...(count ? unit(ms(sum / count), "ms") : ["–"]));
   $("total-percentiles").replaceChildren(...(count ? unit([p50, p95, p99].map(ms).join(" · "), "ms") : ["–"]));
+  $("total-errors").replaceChildren(...(count ? unit(percent(errors, count), `(${whole.format(errors)})`) : ["–"]));
+  $("total-errors").parentElement.classList.toggle("some", errors > 0);
   put($("total-apdex"), count ? apdex.toFixed(2) : "–");
   $("total-max").replaceChildren(...(count ? unit(ms(slowest), "ms") : ["–"]));
+  put($("total-trace"), trace ?? "");
   put($("total-anomalies"), whole.format(anomalies));
   $("total-anomalies").parentElement.classList.toggle("some", anomalies > 0);
 }
@@ -292,9 +296,15 @@ function key(n) {
 }
 
 const table = new LiveTable($("children"), {
-  // label, count, sum, slowest, anomalies, p50, p95, p99, apdex
-  columns: [(e) => e[0], (e) => e[1], (e) => e[2] / e[1], (e) => e[3], (e) => e[6], (e) => e[7], (e) => e[8], (e) => e[4]],
-  cells: (e) => [whole.format(e[1]), ms(e[2] / e[1]), ms(e[3]), ms(e[6]), ms(e[7]), e[8].toFixed(2), whole.format(e[4])],
+  // label, count, sum, slowest, anomalies, p50, p95, p99, apdex, errors, trace id of the slowest
+  columns: [
+    (e) => e[0], (e) => e[1], (e) => e[2] / e[1], (e) => e[3], (e) => e[10] ?? "", (e) => e[5], (e) => e[6], (e) => e[7],
+    (e) => e[9] / e[1], (e) => e[8], (e) => e[4],
+  ],
+  cells: (e) => [
+    whole.format(e[1]), ms(e[2] / e[1]), ms(e[3]), e[10] ?? "–", ms(e[5]), ms(e[6]), ms(e[7]), percent(e[9], e[1]), e[8].toFixed(2),
+    whole.format(e[4]),
+  ],
   hot: (e) => e[4] > 0,
   name: (child, e) => {
     const { level, path, endpoint } = view.head;
@@ -382,13 +392,16 @@ function showServices(llm) {
   $("services").hidden = services.length === 0;
   fill($("services").tBodies[0], services.map(([name, rows], n) => {
     const sum = (column) => rows.reduce((total, row) => total + row[column], 0);
-    const [requests, context, generated] = [sum(1), sum(2), sum(3)];
+    const [requests, context, generated, errors] = [sum(1), sum(2), sum(3), sum(6)];
+    const longest = rows.reduce((best, row) => (row[5] > best[5] ? row : best));
     return element("tr", { "data-service": name },
       element("td", {}, key(n), name),
       ...[requests, context, generated].map((value) => element("td", { class: "n" }, whole.format(value))),
       element("td", { class: "n" }, tenths.format(context / requests)),
       element("td", { class: "n" }, tenths.format(generated / requests)),
-      element("td", { class: "n" }, whole.format(Math.max(...rows.map((row) => row[4])))));
+      element("td", { class: "n" }, whole.format(Math.max(...rows.map((row) => row[4])))),
+      element("td", { class: "n" }, percent(errors, requests)),
+      element("td", { class: "n trace" }, longest[7] ?? "–"));
   }));
 }
 

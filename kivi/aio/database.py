@@ -6,7 +6,8 @@ Names and arguments are those of ``kivi.api.interface``, and so is the documenta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -24,10 +25,12 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
+    SqlArguments,
     SubscribeArguments,
-    SummaryArguments,
     TailArguments,
     TransactionArguments,
     ViewArguments,
@@ -36,8 +39,11 @@ from kivi.api.arguments import (
     patience_s,
     retract_arguments,
     summary_arguments,
+    table_name,
     takes,
+    windows_arguments,
 )
+from kivi.api.frames import frame_of
 from kivi.api.interface import BATCH_ROWS, documented_by
 from kivi.api.retry import Retries
 from kivi.api.writes import Write
@@ -55,6 +61,7 @@ from kivi.wire.methods import Tls
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.api.dataset import Dataset
     from kivi.client.steps import Page
 
 __all__ = ["Database", "Snapshot", "Transaction", "connect"]
@@ -104,7 +111,7 @@ class _Reads:
     started = asks(TransactionCore.started)
     renew = asks(TransactionCore.renew)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> AsyncIterator[dict[str, Any]]:
         """``async for`` rows in key order; ``end`` is exclusive. Pages are read as they are asked for."""
         return self._each(wanted)
@@ -120,7 +127,7 @@ class _Reads:
                 for row in rows_from_batch(batch):
                     yield row
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> AsyncIterator[pa.RecordBatch]:
         """``async for`` Arrow record batches, in the scan's order; at most 65,536 rows each, and none of no rows.
 
@@ -129,7 +136,7 @@ class _Reads:
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    async def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+    async def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
         """As ``kivi.api.interface.Reads.summary``."""
         _, page = await self._run(self._core.scan_open(wanted))
         (batch,) = read_batches(page.arrow)
@@ -233,8 +240,40 @@ class Snapshot(_Reads):
     async def close(self) -> None:
         self._core.release()
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
-    rollup = takes(RollupArguments)(asks(TransactionCore.rollup))
+    to_arrow = takes(OrderedScanArguments)(asks(TransactionCore.to_arrow))
+    rollup = takes(RollupArguments)(asks(TransactionCore.answer))
+    query = takes(QuestionArguments)(asks(TransactionCore.answer))
+    windows = takes(windows_arguments)(asks(TransactionCore.answer))
+    sql = takes(SqlArguments)(asks(TransactionCore.sql))
+
+    async def dataset(self, table: str) -> Dataset:
+        """As ``kivi.api.interface.Snapshot.dataset``; what reads it runs in another thread (``asyncio.to_thread``)."""
+        from kivi.api.dataset import Dataset
+
+        schema = await self._run(self._core.table_schema(table_name(table)))
+        loop = asyncio.get_running_loop()
+
+        def read(wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
+            with contextlib.suppress(RuntimeError):  # there is none in a thread that waits for nobody
+                if asyncio.get_running_loop() is loop:
+                    raise InvalidArgument("this thread runs the event loop: read datasets in asyncio.to_thread(...)")
+            return _pulled(self._batches(wanted, BATCH_ROWS), loop)
+
+        return Dataset(schema, read)
+
+    async def relation(self, table: str, connection: Any = None) -> Any:
+        """As ``kivi.api.interface.Snapshot.relation``; it is read in another thread (``asyncio.to_thread``)."""
+        from kivi.sql import relation
+
+        return relation(await self.dataset(table), connection)
+
+    @takes(OrderedScanArguments)
+    async def to_pandas(self, wanted: ScanArguments) -> Any:
+        return frame_of("pandas", await self._run(self._core.to_arrow(wanted)))
+
+    @takes(OrderedScanArguments)
+    async def to_polars(self, wanted: ScanArguments) -> Any:
+        return frame_of("polars", await self._run(self._core.to_arrow(wanted)))
 
     @property
     def ts(self) -> int:
@@ -252,6 +291,16 @@ class Snapshot(_Reads):
     @takes(ChangesArguments)
     def change_batches(self, wanted: ChangesArguments) -> AsyncIterator[pa.RecordBatch]:
         return self._batches(wanted, BATCH_ROWS)
+
+
+def _pulled(batches: AsyncIterator[Any], loop: asyncio.AbstractEventLoop) -> Iterator[Any]:
+    """For another thread than the loop's."""
+    while (batch := asyncio.run_coroutine_threadsafe(_next(batches), loop).result()) is not None:
+        yield batch
+
+
+async def _next(batches: AsyncIterator[Any]) -> Any:
+    return await anext(batches, None)
 
 
 def _known(core: TransactionCore) -> int:

@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard,
 
 from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.changes import COMMIT_TS, REMOVED, RETRACTED, Changes, check_retractions
-from kivi.model.declarations import TimeSlot, parse_duration_us, summary_schema
+from kivi.model.declarations import TimeSlot, parse_duration_us
 from kivi.model.expressions import Expr, bind
 from kivi.model.levels import level_names
 from kivi.model.names import check_name, column_names
+from kivi.model.orders import order_of
+from kivi.model.questions import Group, Windows, question_of, seen_schema, windows_of
 from kivi.model.rollups import rolled_outputs, rollup_of
 from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
@@ -42,15 +44,19 @@ __all__ = [
     "ChangesArguments",
     "GetArguments",
     "LevelsArguments",
+    "OrderedScanArguments",
+    "QuestionArguments",
     "RollupArguments",
     "ScanArguments",
     "SnapshotArguments",
+    "SqlArguments",
     "SubscribeArguments",
     "TailArguments",
     "TransactionArguments",
     "ViewArguments",
     "check_batch",
     "check_names",
+    "check_order",
     "check_rows",
     "check_token",
     "directory",
@@ -60,6 +66,7 @@ __all__ = [
     "table_name",
     "takes",
     "type_of",
+    "windows_arguments",
 ]
 
 P = ParamSpec("P")
@@ -97,8 +104,8 @@ def takes(
 
 
 def type_of(schema: TableSchema, name: str) -> ColumnType:
-    """The type a read returns for a column; derived columns are float64. SchemaError if there is none."""
-    return _FLOAT if schema.expression_of(name) is not None else schema.column(name).type
+    """``schema.output_type``, for readers of expressions."""
+    return schema.output_type(name)
 
 
 # -- reads --------------------------------------------------------------------------------------------
@@ -161,7 +168,7 @@ class Selection:
 
 @dataclass(slots=True)
 class ScanArguments(Selection):
-    """Of ``scan``, ``scan_batches`` and ``to_arrow``."""
+    """What a scan reads."""
 
     limit: int | None = None
     reverse: bool = False
@@ -182,14 +189,111 @@ class ScanArguments(Selection):
 
 
 @dataclass(slots=True)
-class SummaryArguments(ScanArguments):
-    """A scan that gives one row, of ``measures``."""
+class OrderedScanArguments(ScanArguments):
+    """Of ``scan``, ``scan_batches`` and ``to_arrow``: rows in an order, from the ``offset``-th on."""
 
-    measures: Mapping[str, OperatorCall] = field(default_factory=dict)
+    order_by: str | Sequence[str] = ()
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        ScanArguments.__post_init__(self)
+        self.order_by = check_order(self.order_by)
+        _number(self.offset, "offset is a number of rows")
+        if self.order_by and self.reverse:
+            raise InvalidArgument('reverse is for rows in key order: write order_by="-column" for the largest first')
 
     def bound(self, schema: TableSchema) -> Scan:
-        measures = summary_schema(schema, self.measures).measures
-        return replace(ScanArguments.bound(self, schema), measures=measures)
+        order = order_of(self.order_by, schema.output_type)
+        return replace(ScanArguments.bound(self, schema), order=order, offset=self.offset)
+
+
+@dataclass(slots=True)
+class QuestionArguments:
+    """Of ``query``; ``kivi.model.questions`` says what they mean. ``start`` and ``end`` bound the event time;
+    ``end`` is exclusive."""
+
+    table: str
+    start: Any = None
+    end: Any = None
+    where: Expr | None = None
+    group_by: Iterable[Group] = ()
+    measures: Mapping[str, OperatorCall] | None = None
+    having: Expr | None = None
+    order_by: str | Sequence[str] = ()
+    limit: int | None = None
+    offset: int = 0
+    _: KW_ONLY
+    derived: Mapping[str, str] | None = None
+    columns: Sequence[str] | None = None
+    windows: Windows | None = None
+
+    def __post_init__(self) -> None:
+        table_name(self.table)
+        groups: Any = self.group_by
+        if not isinstance(groups, Iterable | TimeSlot):
+            raise SchemaError(f"group_by takes column names, kivi.time_slot and named expressions, not {groups!r}")
+        self.group_by = (groups,) if isinstance(groups, (str, TimeSlot)) else tuple(groups)
+        self.measures = _measures(self.measures)
+        if not isinstance(self.derived or {}, Mapping):
+            raise SchemaError(f"derived maps names to expressions, and is {self.derived!r}")
+        self.order_by = check_order(self.order_by)
+        self.columns = _columns(self.columns)
+        _number_or_none(self.limit, "limit is a number of rows")
+        _number(self.offset, "offset is a number of rows")
+
+    def bound(self, schema: TableSchema) -> Scan:
+        """Checked against the schema, in stored form. Raises SchemaError, InvalidArgument."""
+        question = question_of(
+            schema,
+            self.group_by,
+            self.measures,
+            self.derived,
+            start=self.start,
+            end=self.end,
+            having=self.having,
+            order_by=self.order_by,
+            offset=self.offset,
+            columns=self.columns,
+            windows=self.windows,
+        )
+        seen = seen_schema(schema)
+        where = None if self.where is None else bind(self.where, lambda name: type_of(seen, name))
+        return Scan(where=where, limit=self.limit, question=question)
+
+    def arrow_schema(self, schema: TableSchema) -> pa.Schema:
+        """Of the answer."""
+        import pyarrow as pa
+
+        from kivi.arrow.columns import arrow_field
+
+        question = self.bound(schema).question
+        assert question is not None
+        return pa.schema([arrow_field(name, question.type_of(name)) for name in question.columns])
+
+
+def windows_arguments(
+    table: str,
+    size: str | int | dt.timedelta | None = None,
+    slide: str | int | dt.timedelta | None = None,
+    start: Any = None,
+    end: Any = None,
+    where: Expr | None = None,
+    group_by: Iterable[Group] = (),
+    measures: Mapping[str, OperatorCall] | None = None,
+    having: Expr | None = None,
+    order_by: str | Sequence[str] = (),
+    limit: int | None = None,
+    offset: int = 0,
+    *,
+    session: str | int | dt.timedelta | None = None,
+    tz: str | None = None,
+    derived: Mapping[str, str] | None = None,
+    columns: Sequence[str] | None = None,
+) -> QuestionArguments:
+    """Of ``windows``: those of ``query``, and what the windows are."""
+    windows = windows_of(size, slide, session, tz)
+    first = (table, start, end, where, group_by, measures, having, order_by, limit, offset)
+    return QuestionArguments(*first, derived=derived, columns=columns, windows=windows)
 
 
 def summary_arguments(
@@ -198,11 +302,20 @@ def summary_arguments(
     start: Any = None,
     end: Any = None,
     where: Expr | None = None,
-) -> SummaryArguments:
+) -> QuestionArguments:
     """Of ``summary``. ``start`` and ``end`` bound the event time; ``end`` is exclusive."""
     if not isinstance(measures, Mapping):
         raise SchemaError(f"measures map names to kivi.sum, count, min or max, and are not {measures!r}")
-    return SummaryArguments(table, start=start, end=end, where=where, measures=measures)
+    return QuestionArguments(table, start, end, where, measures=measures)
+
+
+def check_order(order_by: object) -> tuple[str, ...]:
+    """One column, or several, each with a "-" in front for the largest first. Raises InvalidArgument."""
+    given = tuple(order_by) if isinstance(order_by, Sequence) and not isinstance(order_by, str) else (order_by,)
+    for term in given:
+        if not isinstance(term, str) or not term.strip("-"):
+            raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
+    return given
 
 
 def retract_arguments(table: str, where: Expr | None = None, start: Any = None, end: Any = None) -> ScanArguments:
@@ -249,6 +362,22 @@ class RollupArguments:
 
 
 _ROLLUP: Final = tuple(each.name for each in fields(RollupArguments) if each.name != "table")
+
+
+@dataclass(slots=True)
+class SqlArguments:
+    """Of ``sql``. ``batch``: the parameters in columns."""
+
+    text: str
+    parameters: Sequence[Any] | Mapping[str, Any] | None = None
+    batch: pa.RecordBatch | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        from kivi.sql.engine import check_text
+        from kivi.sql.parameters import to_batch
+
+        check_text(self.text)
+        self.batch = to_batch(self.parameters)
 
 
 @dataclass(slots=True)
@@ -328,11 +457,7 @@ class SubscribeArguments(Selection):
         self.ttl_us = parse_duration_us(self.expires_in, "expires_in")
         self.columns = _columns(self.columns)
         self._check_rollup()
-        order: Any = self.order_by
-        self.order_by = tuple(order) if isinstance(order, Sequence) and not isinstance(order, str) else (order,)
-        for term in self.order_by:
-            if not isinstance(term, str) or not term.strip("-"):
-                raise InvalidArgument(f'order_by names columns, like ["-slowest", "endpoint_id"], not {term!r}')
+        self.order_by = check_order(self.order_by)
         _number_or_none(self.limit, "limit is a number of rows")
         _number(self.offset, "offset is a number of rows")
         _number(self.skip, "skip is a number of events")

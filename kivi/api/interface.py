@@ -23,11 +23,13 @@ from kivi.api.arguments import (
     ChangesArguments,
     GetArguments,
     LevelsArguments,
+    OrderedScanArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
+    SqlArguments,
     SubscribeArguments,
-    SummaryArguments,
     TailArguments,
     TransactionArguments,
     ViewArguments,
@@ -35,8 +37,11 @@ from kivi.api.arguments import (
     patience_s,
     retract_arguments,
     summary_arguments,
+    table_name,
     takes,
+    windows_arguments,
 )
+from kivi.api.frames import frame_of
 from kivi.api.retry import Retries
 from kivi.api.writes import Write
 from kivi.arrow.columns import rows_from_batch
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from kivi.api.appender import Appender
+    from kivi.api.dataset import Dataset
     from kivi.api.results import Result
     from kivi.api.subscription import Subscription
     from kivi.model.changes import TailPoints
@@ -392,15 +398,18 @@ class Reads(ABC):
         """One row or None per key, in the order of the keys."""
         return self._get(wanted)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan(self, wanted: ScanArguments) -> Iterator[dict[str, Any]]:
         """Rows in key order; ``end`` is exclusive. Events come in commit order, bounded by event time.
 
-        They are read as they are asked for, some thousands at a time.
+        They are read as they are asked for, some thousands at a time. ``order_by`` is a column or several, "-slowest"
+        from the largest down, nulls last; ``limit`` rows are given from the ``offset``-th on. In such an order all rows
+        are looked at first, and as many held as are given or skipped: ResourceExhausted, if these take more than the
+        setting ``query_bytes``.
         """
         return self._rows(wanted)
 
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def scan_batches(self, wanted: ScanArguments) -> Iterator[pa.RecordBatch]:
         """A scan as Arrow record batches, in its order; at most 65,536 rows each, and none of no rows.
 
@@ -409,7 +418,7 @@ class Reads(ABC):
         return self._batches(wanted, BATCH_ROWS)
 
     @takes(summary_arguments)
-    def summary(self, wanted: SummaryArguments) -> dict[str, Any]:
+    def summary(self, wanted: QuestionArguments) -> dict[str, Any]:
         """Measures of an event table's events at once: ``{"n": kivi.count(), "total": kivi.sum("resp_time_us")}``.
 
         Exact, and answered from what block headers know where that is enough: blocks that a bound, a predicate or the
@@ -431,7 +440,7 @@ class Reads(ABC):
         return rows_of(self._batches(wanted, None))
 
     @abstractmethod
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         """The scan, begun now, in batches of about ``rows`` at most, each read when it is asked for."""
 
 
@@ -570,10 +579,13 @@ class Snapshot(Reads):
     def ts(self) -> int:
         """The commit timestamp up to which everything is seen."""
 
-    @abstractmethod
-    @takes(ScanArguments)
+    @takes(OrderedScanArguments)
     def to_arrow(self, wanted: ScanArguments) -> pa.Table:
         """A scan as one Arrow table."""
+        return self._table(wanted)
+
+    @abstractmethod
+    def _table(self, wanted: ScanArguments) -> pa.Table: ...
 
     @takes(RollupArguments)
     def rollup(self, wanted: RollupArguments) -> Result:
@@ -590,10 +602,93 @@ class Snapshot(Reads):
         It equals what an aggregate declared at that level would hold over the same events, bit for bit; sums of floats
         up to the order of addition. Rows come in the order of ``by`` and slot. Raises SchemaError, InvalidArgument.
         """
-        return self._rollup(wanted)
+        return self._answer(wanted)
+
+    @takes(QuestionArguments)
+    def query(self, wanted: QuestionArguments) -> Result:
+        """A question of events, declared nowhere, or of an aggregate's rows: see ``kivi.model.questions``.
+
+        ``start`` and ``end`` (exclusive) bound the event time, and ``where`` selects events; it may also ask about the
+        hidden columns ``_commit_ts`` and ``_commit_time``. ``group_by``: columns, ``kivi.time_slot(...)``, and pairs of
+        a name and an expression, ``("slow", kivi.col("us") > 1000)``; without it all events are one row, which is there
+        also if there are none. Null is a group of its own. ``measures``: as of ``create_aggregate``. ``derived``: named
+        expressions over these. ``having`` selects rows of the answer; ``order_by`` is a column or several, "-p99" from
+        the largest down, nulls last; then rows from the ``offset``-th on, ``limit`` at most. Without an order rows come
+        in that of their groups. ``columns``: which to give.
+
+        Of an aggregate: ``group_by`` names its key columns, or slots made of its slots; ``measures`` are
+        ``kivi.combine`` of its measures, without them all; ``start`` and ``end`` are moments where its slots begin.
+
+        The answer is what an aggregate declared so would hold over the same events. Aggregates and headers of blocks
+        are read instead of events where they say exactly the same: ``explain()`` tells. Raises SchemaError,
+        InvalidArgument, OutOfRange, and ResourceExhausted where the groups take more than the setting ``query_bytes``.
+        """
+        return self._answer(wanted)
+
+    @takes(windows_arguments)
+    def windows(self, wanted: QuestionArguments) -> Result:
+        """``query``, for each window of event time: rows have ``window_start`` and ``window_end`` after their groups.
+
+        ``size="5m"``: windows [start, start + 5 minutes), aligned as time slots are, also by calendar and in the time
+        zone ``tz``. With ``slide="1m"`` one begins every minute, and an event is in several. ``session="30m"``: windows
+        are made of events of which none comes more than 30 minutes after the one before; ``window_end`` is then the
+        time of the last event, inclusive, and otherwise exclusive. Windows without an event have no row; those that
+        ``start`` or ``end`` cut have the events within these bounds.
+
+        A sliding window is made of parts that are summed once each: over aggregates whose slots fit it reads no event.
+        """
+        return self._answer(wanted)
 
     @abstractmethod
-    def _rollup(self, wanted: RollupArguments) -> Result: ...
+    def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result: ...
+
+    @takes(SqlArguments)
+    def sql(self, wanted: SqlArguments) -> pa.Table:
+        """A question in SQL, DuckDB's, over this snapshot's tables: ``"select host, avg(x) from calls group by all"``.
+
+        Tables are named as they are, and so are columns, derived ones included; moments are in UTC. ``parameters``: a
+        list for ``?`` or a dict for ``$name``. One statement that reads: DuckDB sees this snapshot's tables and nothing
+        else, no files, no network, no settings. Float sums are up to the order of addition. In process it runs in this
+        process; a server runs it in another one. Raises InvalidArgument with DuckDB's words, NotFound for a table, and
+        ResourceExhausted beyond the settings ``sql_memory_bytes``, ``sql_timeout_s``, ``sql_rows``. Needs the extra
+        ``kivi[sql]`` where the store is.
+        """
+        return self._sql(wanted)
+
+    @abstractmethod
+    def _sql(self, wanted: SqlArguments) -> pa.Table: ...
+
+    def dataset(self, table: str) -> Dataset:
+        """The table as a pyarrow Dataset: for DuckDB, Polars, and all that reads those, while this snapshot is open.
+
+        Columns and filters that a reader asks for are pushed into the scan. See ``kivi.api.dataset``.
+        """
+        from kivi.api.dataset import Dataset
+
+        return Dataset(self._table_schema(table_name(table)), lambda wanted: self._batches(wanted, BATCH_ROWS))
+
+    def relation(self, table: str, connection: Any = None) -> Any:
+        """The table as a relation of DuckDB, of ``connection`` or of its default one; see ``dataset``.
+
+        Needs DuckDB: ``kivi[sql]``.
+        """
+        from kivi.sql import relation
+
+        return relation(self.dataset(table), connection)
+
+    @abstractmethod
+    def _table_schema(self, table: str) -> TableSchema:
+        """As this snapshot sees it. Raises NotFound."""
+
+    @takes(OrderedScanArguments)
+    def to_pandas(self, wanted: ScanArguments) -> Any:
+        """A scan as a pandas DataFrame; moments are in UTC. Needs pandas."""
+        return frame_of("pandas", self._table(wanted))
+
+    @takes(OrderedScanArguments)
+    def to_polars(self, wanted: ScanArguments) -> Any:
+        """A scan as a Polars DataFrame. Needs the extra ``kivi[polars]``; ``kivi.polars.scan`` reads lazily."""
+        return frame_of("polars", self._table(wanted))
 
     @takes(ChangesArguments)
     def changes(self, wanted: ChangesArguments) -> Iterator[dict[str, Any]]:

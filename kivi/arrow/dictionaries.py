@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 __all__ = [
     "ROWS_MIN",
     "as_coded",
+    "chunks",
     "coded",
     "compact",
     "gathered",
@@ -90,6 +91,26 @@ def compact(batches: list[Any]) -> None:
         first -= 1
     if len(batches) - first >= _MANY:
         batches[first:] = [together(batches[first:])]
+
+
+def chunks(batches: Iterable[Any], rows: int) -> Iterator[Any]:
+    """The same events in chunks of ``rows`` each, but the last.
+
+    Deriving has a price per call, and commits may be small.
+    """
+    held: list[Any] = []
+    missing = rows
+    for batch in batches:
+        at = 0
+        while at < batch.num_rows:
+            held.append(batch.slice(at, missing))
+            at += held[-1].num_rows
+            missing -= held[-1].num_rows
+            if not missing:
+                yield together(held)
+                held, missing = [], rows
+    if held:
+        yield together(held)
 
 
 def gathered(batches: Iterable[Any], rows: int) -> Iterator[Any]:

@@ -183,7 +183,9 @@ def get(db: Any, args: argparse.Namespace) -> None:
 def scan(db: Any, args: argparse.Namespace) -> None:
     found = db.describe(args.table)
     with db.snapshot(as_of=as_of(args)) as snap:
-        rows = snap.scan(args.table, **query_of(found, args), reverse=args.reverse)
+        order = split_names(args.order_by) if args.order_by else ()
+        wanted = query_of(found, args)
+        rows = snap.scan(args.table, **wanted, reverse=args.reverse, order_by=order, offset=args.offset)
         print_rows(rows, outputs(found, args.columns), args.output)
 
 
@@ -208,6 +210,27 @@ def rollup(db: Any, args: argparse.Namespace) -> None:
     if args.explain:
         print(result.explain(), file=sys.stderr)
     print_rows(result, result.to_arrow().column_names, args.output)
+
+
+def sql(db: Any, args: argparse.Namespace) -> None:
+    with db.snapshot(as_of=as_of(args)) as snap:
+        table = snap.sql(args.text, args.parameter or None)
+    if args.output != "arrow":
+        rows = (row for batch in table.to_batches() for row in batch.to_pylist())
+        print_rows(rows, table.column_names, args.output)
+        return
+    if sys.stdout.isatty():
+        raise InvalidArgument("Arrow is for programs: write it to a file or a pipe")
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(sys.stdout.buffer, table.schema) as writer:
+        writer.write_table(table)
+
+
+def query(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.query import answer
+
+    answer(db, args, as_of(args))
 
 
 def watch(db: Any, args: argparse.Namespace) -> None:
@@ -357,7 +380,7 @@ def add_client_options(to: argparse.ArgumentParser) -> None:
     to.add_argument("--tls-cert", metavar="FILE", help="the client's certificate, where the server asks for one")
     to.add_argument("--tls-key", metavar="FILE", help="its private key")
     to.add_argument("--timeout", type=float, default=10.0, metavar="SECONDS", help="for each call")
-    styles = ("table", "json", "csv")
+    styles = ("table", "json", "csv", "arrow")  # the last one: what is an Arrow table by itself
     to.add_argument("-o", "--output", choices=styles, default=environment("KIVI_OUTPUT", "table"))
 
 
@@ -368,6 +391,34 @@ def add_query(to: argparse.ArgumentParser) -> None:
     to.add_argument("--where", metavar="PREDICATE", help="endpoint_id == 251 & slot >= '2023-11-16T18:00:00Z'")
     to.add_argument("--columns", metavar="A,B", help="only these")
     to.add_argument("--limit", type=int, metavar="N")
+
+
+def add_question(to: argparse.ArgumentParser) -> None:
+    """What is asked: see ``kivi.cli.query``."""
+    to.add_argument("table")
+    to.add_argument(
+        "--measure", action="append", default=[], metavar="NAME=MEASURE",
+        help="calls=count, total=sum:COLUMN, latency=quantiles:COLUMN ..., each with ' where PREDICATE' behind it;"
+        " repeat it for each; of an aggregate combine:MEASURE, or none for all",
+    )  # fmt: skip
+    to.add_argument(
+        "--by", "--group-by", action="append", default=[], metavar="COLUMN",
+        help="a column, name=COLUMN/5m for a time slot, or name=EXPRESSION; repeat it for each",
+    )  # fmt: skip
+    to.add_argument("--start", metavar="TIME", help="from this event time on")
+    to.add_argument("--end", metavar="TIME", help="before this event time")
+    to.add_argument("--where", metavar="PREDICATE", help="of events: status >= 500 & _commit_ts > 1000")
+    to.add_argument("--derived", action="append", default=[], metavar="NAME=EXPRESSION", help="computed of measures")
+    to.add_argument("--having", metavar="PREDICATE", help="of rows of the answer: calls > 100")
+    to.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
+    to.add_argument("--limit", type=int, metavar="N")
+    to.add_argument("--offset", type=int, default=0, metavar="N")
+    to.add_argument("--columns", metavar="A,B", help="only these of the answer")
+    to.add_argument("--size", metavar="WIDTH", help="in windows of event time so long: 5m, 1d, 1month")
+    to.add_argument("--slide", metavar="WIDTH", help="a window begins so long after the one before, and not at its end")
+    to.add_argument("--session", metavar="WIDTH", help="in sessions: windows of events with gaps no longer than this")
+    to.add_argument("--tz", metavar="ZONE", help="the time zone of --size, and of time slots")
+    to.add_argument("--explain", action="store_true", help="say what was read, on standard error")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -403,6 +454,8 @@ def parser() -> argparse.ArgumentParser:
     sub = command("scan", scan, "rows in key order; events in commit order")
     add_query(sub)
     sub.add_argument("--reverse", action="store_true")
+    sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
+    sub.add_argument("--offset", type=int, default=0, metavar="N", help="leave out so many rows, from the first on")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("rollup", rollup, "rows of an aggregate, combined to fewer key columns or longer slots", "table")
     sub.add_argument("prefix", nargs="*", help="only keys that begin with these values")
@@ -416,6 +469,12 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--columns", metavar="A,B", help="measures and derived columns; default all")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub.add_argument("--explain", action="store_true", help="say what was read, on standard error")
+    sub = command("sql", sql, "a question in SQL over the tables of a snapshot", "text")
+    sub.add_argument("parameter", nargs="*", help="for each ? of the text, a text")
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows")
+    add_question(sub)
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("watch", watch, "rows as they change, events as they come")
     add_query(sub)
     sub.add_argument("--order-by", metavar="A,-B", help="with -, from the largest down; write --order-by=-B")
@@ -501,6 +560,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         reader.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         run: Callable[..., int | None] = args.run
+        if args.command != "sql" and getattr(args, "output", None) == "arrow":
+            raise InvalidArgument("Arrow is what kivi sql prints: this prints a table, json or csv (-o)")
         if not args.connects:
             return run(args) or 0
         with connect(args) as db:

@@ -32,10 +32,8 @@ def compare(store: Any, schema: TableSchema, path: str) -> str:
             for (at, op), version in zip(expected.items(), found, strict=True):
                 made = apply_op(schema, None, 0, op)
                 if version is None or version.cells != made.cells:
-                    what = (
-                        "which its source gives, is not there" if version is None else "which its source has otherwise"
-                    )
-                    raise _damaged(schema, at, what, path)
+                    what = "gives, is not there" if version is None else "has otherwise"
+                    raise _damaged(schema, at, f"which its source {what}", path)
             wanted += len(expected)
         there = 0
         for at, _ in store.reader.scan(lease, schema, None, None):

@@ -16,6 +16,7 @@ from kivi.api.arguments import (
     AlterAggregateArguments,
     AlterTableArguments,
     LevelsArguments,
+    QuestionArguments,
     ScanArguments,
     SubscribeArguments,
     TailArguments,
@@ -83,7 +84,7 @@ class _Reads(interface.Reads):
     _get = asks(TransactionCore.get_many)
     renew = asks(TransactionCore.renew)
 
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         _, page = self._run(self._core.scan_open(wanted, rows))
         return self._pages(page.arrow, page.scan)
 
@@ -156,8 +157,10 @@ class Snapshot(_Reads, interface.Snapshot):
         """Names a shared snapshot for other processes; empty otherwise."""
         return self._core.lease
 
-    to_arrow = takes(ScanArguments)(asks(TransactionCore.to_arrow))
-    _rollup = asks(TransactionCore.rollup)
+    _table = asks(TransactionCore.to_arrow)
+    _table_schema = asks(TransactionCore.table_schema)
+    _sql = asks(TransactionCore.sql)
+    _answer = asks(TransactionCore.answer)
 
 
 @documented_by(interface.Database)

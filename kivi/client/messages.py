@@ -10,7 +10,7 @@ from kivi.api.tokens import new_token
 from kivi.errors import InvalidArgument
 from kivi.model.declarations import TimeSlot, declared_columns, parse_duration_us
 from kivi.model.schema import GroupKey, OperatorCall
-from kivi.wire.codec import fill_values, to_columns, to_expr, to_groups, to_measures, to_rollup
+from kivi.wire.codec import fill_values, to_columns, to_expr, to_groups, to_measures, to_order, to_question, to_rollup
 from kivi.wire.columns import row_reader
 from kivi.wire.v1 import service_pb2, session_pb2, types_pb2
 
@@ -109,7 +109,14 @@ def read_batches(data: bytes | memoryview) -> list[pa.RecordBatch]:
 
 def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
     """A scan that is bound to the schema."""
-    spec = types_pb2.ScanSpec(table=schema.name, table_id=schema.id, reverse=wanted.reverse, limit=wanted.limit)
+    spec = types_pb2.ScanSpec(
+        table=schema.name,
+        table_id=schema.id,
+        reverse=wanted.reverse,
+        limit=wanted.limit,
+        order_by=to_order(wanted.order),
+        offset=wanted.offset,
+    )
     fill_values(spec.prefix.values, wanted.prefix)
     for name, bound in (("start", wanted.start), ("end", wanted.end)):
         if bound is not None:
@@ -122,10 +129,10 @@ def scan_spec(schema: TableSchema, wanted: Scan) -> types_pb2.ScanSpec:
         spec.columns.extend(wanted.columns)
     else:
         spec.known_columns = len(schema.output_names)
-    if wanted.measures:
-        spec.measures.extend(to_measures(wanted.measures))
     if wanted.rollup is not None:
         spec.rollup.CopyFrom(to_rollup(wanted.rollup))
+    if wanted.question is not None:
+        spec.question.CopyFrom(to_question(wanted.question))
     if wanted.changes is not None:
         spec.changes.CopyFrom(types_pb2.Changes(**asdict(wanted.changes)))
     return spec

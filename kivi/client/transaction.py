@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 from kivi import errors
 from kivi.api.arguments import (
     GetArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
+    SqlArguments,
     TransactionArguments,
     drops_late,
     stage_ids,
@@ -446,7 +448,11 @@ class TransactionCore:
         return got(schema, wanted, reply)
 
     def scan_open(
-        self, wanted: ScanArguments | RollupArguments, page_rows: int | None = None, *, rows: bool = False
+        self,
+        wanted: ScanArguments | RollupArguments | QuestionArguments,
+        page_rows: int | None = None,
+        *,
+        rows: bool = False,
     ) -> Steps[tuple[TableSchema, Page]]:
         """The schema and the first page, which has the scan's number if there is more. ``rows``: it may have rows."""
 
@@ -456,14 +462,35 @@ class TransactionCore:
 
         return (yield from self._read(wanted.table, request))
 
-    def rollup(self, wanted: RollupArguments) -> Steps[Result]:
-        """All of the result."""
+    def answer(self, wanted: RollupArguments | QuestionArguments) -> Steps[Result]:
+        """All of the answer."""
         schema, page = yield from self.scan_open(wanted)
         batches, scan = read_batches(page.arrow), page.scan
         while scan:
             data, scan = yield from self.scan_next(scan)
             batches += read_batches(data)
         return Result(wanted.arrow_schema(schema), batches, page.explanation, page.complete_since_us)
+
+    def sql(self, wanted: SqlArguments) -> Steps[pa.Table]:
+        """The whole answer."""
+        import pyarrow as pa
+
+        from kivi.arrow.ipc import encode_ipc
+
+        parameters = b"" if wanted.batch is None else encode_ipc(wanted.batch).to_pybytes()
+        request, bodies = self._take()
+        request.sql.CopyFrom(session_pb2.Sql(text=wanted.text, parameters=parameters))
+        page = yield from self._ask(request, bodies)
+        data, scan, parts = page.arrow, page.scan, list[pa.Table]()
+        while True:
+            with pa.ipc.open_stream(data) as reader:
+                parts.append(reader.read_all())
+            if not scan:
+                return pa.concat_tables(parts)
+            data, scan = yield from self.scan_next(scan)
+
+    def table_schema(self, table: str) -> Steps[TableSchema]:
+        return self.core.schema(table)
 
     def scan_rows(self, wanted: ScanArguments) -> Steps[tuple[list[dict[str, Any]] | None, Page]]:
         """A scan for its rows: all of them if they are few, and else None and the first page of batches."""

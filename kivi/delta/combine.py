@@ -181,6 +181,11 @@ class Combining:
         self._runs[:] = [combine(self._schema, self._runs)]
         self._waiting = 0
 
+    @property
+    def nbytes(self) -> int:
+        """What it holds."""
+        return sum(run.nbytes for run in self._runs)
+
     def result(self) -> DeltaRun | None:
         """Everything, and lets go of it; None if there was nothing. Raises OutOfRange."""
         if self._runs:
@@ -196,16 +201,17 @@ def pieces(run: DeltaRun, rows: int) -> Iterator[DeltaRun]:
         yield DeltaRun(run.keys.slice(at, part.stop - at), cts, tuple(cells.take(part) for cells in run.columns))
 
 
-def worth_combining(rows: Sequence[int]) -> int:
-    """How many of the last runs, given the rows of each, to combine now: as many as make the first of them about a
+def worth_combining(weights: Sequence[int]) -> int:
+    """How many of the last runs, given the weight of each, to combine now: as many as make the first of them about a
     quarter of the whole, or nothing.
 
     So a row is combined about once for each time that its table's pending rows grow fourfold, the work is n log n,
     and three runs of a size are left, of each of log n sizes. Appends of one size have runs of about one size, each as
-    often a little smaller as a little larger than the one before: hence "about".
+    often a little smaller as a little larger than the one before: hence "about". The items of states count as rows do:
+    rows stop growing when all keys are there, and by them alone all items that wait were moved every time.
     """
     worth = total = 0
-    for count, each in enumerate(reversed(rows), 1):
+    for count, each in enumerate(reversed(weights), 1):
         if (_FAN_IN - 1) * each <= _ALIKE * total:
             worth = count
         total += each

@@ -60,7 +60,7 @@ def derive_all(
 
 
 def _length_us(aggregate: TableSchema) -> int:
-    slot = aggregate.group_by[-1].slot
+    slot = aggregate.group_by[-1].slot if aggregate.group_by else None
     return slot.nominal_us if slot is not None else 0
 
 

@@ -125,7 +125,7 @@ class Events:
         signature = tuple((group.source, group.slot) for group in aggregate.group_by)
         found = self._groups.get(signature)
         if found is None:
-            finer = self._finer(signature)
+            finer = self._finer(signature) if signature else None
             found = self._grouped(aggregate) if finer is None else self._rolled_up(aggregate, finer)
             self._groups[signature] = found
         return found
@@ -137,6 +137,12 @@ class Events:
         return self._parts[name]
 
     def _grouped(self, aggregate: TableSchema) -> Groups:
+        if not aggregate.group_by:  # all events are of one row
+            count = min(self.rows, 1)
+            nothing = np.zeros(count, np.int64)
+            everything = Groups(pa.array([b""] * count, pa.large_binary()), nothing, nothing, None)
+            everything._group_of = np.zeros(self.rows, np.int64)
+            return everything
         parts = [self._part(aggregate, group, column) for group, column in _keys(aggregate)]
         codes, span = _packed(parts[:-1])
         last = parts[-1]

@@ -12,6 +12,7 @@ order of the rows, whatever the portions are. Pure: no I/O and no clock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -29,41 +30,56 @@ from kivi.model.schema import Column, TableSchema
 from kivi.model.slots import Slot
 from kivi.states.registry import kind_of
 
-__all__ = ["Rolling"]
+__all__ = ["CTS", "Rolling", "folded"]
 
 _ROWS_MIN: Final = 4_096
 """Rows that are combined at once, at least."""
 _STATES_ROWS: Final = 512
 """So many rows' states are taken at once: what they are decoded to stays in the processor's cache. 4,800 states of
 quantiles with 330 codes each into 100 groups, microseconds a state: 12 all at once, 10 in parts of 300 to 600."""
-_CTS: Final = 1
+CTS: Final = 1
 """All delta rows are as of one transaction."""
 
 
 class Rolling:
-    """Rows of ``schema`` go in, portion by portion; rows of ``target``, which ``rolled_schema`` made of it, come out.
+    """Rows of ``schema`` go in, portion by portion; rows of ``target`` come out.
 
-    ``step``: the slots of the target, which are the last column of its key.
+    ``keys_from``: of each key column of the target the place in the key of ``schema``, and the slots that it is cut to.
+    ``cells_from``: the place of each column. ``combining``: what they are added to; a new one otherwise.
     """
 
-    def __init__(self, schema: TableSchema, target: TableSchema, step: Slot | None) -> None:
+    def __init__(
+        self,
+        schema: TableSchema,
+        target: TableSchema,
+        keys_from: Sequence[tuple[int, Slot | None]],
+        cells_from: Sequence[int],
+        combining: Combining | None = None,
+    ) -> None:
         self._types = [column.type for column in schema.key]
-        self._key_from = [schema.key_names.index(name) for name in target.key_names]
-        self._cells_from = [schema.index_of[column.name] for column in target.columns]
-        self._target, self._step = target, step
+        self._keys_from, self._cells_from, self._target = keys_from, cells_from, target
         has_states = any(column.state is not None for column in target.columns)
         self._rows_at_once = _STATES_ROWS if has_states else _ROWS_MIN
-        self._combining = Combining(target, self._rows_at_once)
+        self._combining = combining or Combining(target, self._rows_at_once)
+
+    @staticmethod
+    def by_names(schema: TableSchema, target: TableSchema, step: Slot | None) -> Rolling:
+        """To a target that ``rolled_schema`` made of it; ``step``: the slots of the target, last in its key."""
+        places = [schema.key_names.index(name) for name in target.key_names]
+        slots = [None] * len(places) if step is None else [*([None] * (len(places) - 1)), step]
+        cells = [schema.index_of[column.name] for column in target.columns]
+        return Rolling(schema, target, list(zip(places, slots, strict=True)), cells)
 
     def keys(self, keys: Any) -> Any:
         """To which key of the target each key belongs. A LargeBinaryArray, both."""
-        if not self._key_from:
+        if not self._keys_from:
             return pa.array([b""] * len(keys), pa.large_binary())
         decoded = decode_key_columns(self._types, keys)
-        arrays = [decoded[i] for i in self._key_from]
-        if self._step is not None:
-            type_ = self._target.key[-1].type
-            arrays[-1] = arrow_from_stored(type_, self._step.starts(stored_array(type_, arrays[-1])))
+        arrays = [decoded[i] for i, _ in self._keys_from]
+        for place, (_, slot) in enumerate(self._keys_from):
+            if slot is not None:
+                type_ = self._target.key[place].type
+                arrays[place] = arrow_from_stored(type_, slot.starts(stored_array(type_, arrays[place])))
         return encode_key_columns([column.type for column in self._target.key], arrays)
 
     def add(self, keys: Any, rows: Array) -> None:
@@ -72,17 +88,21 @@ class Rolling:
         for at in range(0, len(rows), step):
             part = rows[at : at + step]
             columns = [_cells(c, i, part) for c, i in zip(self._target.columns, self._cells_from, strict=True)]
-            run = DeltaRun(keys.slice(at, len(part)), _CTS, tuple(columns))
+            run = DeltaRun(keys.slice(at, len(part)), CTS, tuple(columns))
             run.distinct = False
             self._combining.add(run)
 
     def result(self) -> FixedRows:
         """The rows of the target, in key order. Raises OutOfRange for a sum of floats."""
-        layout = RowLayout.of(self._target)
-        run = self._combining.result()
-        if run is None or not run.rows:
-            return FixedRows.none(layout)
-        return fold_over(layout, FixedRows.none(layout), [(run, range(run.rows))], _CTS)
+        return folded(self._target, self._combining.result())
+
+
+def folded(target: TableSchema, run: DeltaRun | None) -> FixedRows:
+    """A run of one transaction as rows, in key order; None: no rows. Raises OutOfRange for a sum of floats."""
+    layout = RowLayout.of(target)
+    if run is None or not run.rows:
+        return FixedRows.none(layout)
+    return fold_over(layout, FixedRows.none(layout), [(run, range(run.rows))], CTS)
 
 
 def _cells(column: Column, i: int, rows: Array) -> RunColumn:

@@ -229,6 +229,11 @@ class DeltaRun:
         self.first_key = self.key_at(0) if self.rows else b""
         self.last_key = self.key_at(self.rows - 1) if self.rows else b""
 
+    @property
+    def weight(self) -> int:
+        """What combining it costs: its rows, and the items of their states."""
+        return self.rows + sum(int(c.offsets[-1]) for c in self.columns if isinstance(c, States))
+
     def key_at(self, i: int) -> bytes:
         return self._data[self._offsets[i] : self._offsets[i + 1]].tobytes()
 

@@ -19,9 +19,11 @@ from kivi.api.arguments import (
     AlterTableArguments,
     GetArguments,
     LevelsArguments,
+    QuestionArguments,
     RollupArguments,
     ScanArguments,
     SnapshotArguments,
+    SqlArguments,
     SubscribeArguments,
     TailArguments,
     TransactionArguments,
@@ -56,6 +58,7 @@ from kivi.store.facade import Lease, Store, Txn
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kivi.api.dataset import Dataset
     from kivi.api.writes import Write
     from kivi.model.changes import TailPoints
 
@@ -155,7 +158,7 @@ class Transaction(interface.Transaction):
         keys, names = wanted.bound(schema)
         return _rows(schema, txn.get(schema, keys, names))
 
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         txn = self._open()
         schema = self._db._schema(wanted.table, txn.lease)
         return _each(txn.scan(schema, wanted.bound(schema)))
@@ -181,17 +184,30 @@ class Snapshot(interface.Snapshot):
         keys, names = wanted.bound(schema)
         return _rows(schema, self._db.store.get(self._lease, schema, keys, names))
 
-    def _batches(self, wanted: ScanArguments, rows: int | None) -> Generator[pa.RecordBatch]:
+    def _batches(self, wanted: ScanArguments | QuestionArguments, rows: int | None) -> Generator[pa.RecordBatch]:
         schema = self._db._schema(wanted.table, self._lease)
         return _each(self._db.store.scan(self._lease, schema, wanted.bound(schema)))
 
-    def _rollup(self, wanted: RollupArguments) -> Result:
+    def _answer(self, wanted: RollupArguments | QuestionArguments) -> Result:
         schema = self._db._schema(wanted.table, self._lease)
-        rolled = self._db.store.rollup(self._lease, schema, wanted.bound(schema))
+        rolled = self._db.store.answer(self._lease, schema, wanted.bound(schema))
         return Result(wanted.arrow_schema(schema), list(rolled), rolled.explanation, rolled.complete_since_us)
 
-    @takes(ScanArguments)
-    def to_arrow(self, wanted: ScanArguments) -> pa.Table:
+    def _table_schema(self, table: str) -> TableSchema:
+        return self._db._schema(table, self._lease)
+
+    def _sql(self, wanted: SqlArguments) -> pa.Table:
+        from kivi.sql import Limits, answer, as_table, resolve
+
+        def find(name: str) -> Dataset | None:
+            known = resolve(name, self._db.tables())
+            return None if known is None else self.dataset(known)
+
+        settings = self._db.store.settings
+        limits = Limits(settings.sql_memory_bytes, settings.sql_threads, settings.sql_timeout_s, settings.sql_rows)
+        return as_table(answer(wanted.text, wanted.parameters, find, limits))
+
+    def _table(self, wanted: ScanArguments) -> pa.Table:
         import pyarrow as pa
 
         batches = list(self._batches(wanted, None))

@@ -65,7 +65,8 @@ class MemoryEngine(Engine):
         with self._lock:
             self._check_open()
             overwritten = []
-            for key, value in batch:
+            held = itertools.chain.from_iterable(self._values.irange(*ends, (True, False)) for ends in batch.ranges)
+            for key, value in [*((key, None) for key in held), *batch]:
                 overwritten.append((key, self._values.get(key)))
                 self._set(key, value)
             self._undo.append(overwritten)

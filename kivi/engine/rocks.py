@@ -87,6 +87,10 @@ _PROPERTIES = {
 }
 
 
+_DELETIONS_OF: Final = 128
+_DELETIONS: Final = 64
+"""A file with so many deletions among so many neighbouring keys is compacted soon, so that what they deleted goes."""
+
 _BLOBS: Final = ("live", "garbage")
 _log = logging.getLogger("kivi.engine")
 
@@ -236,6 +240,8 @@ class RocksEngine(Engine):
 
     def write(self, batch: WriteBatch) -> None:
         native, records = rocksdict.WriteBatch(raw_mode=True), self._records
+        for start, end in batch.ranges:
+            native.delete_range(start, end)
         for key, value in batch:
             if value is None:
                 native.delete(key)
@@ -454,6 +460,7 @@ def _options(cache_bytes: int, memtable_bytes: int, background_jobs: int) -> roc
     options.set_min_blob_size(BLOB_BYTES_MIN)
     options.set_blob_compression_type(rocksdict.DBCompressionType.none())  # Arrow compressed them already
     options.set_enable_blob_gc(False)  # until `_collect` wants it
+    options.add_compact_on_deletion_collector_factory(_DELETIONS_OF, _DELETIONS, 0.0)
     options.set_bytes_per_sync(1 << 20)
     options.set_max_open_files(1024)
     options.set_keep_log_file_num(4)

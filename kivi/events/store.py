@@ -123,6 +123,7 @@ class EventStore:
                     f"events of {self.schema.name!r} that a snapshot at {erased_at} sees were retracted, and are not "
                     f"there any more; it can be read from {meta.blanked} on",
                     table=self.schema.name,
+                    retracted_at=meta.blanked,
                 )
             return EventView(self._base, self._readers, ticket, meta, blocks, upto, floor_us, erased_at)
         except BaseException:

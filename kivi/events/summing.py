@@ -1,40 +1,39 @@
-"""Summing events up: measures of many, from what headers know, or from the events themselves.
+"""Summing events up: what headers know, added, exactly and at any size.
 
-Integers and decimals are added exactly, at any size. Floats are added one after the other in the order in which they
-come, so that the sum is the same however events lie in blocks; headers keep no sum of floats, since sums of parts
-would not add up to it.
+Headers keep no sum of floats, since sums of parts would not add up to the sum in commit order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from kivi.events.blocks import NUMERIC, statistics
+from kivi.model.measuring import PLAIN
 from kivi.model.schema import Measure, TableSchema
 
 __all__ = ["Sums"]
 
 
 class Sums:
-    """``columns``: those of the table that are needed. ``from_headers``: whether headers know all that is measured."""
+    """``columns``: those of the table that are needed. For measures that headers know (``are_known``)."""
+
+    @staticmethod
+    def are_known(schema: TableSchema, measures: Iterable[Measure]) -> bool:
+        """Whether headers know all that is measured."""
+        return all(_is_known(schema, measure) for measure in measures)
 
     def __init__(self, schema: TableSchema, measures: Sequence[Measure]) -> None:
         self._measures = measures
         self._types = {m.source: schema.column(m.source).type for m in measures if m.source is not None}
         self.columns = tuple(column.name for column in schema.columns if column.name in self._types)
-        self._floats = {
-            m.source: 0.0 for m in measures if m.source and m.operator == "sum" and not self._types[m.source].is_integer
-        }
-        self.from_headers = not self._floats and all(type_.name in NUMERIC for type_ in self._types.values())
-        self._rows = 0
+        self.rows = 0
+        """How many events were summed up."""
         self._known: dict[str, tuple[Any, Any, int, int]] = dict.fromkeys(self._types, (None, None, 0, 0))
 
     def add_known(self, rows: int, columns: Mapping[str, tuple[Any, Any, int, int | None]]) -> None:
         """So many events, of which (min, max, non-nulls, exact sum or None) is known of each numeric column."""
-        self._rows += rows
+        self.rows += rows
         for name, (low, high, count, total) in self._known.items():
             if name not in columns:  # they were stored before the column was added: it is null
                 continue
@@ -45,31 +44,33 @@ class Sums:
                 self._known[name] = low, high, count + other_count, total + (other_total or 0)
 
     def add(self, batch: Any) -> None:
-        """Events, next in commit order."""
-        known: dict[str, tuple[Any, Any, int, int | None]] = {}
-        for name, type_ in self._types.items():
-            array = batch.column(name)
-            if type_.name in NUMERIC:
-                known[name] = statistics(type_, array)
-            else:
-                known[name] = None, None, len(array) - array.null_count, None
-            if name in self._floats:
-                values = np.concatenate(([self._floats[name]], array.drop_null().to_numpy(zero_copy_only=False)))
-                self._floats[name] = float(np.bincount(np.zeros(len(values), np.intp), values)[0])
+        """Events."""
+        known = {name: statistics(type_, batch.column(name)) for name, type_ in self._types.items()}
         self.add_known(batch.num_rows, known)
 
     def row(self) -> dict[str, Any]:
         """The measures, in stored form."""
         out: dict[str, Any] = {}
         for measure in self._measures:
-            low, high, count, total = self._known[measure.source] if measure.source else (None, None, self._rows, 0)
+            low, high, count, total = self._known[measure.source] if measure.source else (None, None, self.rows, 0)
             match measure.operator:
                 case "count":
                     out[measure.name] = count
                 case "sum":
-                    out[measure.name] = self._floats.get(measure.source or "", total)
+                    out[measure.name] = total
                 case "min":
                     out[measure.name] = low
                 case "max":
                     out[measure.name] = high
         return out
+
+
+def _is_known(schema: TableSchema, measure: Measure) -> bool:
+    if measure.operator not in PLAIN or measure.expression is not None or measure.where is not None:
+        return False
+    if measure.source is None:
+        return True
+    column = schema.by_name.get(measure.source)
+    if column is None or column.type.name not in NUMERIC:
+        return False
+    return measure.operator != "sum" or column.type.is_integer

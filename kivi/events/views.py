@@ -253,9 +253,10 @@ class EventView:
         skip: int = 0,
         take: int | None = None,
         may_have: Callable[[int, int], bool] | None = None,
+        ordered: bool = True,
     ) -> Iterator[Any]:
         """Record batches of events with after < cts <= upto, in commit order; ``with_cts`` adds ``COMMIT_TS``,
-        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``.
+        ``naming`` adds ``STAMP``, or ``STAMP`` and ``POSITION``. Not ``ordered``: settled ones as they lie.
 
         Of these, whatever else is asked of them, the first ``skip`` are passed over and ``take`` are looked at.
         Retracted ones are counted, so that it is the same events whenever they are asked for.
@@ -331,13 +332,32 @@ class EventView:
             inside = (low is None or block.time_min >= low) and (time_to is None or block.time_max < time_to)
             whole = stop - start == block.rows and inside and (where is None or _always(where, block))
             blank = self._blank(block)
-            if whole and into.from_headers and blank is not None:
+            if whole and blank is not None:
                 into.add_known(block.rows - blank, block.columns)
                 known += 1
                 continue
             into.add(self._selected(block, start, stop, into.columns, low, time_to, where))
             read += 1
         return known, read
+
+    def rows_between(self, time_from: int | None, time_to: int | None) -> int:
+        """How many events the blocks have that may lie in a range of event time."""
+        low = later_of(time_from, self.floor_us)
+        return sum(block.rows for block in self.blocks if not _outside(block, low, time_to))
+
+    def cut_rows(self, time_from: int | None, time_to: int | None) -> int:
+        """Events of blocks that the snapshot or bounds of the event time cut: ``sum_up`` reads these."""
+        low = later_of(time_from, self.floor_us)
+        return sum(
+            block.rows
+            for block in self.blocks
+            if not _outside(block, low, time_to)
+            and (
+                (low is not None and block.time_min < low)
+                or (time_to is not None and block.time_max >= time_to)
+                or block.last_cts > self.upto
+            )
+        )
 
     def _blank(self, block: Block) -> int | None:
         """How many events of the block are blank; None: it has retracted ones, for this view, that are not."""

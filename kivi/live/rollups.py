@@ -59,7 +59,7 @@ def rolled_again(store: Store, lease: Lease, schema: TableSchema, live: RowsLive
     found = _within(schema, rollup, window.low_us, found)
     if not len(found):
         return True
-    only = pc.unique(Rolling(schema, rolled_schema(schema, rollup), rollup.step).keys(found))
+    only = pc.unique(Rolling.by_names(schema, rolled_schema(schema, rollup), rollup.step).keys(found))
     newest_us = _put(store, lease, schema, live.query, window, only.take(pc.array_sort_indices(only)))
     if begins is None or begins != window.low_us:
         return True

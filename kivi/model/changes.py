@@ -52,7 +52,8 @@ class Changes:
     """Makes a scan one of what was committed after ``since``. ``commit_ts`` adds the column ``COMMIT_TS``.
 
     Of event tables only: ``skip`` leaves out so many events from the first on, and at most ``take`` are looked at, both
-    before any predicate; ``remembered_at`` leaves out what a snapshot at this timestamp has forgotten by retention.
+    before any predicate; ``remembered_at`` leaves out what a snapshot at this timestamp has forgotten by retention, and
+    what was retracted up to it: to a reader who has never had them, no such retraction is told.
 
     ``retractions``: what becomes of events that were read before ``since`` and retracted after it. "fail" raises
     EventsRetracted. "ignore": nothing. "deliver", of event tables and without ``skip`` and ``take``, adds the column
@@ -77,9 +78,10 @@ class TailPoints:
     """The places where the commits of an event table (of an aggregate: of its source) after ``since`` can be cut.
 
     ``points``: (commit timestamp, events after the point before), each part as large as the rows asked for allow, but
-    at least one commit. ``last``: the newest of these commits, ``since`` if there is none. ``kept_since``: every event
-    committed after this is still there. ``store`` names the store: a restored backup has another name. ``table_id``
-    and ``created_ts`` are those of the table asked for: a table dropped and created again has others.
+    at least one commit. ``last``: the newest of these commits and of the retractions, ``since`` if there is none.
+    ``kept_since``: every event committed after this is still there. ``store`` names the store: a restored backup has
+    another name. ``table_id`` and ``created_ts`` are those of the table asked for: a table dropped and created again
+    has others.
     """
 
     points: tuple[tuple[int, int], ...]

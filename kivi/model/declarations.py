@@ -15,9 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.changes import COMMIT_TS
 from kivi.model.derived_columns import parse_expression
 from kivi.model.lifetimes import slot_index
-from kivi.model.measuring import delta_column, measured, observed_columns
+from kivi.model.measuring import TIMED, delta_column, measured, observed_columns
 from kivi.model.names import check_disjoint, check_name
 from kivi.model.schema import Alteration, Column, GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
@@ -27,7 +28,9 @@ __all__ = [
     "TimeSlot",
     "aggregate_schema",
     "declared_columns",
+    "derived_columns",
     "event_table_schema",
+    "grouped",
     "parse_duration_us",
     "row_table_schema",
     "time_slot",
@@ -140,8 +143,9 @@ def with_measures(
     if not isinstance(measures, Mapping) or not measures:
         raise SchemaError(f"add_measures maps the names of new measures of {schema.name!r} to kivi.sum and others")
     columns, built = measured(source, measures)
+    _check_order(source, measures)
     _check_new(schema, [*measures, *(derived or {})])
-    more = _derived_columns((*schema.key, *schema.shown_columns, *columns), derived)
+    more = derived_columns((*schema.key, *schema.shown_columns, *columns), derived)
     alteration = Alteration(
         len(schema.columns),
         len(schema.derived),
@@ -206,23 +210,14 @@ def aggregate_schema(
         )
     if not group_by or not measures:
         raise SchemaError(f"aggregate {name!r} needs at least one group key and one measure")
-    groups, keys = [], []
-    for item in group_by:
-        if isinstance(item, TimeSlot):
-            column = source.column(item.column)
-            if column.type.name != "timestamp":
-                raise SchemaError(f"aggregate {name!r}: time_slot needs a timestamp, {item.column!r} is {column.type}")
-            groups.append(GroupKey.of_slot(check_name(item.name, "group key"), item.column, item.slot))
-        else:
-            column = source.column(item)
-            groups.append(GroupKey(item, item))
-        keys.append(Column(groups[-1].name, column.type))
+    groups, keys = grouped(f"aggregate {name!r}", source, group_by)
     if retention is not None and slot_index(groups) is None:
         raise SchemaError(
             f"aggregate {name!r} has no time slot in its key, and retention forgets rows by their slots: group by "
             'kivi.time_slot("ts", "5m"), or leave retention out'
         )
     columns, built = measured(source, measures)
+    _check_order(source, measures)
     check_disjoint(name, [*(k.name for k in keys), *measures, *(derived or {})])
     return TableSchema(
         name=check_name(name, "table"),
@@ -237,27 +232,40 @@ def aggregate_schema(
         measures=tuple(built),
         observes=observed_columns(source, built),
         event_time=source.event_time if any(c.state is not None for c in columns) else None,
-        derived=_derived_columns((*keys, *columns), derived),
+        derived=derived_columns((*keys, *columns), derived),
     )
 
 
-def _derived_columns(columns: Sequence[Column], derived: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+def grouped(what: str, source: TableSchema, group_by: Iterable[str | TimeSlot]) -> tuple[list[GroupKey], list[Column]]:
+    """The groups that columns and slots of a source make, and the key columns that they are. Raises SchemaError."""
+    groups, keys = [], []
+    for item in group_by:
+        if isinstance(item, TimeSlot):
+            column = source.column(item.column)
+            if column.type.name != "timestamp":
+                raise SchemaError(f"{what}: time_slot needs a timestamp, {item.column!r} is {column.type}")
+            groups.append(GroupKey.of_slot(check_name(item.name, "group key"), item.column, item.slot))
+        else:
+            column = source.column(item)
+            groups.append(GroupKey(item, item))
+        keys.append(Column(groups[-1].name, column.type))
+    return groups, keys
+
+
+def _check_order(source: TableSchema, measures: Mapping[str, OperatorCall]) -> None:
+    """Raises SchemaError for a measure of the total order where a column has the name of the commits in it."""
+    for name, call in measures.items():
+        if call.operator in TIMED and COMMIT_TS in source.by_name:
+            raise SchemaError(
+                f"measure {name!r}: {call.operator} orders events by their commits too, which the column "
+                f"{COMMIT_TS!r} of {source.name!r} would hide: name that otherwise"
+            )
+
+
+def derived_columns(columns: Sequence[Column], derived: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
     expressions = []
     for derived_name, text in (derived or {}).items():
         check_name(derived_name, "derived column")
         parse_expression(text, {c.name: c.type for c in columns})
         expressions.append((derived_name, text))
     return tuple(expressions)
-
-
-def summary_schema(source: TableSchema, measures: Mapping[str, OperatorCall]) -> TableSchema:
-    """The one row of a summary of an event table: a column for each measure. Raises SchemaError, InvalidArgument."""
-    if source.kind != "event":
-        raise InvalidArgument(f"{source.name!r} is no event table, and only events are summed up: read its rows")
-    if not measures:
-        raise SchemaError(f"a summary of {source.name!r} needs at least one measure, like n=kivi.count()")
-    columns, built = measured(source, measures, checked=False)
-    for column, measure in zip(columns, built, strict=True):
-        if column.state is not None or measure.expression is not None or measure.where is not None:
-            raise SchemaError(f"a summary takes sum, count, min and max of columns, not {measure.call}")
-    return TableSchema(source.name, "row", (), tuple(columns), measures=tuple(built))

@@ -26,7 +26,7 @@ from kivi.model.declarations import TimeSlot, aggregate_schema, with_measures
 from kivi.model.schema import GroupKey, OperatorCall, TableSchema
 from kivi.model.slots import Slot
 
-__all__ = ["altered_schema", "declared_schema", "level_names", "level_schemas"]
+__all__ = ["altered_schema", "declared_schema", "flat_measure", "level_names", "level_schemas"]
 
 _COMBINES: Final = {"sum": ("sum", "count"), "min": ("min",), "max": ("max",)}
 """Which measures an operator of an aggregate over them combines: a sum of counts is a count of all of them."""
@@ -55,7 +55,7 @@ def declared_schema(
         return aggregate_schema(name, over, group_by, measures or {}, derived, history, retention)
     calls = measures or {measure.name: OperatorCall("combine", measure.name) for measure in over.measures}
     groups = [_flat_group(name, over, item) for item in group_by]
-    combined = {measure: _flat_measure(name, over, measure, call) for measure, call in calls.items()}
+    combined = {measure: flat_measure(f"aggregate {name!r}", over, measure, call) for measure, call in calls.items()}
     flat = aggregate_schema(name, table(over.source or ""), groups, combined, derived, history, retention)
     return dataclasses.replace(flat, declared_source=over.name)
 
@@ -73,7 +73,10 @@ def altered_schema(
     """
     if schema.declared_source is not None and isinstance(measures, Mapping):
         over = table(schema.declared_source)
-        measures = {measure: _flat_measure(schema.name, over, measure, call) for measure, call in measures.items()}
+        measures = {
+            measure: flat_measure(f"aggregate {schema.name!r}", over, measure, call)
+            for measure, call in measures.items()
+        }
     source = schema if schema.source is None else table(schema.source)
     return with_measures(schema, source, measures, derived, backfill)
 
@@ -105,8 +108,9 @@ def _fitting(finer: Slot) -> str:
     return f"{where}, {multiples}" + (", weeks, months, quarters and years" if finer.width == "1d" else "")
 
 
-def _flat_measure(name: str, over: TableSchema, measure: str, call: OperatorCall) -> OperatorCall:
-    where = f"aggregate {name!r}: measure {measure!r}"
+def flat_measure(what: str, over: TableSchema, measure: str, call: OperatorCall) -> OperatorCall:
+    """What of the events a measure over an aggregate is. Raises SchemaError."""
+    where = f"{what}: measure {measure!r}"
     if not isinstance(call, OperatorCall) or call.operator not in ("combine", *_COMBINES):
         raise SchemaError(f"{where} is over the aggregate {over.name!r}: write kivi.combine of one of its measures")
     if call.expression is not None or call.where is not None or call.options:  # == of expressions is an expression

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kivi.errors import SchemaError
-from kivi.model.changes import COMMIT_TS
 from kivi.model.expressions import bind, bind_value, names
 from kivi.model.names import check_name
 from kivi.model.quantiles import scale_of
@@ -100,11 +99,6 @@ def _state_column(source: TableSchema, name: str, call: OperatorCall, type_: Col
         raise SchemaError(f"measure {name!r}: {kind} observes {', '.join(takes)}, not {type_}")
     if own is not None:
         return Column(name, own.result, kind, State(own.id, kind, type_))
-    if kind in TIMED and COMMIT_TS in source.by_name:
-        raise SchemaError(
-            f"measure {name!r}: {kind} orders events by their commits too, which the column {COMMIT_TS!r} of "
-            f"{source.name!r} would hide: name that otherwise"
-        )
     by, size, result = None, 0, type_
     match kind:
         case "quantiles":

@@ -29,7 +29,7 @@ from kivi.model.schema import GroupKey, TableSchema
 from kivi.model.slots import Slot, parse_duration_us
 from kivi.model.types import ColumnType
 
-__all__ = ["Rollup", "range_of_last", "rolled_outputs", "rolled_schema", "rollup_of", "stored_slot"]
+__all__ = ["Rollup", "aligned", "range_of_last", "rolled_outputs", "rolled_schema", "rollup_of", "stored_slot"]
 
 _MOMENT = ColumnType("timestamp")
 
@@ -83,7 +83,7 @@ def rollup_of(
     if stored is not None and step is not None:
         slot = _step(schema, stored[2], step, tz)
     start_us, end_us = (
-        None if stored is None else _aligned(schema, stored[2], what, moment)
+        None if stored is None else aligned(schema, stored[2], what, moment)
         for what, moment in (("start", start), ("end", end))
     )
     last_us = None if last is None else parse_duration_us(last, "last")
@@ -117,7 +117,7 @@ def _step(schema: TableSchema, stored: Slot, step: str | int | dt.timedelta | Sl
     return slot
 
 
-def _aligned(schema: TableSchema, stored: Slot, what: str, moment: Any) -> int | None:
+def aligned(schema: TableSchema, stored: Slot, what: str, moment: Any) -> int | None:
     """A bound, in microseconds since 1970. Raises InvalidArgument where it is within a slot."""
     if moment is None:
         return None

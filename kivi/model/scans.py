@@ -8,8 +8,9 @@ from typing import Any
 
 from kivi.model.changes import Changes
 from kivi.model.expressions import Expr
+from kivi.model.orders import Order
+from kivi.model.questions import Question
 from kivi.model.rollups import Rollup
-from kivi.model.schema import Measure
 
 __all__ = ["Scan"]
 
@@ -26,11 +27,15 @@ class Scan:
     columns: Sequence[str] | None = None
     limit: int | None = None
     reverse: bool = False
-    measures: tuple[Measure, ...] = ()
-    """Of events: one row with these, instead of the rows."""
+    order: Order = ()
+    """Rows by some columns, instead of in key order (events: in commit order)."""
+    offset: int = 0
+    """So many rows, from the first on, are left out."""
     changes: Changes | None = None
     rollup: Rollup | None = None
     """Of an aggregate: its rows combined, instead of the rows. ``where`` selects rows before that."""
+    question: Question | None = None
+    """Of events, or of an aggregate: its answer, instead of the rows. ``where`` selects what it is about."""
 
     @property
     def times(self) -> tuple[Any, Any]:

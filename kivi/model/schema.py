@@ -547,6 +547,10 @@ class TableSchema:
                 raise SchemaError(f"table {self.name!r} has no column {name!r}; it has {', '.join(known)}")
         return out
 
+    def output_type(self, name: str) -> ColumnType:
+        """The type a read returns for a column; derived columns are float64. Raises SchemaError if there is none."""
+        return ColumnType("float64") if self.expression_of(name) is not None else self.column(name).type
+
     def row_from_stored(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """One row as a caller sees it. Raises OutOfRange for a sum that has outgrown its column."""
         by_name = self.by_name

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from kivi.errors import InvalidArgument, SchemaError
 from kivi.model.expressions import Expr, names
+from kivi.model.orders import Order, order_of
 from kivi.model.rollups import rolled_outputs, rolled_schema
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -151,7 +151,7 @@ class Query:
 
     scan: Scan
     columns: tuple[str, ...]
-    order: tuple[tuple[str, bool], ...] = ()
+    order: Order = ()
     limit: int | None = None
     offset: int = 0
     whole: bool = False
@@ -169,21 +169,10 @@ class Query:
         if (rollup := scan.rollup) is not None:
             scan = replace(scan, columns=rolled_outputs(schema, rollup))
             schema = rolled_schema(schema, rollup)
-        order = []
-        for term in order_by:
-            name = term.removeprefix("-")
-            schema.output_columns([name])
-            column = schema.by_name.get(name)
-            if column is not None and column.type.is_state:
-                raise SchemaError(
-                    f"order_by names {name!r}, a {column.type}, which has no order: {column.type.advice(name)}"
-                )
-            order.append((name, term.startswith("-")))
-        if len({name for name, _ in order}) != len(order):
-            raise InvalidArgument(f"order_by names a column twice: {', '.join(order_by)}")
+        order = order_of(order_by, schema.output_type)
         columns = schema.output_columns(scan.columns)
         whole = columns == schema.output_names and all(name in columns for name, _ in order)
-        return Query(scan, columns, tuple(order), limit, offset, whole)
+        return Query(scan, columns, order, limit, offset, whole)
 
     @property
     def where(self) -> Expr | None:

@@ -73,7 +73,7 @@ def combine(pending: Pending, schema: TableSchema, above: int, upto: int, keep: 
         if above < run.first_cts and run.last_cts <= upto and run.last_cts not in barriers and not _is_cut(run, keep)
     )
     for same in _gaps(runs, keep, attrgetter("last_cts")):
-        count = worth_combining([run.rows for run in same])
+        count = worth_combining([run.weight for run in same])
         if count > 1:
             _replace(pending, schema, same[-count:], same[-count:], [])
             same = same[:-count]

@@ -46,7 +46,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -71,6 +71,8 @@ from kivi.runtime.scheduling import use_batch_scheduling
 from kivi.runtime.settings import Settings
 
 __all__ = ["POSITION", "Consolidator", "Sealer"]
+
+T = TypeVar("T")
 
 POSITION: Final = meta_key("position")
 """META row: base includes every commit at or below this CTS (u64 little endian)."""
@@ -191,10 +193,10 @@ class Consolidator:
             self.flush()
             yield self.position
 
-    def with_mutex(self, call: Callable[[], Any]) -> None:
+    def with_mutex(self, call: Callable[[], T]) -> T:
         """Runs ``call`` between passes: for others who write what passes write."""
         with self._mutex:
-            call()
+            return call()
 
     def hurry(self) -> None:
         """Writers are waiting for room, or soon will."""
@@ -428,7 +430,9 @@ class Consolidator:
         """One bounded step of block compaction in each event table that has work."""
         self._rounds += 1
         for schema in self.schemas():
-            due = schema.id in self._compactable or self._rounds % 256 == 0  # the latter: data that views had held back
+            due = (
+                schema.id in self._compactable or self._rounds % 32 == 0
+            )  # the latter: data that nobody needs any more
             if due and schema.kind == "event" and not self._stop.is_set():
                 with self._mutex:
                     self._compact(schema)

@@ -6,7 +6,8 @@
     the walk    passed     found      seek --------------------> passed      ...
 
 Keys come in lists, in which the rows of a group are found by bisection: no statement runs once per row. A seek costs as
-much as some dozen keys, so a group that ends within the list is not worth one.
+much as some dozen keys, so a group that ends within the list is not worth one. Who erases them asks for ``Spans``:
+of a group of which more than a few are wanted none is listed, and the walk seeks to the next group.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.engine import Engine
 from kivi.model.schema import TableSchema
 
-__all__ = ["Lists", "keys_between", "keys_of", "pairs_of"]
+__all__ = ["Lists", "Spans", "keys_between", "keys_of", "pairs_of"]
 
 _KEYS: Final = 64
+_FEW: Final = 8
+
+Spans = list[tuple[bytes, bytes]]
+"""Ranges of the engine's keys: the first, and the end, which is exclusive."""
 
 Lists = Callable[[Engine, bytes, bytes | None], Iterator[list[bytes]]]
 """The engine's keys of a range, in lists; none is empty."""
@@ -53,11 +58,13 @@ def keys_between(
     floor_us: int,
     rows: int,
     seeks: int,
+    spans: Spans | None = None,
 ) -> tuple[list[bytes], bytes | None]:
     """Some of the engine's keys of ROW or VERSION in [start, end) whose slot lies in [low, floor); and where to go on
     from, None at the end.
 
-    Not many more than ``rows`` are given, and at most so many ``seeks`` made.
+    Not many more than ``rows`` are given, and at most so many ``seeks`` made. Of a group with more than a few their
+    range is added to ``spans``, if given, instead.
     """
     slot, head = KeySlot.of(schema), len(table_prefix(space, schema.id))
     tail = SLOT_BYTES if space is Space.VERSION else 0  # a version's key ends in its timestamp
@@ -70,7 +77,7 @@ def keys_between(
     at: bytes | None = start
     for _ in range(seeks):
         assert at is not None
-        at = _collect(lists(engine, at, end), group_of, low, high, rows, found)
+        at = _collect(lists(engine, at, end), group_of, low, high, rows, found, spans)
         if at is None or (end is not None and at >= end):
             return found, None
         if len(found) >= rows:
@@ -85,6 +92,7 @@ def _collect(
     high: bytes,
     rows: int,
     found: list[bytes],
+    spans: Spans | None,
 ) -> bytes | None:
     """Adds to ``found``. Where to seek to then; None: there is nothing after it."""
     for names in lists:
@@ -93,12 +101,17 @@ def _collect(
             group = group_of(names[at])
             first = bisect_left(names, group + low, at)
             beyond = bisect_left(names, group + high, first)
-            found += names[first:beyond]
-            if len(found) >= rows:
-                return found[-1] + b"\0"
-            if beyond == len(names):
-                break  # the next list may go on with this group
             next_group = prefix_end(group)
+            if spans is not None and beyond - first > _FEW:
+                spans.append((group + low, group + high))
+                if beyond == len(names):
+                    return next_group
+            else:
+                found += names[first:beyond]
+                if len(found) >= rows:
+                    return found[-1] + b"\0"
+                if beyond == len(names):
+                    break  # the next list may go on with this group
             if next_group is None:
                 return None
             at = bisect_left(names, next_group, beyond)

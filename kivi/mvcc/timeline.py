@@ -26,8 +26,9 @@ from array import array
 from bisect import bisect_right
 
 import numpy as np
+import numpy.typing as npt
 
-from kivi.encoding.commit_times import decode_moments, encode_moments
+from kivi.encoding.commit_times import Stamps, decode_moments, encode_moments
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, space_prefix, time_key
 from kivi.engine import Engine, WriteBatch
@@ -70,6 +71,29 @@ class Timeline:
             times, stamps = decode_moments(key, value)
             return int(stamps[np.searchsorted(times, np.uint64(time_us), "right") - 1])
         raise SnapshotTooOld("no commit that old is remembered: ask for a later moment")
+
+    def times_of(self, stamps: Stamps) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Of each CTS its commit time, and whether that is still known. Raises DataLoss."""
+        with self._mutex:
+            times = [np.array(self._times, np.uint64)]
+            known = [np.array(self._stamps, np.uint64)]
+        oldest = int(stamps.min()) if len(stamps) else 0
+        if len(stamps) and (not len(known[0]) or oldest < known[0][0]):
+            first = space_prefix(Space.TIME)
+            for key, value in self._engine.scan(first, prefix_end(first), reverse=True):
+                moments, newest = decode_moments(key, value)
+                times.insert(0, moments)
+                known.insert(0, newest)
+                if newest[0] <= oldest:
+                    break
+        # What was written meanwhile may be in both: of one CTS the time is the same.
+        every, moments = np.concatenate(known), np.concatenate(times)
+        order = np.argsort(every, kind="stable")
+        every, moments = every[order], moments[order]
+        if not len(every):
+            return np.zeros(len(stamps), np.int64), np.zeros(len(stamps), np.bool_)
+        at = np.minimum(np.searchsorted(every, stamps), len(every) - 1)
+        return moments[at].astype(np.int64), (stamps >= every[0]) & (stamps <= every[-1])
 
     def take(self, upto: int) -> list[tuple[bytes, bytes]]:
         """Engine rows for the commits at or below ``upto``; call ``forget`` once they are written.

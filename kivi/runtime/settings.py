@@ -75,6 +75,20 @@ class Settings:
     """Bytes in a transaction."""
     max_append_rows: int = 1_000_000
     """Events in one append."""
+    # -- questions
+    query_bytes: int = 512 * MIB
+    """What the groups of one question may take."""
+    # -- SQL
+    sql_memory_bytes: int = 512 * MIB
+    """What DuckDB may take for a question; it does not spill."""
+    sql_threads: int = COMPUTING
+    """How many threads compute a question."""
+    sql_timeout_s: float = 60.0
+    """How long a question may take; on a server its process is killed then."""
+    sql_rows: int = 10_000_000
+    """Rows of an answer."""
+    sql_processes: int = 2
+    """How many questions a server computes at a time, each in a process of its own; others wait."""
     # -- engine
     cache_bytes: int = 128 * MIB
     """RocksDB's block cache."""

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from kivi.errors import InvalidArgument, KiviError
+from kivi.errors import EventsRetracted, InvalidArgument, KiviError
 
 if TYPE_CHECKING:
     from kivi.model.changes import TailPoints
 
-__all__ = ["Offset", "StreamDataLoss", "check_offset", "forgotten", "lost"]
+__all__ = ["Offset", "StreamDataLoss", "check_offset", "forgotten", "lost", "retracted"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +82,17 @@ def forgotten(name: str, error: KiviError) -> StreamDataLoss | None:
     if "kept_since" not in error.details:
         return None
     return StreamDataLoss(_sentence(dropped(name, int(error.details["kept_since"])), _LEFT), **error.details)
+
+
+def retracted(name: str, error: KiviError) -> EventsRetracted:
+    """The error that a stream raises if events that it has not read yet were retracted, and a read finds them gone."""
+    at = error.details["retracted_at"]
+    return EventsRetracted(
+        f"events of {name!r} were retracted by the commits up to {at}, and are there no more, before the stream read "
+        'them: option("retractions", "ignore") reads what is left',
+        table=name,
+        retracted_at=at,
+    )
 
 
 _LEFT: Final = "reads what is left"

@@ -24,7 +24,8 @@ startingOffsets   earliest (what the table holds, then the rest; the default), l
 startingTimestamp instead: a moment as ISO 8601 with its zone, or a commit timestamp: what was committed after it
 maxRowsPerTrigger event tables: the most events of a batch, unless they are of one commit
 commitTs          "true" adds the column _commit_ts
-retractions       event tables: where events that the stream has read were retracted, "fail" (default) or "ignore" that
+retractions       event tables: where events that the stream has read were retracted, "fail" (default), "ignore" that,
+                  or "deliver" them again: the column _retracted is true of these
 failOnDataLoss    "false": go on, with a warning, where events are gone or the table is another one; default true
 ================= ==================================================================================================
 
@@ -121,7 +122,7 @@ class Options:
             else None,
             commit_ts=_choice(values, "commitTs", "false", "true") == "true",
             fail_on_data_loss=_choice(values, "failOnDataLoss", "true", "false") == "true",
-            retractions=_choice(values, "retractions", "fail", "ignore"),
+            retractions=_choice(values, "retractions", "fail", "ignore", "deliver"),
         )
 
     def client(self) -> Database:
@@ -162,10 +163,11 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _choice(values: Mapping[str, str], name: str, default: str, other: str) -> str:
-    text = values.get(name.lower(), default)
-    if text.lower() not in (default, other):
-        raise InvalidArgument(f'option {name} is "{default}" or "{other}", not {text!r}')
+def _choice(values: Mapping[str, str], name: str, default: str, *others: str) -> str:
+    text, choices = values.get(name.lower(), default), (default, *others)
+    if text.lower() not in choices:
+        *first, last = (f'"{choice}"' for choice in choices)
+        raise InvalidArgument(f"option {name} is {', '.join(first)} or {last}, not {text!r}")
     return text.lower()
 
 

@@ -47,6 +47,8 @@ class KiviDataSource(DataSource):
         options, target = self._target()
         if options.commit_ts:
             raise InvalidArgument("option commitTs is for streams: spark.readStream")
+        if options.retractions == "deliver":
+            raise InvalidArgument('option retractions "deliver" is for streams: spark.readStream')
         if options.aggregate is not None:
             return SummaryReader(options, target, schema)
         target.check_readable(schema)

@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructField, StructType
 
 from kivi.errors import InvalidArgument, SchemaError
-from kivi.model.declarations import summary_schema
+from kivi.model.measuring import measured
 from kivi.model.predicate_text import where
 from kivi.model.schema import Column, OperatorCall, TableSchema
 from kivi.spark.holding import held
@@ -65,8 +65,10 @@ def summary_of(target: Target, text: str) -> StructType:
     """The schema of the one row that a read gives. Raises InvalidArgument, SchemaError."""
     columns = tuple(Column(name, type_) for name, type_ in target.columns.items())
     kind: Any = target.kind
-    measured = summary_schema(TableSchema(target.table, kind, (), columns), measures_of(text))
-    return StructType([StructField(c.name, spark_type(c.type), c.operator in ("min", "max")) for c in measured.columns])
+    if kind != "event":
+        raise InvalidArgument(f"{target.table!r} is no event table, and only events are summed up: read its rows")
+    found, _ = measured(TableSchema(target.table, kind, (), columns), measures_of(text), checked=False)
+    return StructType([StructField(c.name, spark_type(c.type), c.operator in ("min", "max")) for c in found])
 
 
 class SummaryReader(Reader):

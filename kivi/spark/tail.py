@@ -8,7 +8,14 @@
 * The same two offsets give the same events whenever they are asked for, as commits are never altered: after a restart
   Spark runs its last batch again, and gets the same rows. Where this does not hold it is a StreamDataLoss
   (``offsets``): retention has dropped some, the table is another one, the store is an older one.
-* An offset is the timestamp of a commit to this table: while nothing comes, it stays, and no batch runs.
+* An offset is the timestamp of a commit to this table, one that appended or one that retracted: while nothing comes, it
+  stays, and no batch runs.
+* A batch is read at one snapshot, that of its end, however many tasks it has. A retraction at r (R22) is met by the
+  batch with start < r <= end, if it removed events up to start, which earlier batches had: ``retractions`` says what
+  becomes of them. What it removed of the batch itself is in no batch. With "deliver" one task reads a batch, as the
+  removed events are those up to its start; what a new query begins with is still read by many, as none of it was read
+  before. Where the values of retracted events are gone before a batch is read (again), it fails; with "ignore" it has
+  what is left.
 
 A new query begins with what the table holds (``startingOffsets`` earliest): events up to the snapshot it began with, as
 far as that one remembers them, and after that every commit as it was, even if retention makes some of it invisible
@@ -25,9 +32,11 @@ import datetime as dt
 import random
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -35,33 +44,38 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import BooleanType, DataType, LongType, StructField, StructType
 
 from kivi.errors import InvalidArgument, KiviError, SchemaError, SnapshotTooOld, Unavailable
-from kivi.model.changes import COMMIT_TS, TailPoints
+from kivi.model.changes import COMMIT_TS, RETRACTED, TailPoints
 from kivi.spark.holding import held
-from kivi.spark.offsets import Offset, check_offset, dropped, forgotten, lost
+from kivi.spark.offsets import Offset, check_offset, dropped, forgotten, lost, retracted
 from kivi.spark.options import Options
 from kivi.spark.schemas import Target, arrow_schema, spark_batch, spark_schema
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from kivi.client.database import Database
+    from kivi.client.database import Database, Snapshot
 
 __all__ = ["EventTail", "StreamReader", "TailPart", "commits", "stream_schema", "streamed"]
 
 _POINTS: Final = 1_000
+_BY: Final = {COMMIT_TS: "commitTs", RETRACTED: "retractions"}
 
 
 def stream_schema(target: Target, options: Options) -> StructType:
     """The schema of the rows that a stream gives. Raises SchemaError for a column that is not there."""
     found = spark_schema(target, options.columns)
-    if not options.commit_ts:
-        return found
-    if COMMIT_TS in target.columns:
-        raise SchemaError(f"table {target.table!r} has a column {COMMIT_TS!r} of its own: leave option commitTs out")
-    return StructType([*found.fields, StructField(COMMIT_TS, LongType(), False)])
+    for name, type_ in _added(options).items():
+        if name in target.columns:
+            raise SchemaError(f"table {target.table!r} has a column {name!r} of its own: leave option {_BY[name]} out")
+        found = StructType([*found.fields, StructField(name, type_, False)])
+    return found
+
+
+def _added(options: Options) -> dict[str, DataType]:
+    """The columns that the options add."""
+    added: dict[str, DataType] = {COMMIT_TS: LongType()} if options.commit_ts else {}
+    return {**added, RETRACTED: BooleanType()} if options.retractions == "deliver" else added
 
 
 def streamed(db: Database, options: Options, schema: StructType) -> Target:
@@ -79,13 +93,19 @@ def streamed(db: Database, options: Options, schema: StructType) -> Target:
             f"{options.table!r} is an aggregate: a batch has each changed row once, with its newest values, however "
             "many events came. Option maxRowsPerTrigger is for event tables"
         )
+    if described["kind"] == "aggregate" and options.retractions == "deliver":
+        raise InvalidArgument(
+            f"{options.table!r} is an aggregate: a row whose events were retracted comes with its newest values. "
+            'Option retractions "deliver" is for event tables'
+        )
     if described["state"] == "building":
         raise Unavailable(f"aggregate {options.table!r} is still being built from existing events")
     target = Target.of(db, options.table)
-    commit_ts = COMMIT_TS in schema.fieldNames() and COMMIT_TS not in target.columns
-    target.check_readable(StructType([f for f in schema.fields if not (commit_ts and f.name == COMMIT_TS)]))
-    if commit_ts and schema[COMMIT_TS].dataType != LongType():
-        raise SchemaError(f"column {COMMIT_TS!r} is bigint")
+    added = {name: type_ for name, type_ in _added(options).items() if name in schema.fieldNames()}
+    target.check_readable(StructType([field for field in schema.fields if field.name not in added]))
+    for name, type_ in added.items():
+        if schema[name].dataType != type_:
+            raise SchemaError(f"column {name!r} is {type_.simpleString()}")
     return target
 
 
@@ -115,7 +135,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Options, target: Target, schema: StructType) -> None:
         self._options = options
         self._table = target.table
-        self._names = [name for name in schema.fieldNames() if name != COMMIT_TS]
+        self._names = [name for name in schema.fieldNames() if name in target.columns]
         self._columns = self._names or [next(iter(target.columns))]  # if it is the commits alone that are wanted
         self._schema = schema
 
@@ -160,13 +180,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True, slots=True)
 class TailPart(InputPartition):
-    """The events with since < commit timestamp <= upto; of these ``take`` after the first ``skip``."""
+    """Events with since < commit timestamp <= upto, as of ``snapshot``: ``take`` of them after the first ``skip``."""
 
     since: int
     upto: int
+    snapshot: int
     skip: int = 0
     take: int | None = None
     remembered_at: int | None = None
+
+    def left_at(self, ts: int) -> TailPart:
+        """What is left of it at a later snapshot."""
+        if self.remembered_at is not None:
+            return replace(self, remembered_at=max(ts, self.remembered_at))
+        return replace(self, snapshot=max(ts, self.snapshot))
 
 
 class EventTail(StreamReader):
@@ -210,7 +237,7 @@ class EventTail(StreamReader):
             upto = floor if target is None else min(floor, target)
             found = found_in(since, upto)
             if found.last > since:
-                end = found.points[0][0] if rows else found.last
+                end = _end(found)
                 whole = end == found.last and upto == floor  # nothing of the first snapshot is left: the tail begins
                 return Offset(floor if whole else end, found.table_id, found.store, None if whole else floor).to_dict()
             if upto < floor:
@@ -223,8 +250,7 @@ class EventTail(StreamReader):
         if found.last <= since:
             return start
         self._check_kept(since, found)
-        end = found.points[0][0] if rows else found.last
-        return Offset(end, found.table_id, found.store).to_dict()
+        return Offset(_end(found), found.table_id, found.store).to_dict()
 
     def _from(self, offset: Offset, found: TailPoints) -> tuple[int, int | None]:
         """From where on to read, and the floor."""
@@ -244,15 +270,19 @@ class EventTail(StreamReader):
         remembered_at = floor if floor is not None and since < floor else None
         if remembered_at is None and since < ends.ts:
             self._check_kept(since, found)
+        if self._options.retractions == "deliver" and remembered_at is None:
+            return [TailPart(since, ends.ts, ends.ts)] if since < ends.ts else []
         parts: list[InputPartition] = []
         size, fail = self._options.partition_rows, self._options.fail_on_data_loss
-        for part in self._options.ask(lambda db: [*commits(db, self._table, since, ends.ts, size)]):
+        begin = since
+        for part in self._options.ask(lambda db: [*commits(db, self._table, begin, ends.ts, size)]):
             # A commit that has lost events has lost their places too, so it is not cut if that may be.
             cut = range(0, part.rows, size) if fail and part.rows > size else [0]
             take = size if len(cut) > 1 else None
-            parts += [TailPart(part.since, part.upto, skip, take, remembered_at) for skip in cut]
-        if not parts and remembered_at is not None:
-            parts.append(TailPart(since, ends.ts, 0, None, remembered_at))  # which will find out if something is gone
+            parts += [TailPart(part.since, part.upto, ends.ts, skip, take, remembered_at) for skip in cut]
+            since = part.upto
+        if since < ends.ts:  # a retraction, or what is gone: the task finds out
+            parts.append(TailPart(since, ends.ts, ends.ts, remembered_at=remembered_at))
         return parts
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -263,25 +293,50 @@ class EventTail(StreamReader):
         done, deadline = 0, time.monotonic() + options.timeout_s
         while part.take is None or done < part.take:
             try:
-                with held(options, None, part.upto) as snapshot:
-                    for batch in snapshot.change_batches(
-                        self._table,
-                        since=part.since,
-                        columns=self._columns,
-                        commit_ts=COMMIT_TS in self._schema.fieldNames(),
-                        skip=part.skip + done,
-                        take=None if part.take is None else part.take - done,
-                        remembered_at=part.remembered_at,
-                        partial=partial,
-                        retractions=options.retractions,
-                    ):
+                with held(options, None, part.snapshot) as snapshot:
+                    for batch in self._batches(snapshot, part, done, partial):
                         yield self._output(batch)
                         done, deadline = done + batch.num_rows, time.monotonic() + options.timeout_s
                 return
             except (SnapshotTooOld, Unavailable) as error:
                 if loss := forgotten(self._table, error):
                     raise loss from None
+                if gone := error.details.get("retracted_at"):
+                    if options.retractions != "ignore" or done:
+                        raise retracted(self._table, error) from None
+                    part = part.left_at(int(gone))
+                    continue
                 places_hold = part.remembered_at is None and not partial
                 if time.monotonic() > deadline or (done and not places_hold):
                     raise
             time.sleep(random.uniform(0.1, 0.5))
+
+    def _batches(self, snapshot: Snapshot, part: TailPart, done: int, partial: bool) -> Iterator[pa.RecordBatch]:
+        """The events of a part after the first ``done``, with ``COMMIT_TS``."""
+        delivers = self._options.retractions == "deliver" and part.remembered_at is None
+        skip = 0 if delivers else part.skip + done
+        over = done if delivers else 0
+        for batch in snapshot.change_batches(
+            self._table,
+            since=part.since,
+            columns=self._columns,
+            commit_ts=True,
+            skip=skip,
+            take=None if part.take is None else part.take - done,
+            remembered_at=part.remembered_at,
+            partial=partial,
+            retractions="deliver" if delivers else "fail" if self._options.retractions == "fail" else "ignore",
+        ):
+            inside = int(np.searchsorted(batch.column(COMMIT_TS).to_numpy(), part.upto, "right"))
+            ends = inside < batch.num_rows
+            if over < inside:
+                cut = batch.slice(over, inside - over)
+                yield cut if delivers else cut.append_column(RETRACTED, pa.array(np.zeros(cut.num_rows, bool)))
+            over = max(0, over - inside)
+            if ends:
+                return
+
+
+def _end(found: TailPoints) -> int:
+    """Of the next batch: the first point asked for, if there is one; behind the last of them are only retractions."""
+    return found.points[0][0] if found.points else found.last

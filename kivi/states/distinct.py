@@ -20,16 +20,24 @@ from typing import Any, Final
 import numpy as np
 
 from kivi.model import varints
+from kivi.model.states import State
 from kivi.states.hashing import hashed
-from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed
 
 __all__ = ["DistinctKind"]
 
-_RANKS: Final = 64
+_RANK_BITS: Final = 6
+_RANKS: Final = 2**_RANK_BITS
+_DENSE: Final = 8
+"""Up to so many registers for each item a table of them is faster than sorting."""
 
 
 class DistinctKind(Kind):
     columns = ("int32",)
+
+    def __init__(self, state: State) -> None:
+        super().__init__(state)
+        self.items_max = 1 << state.size
 
     def of_events(self, seen: Observed) -> Items:
         hashes = hashed(seen.values)
@@ -39,16 +47,20 @@ class DistinctKind(Kind):
         return ((registers * _RANKS + _leading_zeros(rest) + 1).astype(np.int32),)
 
     def reduce(self, items: Items, offsets: Array) -> tuple[Items, Array]:
+        states, bits = len(offsets) - 1, self.state.size + _RANK_BITS
         lengths = np.diff(offsets)
-        span = np.int64(2**self.state.size * _RANKS)
-        keys = np.repeat(np.arange(len(lengths), dtype=np.int64) * span, lengths) + items[0]
-        keys.sort()
-        registers = keys // _RANKS
-        last = np.ones(len(keys), np.bool_)
-        np.not_equal(registers[1:], registers[:-1], out=last[:-1])
-        keys = keys[last]
-        row = keys // span
-        return ((keys - row * span).astype(np.int32),), offsets_of(np.bincount(row, minlength=len(lengths)))
+        keys = np.repeat(np.arange(states) << bits, lengths)
+        keys |= items[0]
+        is_dense = lengths * _DENSE >= 2**self.state.size
+        if is_dense.any():
+            in_table = np.repeat(is_dense, lengths)
+            keys = np.concatenate(
+                [_tabled(np.compress(in_table, keys), is_dense, bits), _sorted(np.compress(~in_table, keys))]
+            )
+            keys.sort(kind="stable")  # which finds two sorted stretches
+        else:
+            keys = _sorted(keys)
+        return ((keys & ((1 << bits) - 1)).astype(np.int32),), keys.searchsorted(np.arange(states + 1) << bits)
 
     def encode(self, items: Items, offsets: Array) -> list[bytes]:
         return varints.encode(varints.gaps_of(items[0].astype(np.int64), offsets).view(np.uint64), offsets)
@@ -62,6 +74,32 @@ class DistinctKind(Kind):
         rows = np.repeat(np.arange(len(states)), np.diff(offsets))
         table = np.bincount(rows * _RANKS + numbers % _RANKS, minlength=len(states) * _RANKS)
         return [estimated(ranks, self.state.size) for ranks in table.reshape(len(states), _RANKS).tolist()]
+
+
+def _sorted(keys: Array) -> Array:
+    """Of each register the greatest of its keys, in order."""
+    keys = np.sort(keys, kind="stable")
+    registers = keys >> _RANK_BITS
+    last = np.ones(len(keys), np.bool_)
+    np.not_equal(registers[1:], registers[:-1], out=last[:-1])
+    return keys[last]
+
+
+def _tabled(keys: Array, states: Array, bits: int) -> Array:
+    """The same by a table of all registers of these ``states``. With it a key takes 2 ns, and 20 to 40 when sorted."""
+    numbers = states.nonzero()[0]
+    width = bits - _RANK_BITS
+    places = (np.cumsum(states) - 1) << width
+    state_of = keys >> bits
+    at = places[state_of]
+    at |= (keys >> _RANK_BITS) & (2**width - 1)
+    table = np.zeros(len(numbers) << width, np.uint8)
+    np.maximum.at(table, at, (keys & (_RANKS - 1)).astype(np.uint8))
+    found = (table != 0).nonzero()[0]
+    largest: Array = numbers[found >> width] << bits
+    largest |= (found & (2**width - 1)) << _RANK_BITS
+    largest |= table[found]
+    return largest
 
 
 def estimated(ranks: Sequence[int], p: int) -> int:

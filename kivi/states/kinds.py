@@ -53,7 +53,8 @@ class ByGroup:
         """The rows, or None if they are in that order already.
 
         NumPy sorts numbers of 16 bits by counting, in 2.5 ns a row. Of more groups, a row's number and its place are
-        sorted as one integer: a tenth of the time of a stable sort by the number.
+        sorted as one integer: a tenth of the time of a stable sort by the number. That sort is the stable one all the
+        same: where several runs are combined the rows are a few stretches in order, which it finds.
         """
         group_of, rows = self.group_of, len(self.group_of)
         if not (group_of[1:] < group_of[:-1]).any():
@@ -63,7 +64,7 @@ class ByGroup:
             return np.argsort(group_of.astype(np.uint16) if self.groups <= 2**16 else group_of, kind="stable")
         packed = group_of << place_bits
         packed |= np.arange(rows)
-        packed.sort()
+        packed.sort(kind="stable")
         packed &= (1 << place_bits) - 1
         return packed
 
@@ -85,6 +86,8 @@ class Kind(ABC):
     stamp_column: ClassVar[int] = 1
     invertible: bool = False
     """Whether ``inverted`` items take away what the items added."""
+    items_max: int = 32
+    """About how many items the states of busy rows have when they are reduced."""
     timed: bool = False
     """Whether ``of_events`` needs times and places."""
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from kivi.model import varints
 from kivi.model.quantiles import codes_of
-from kivi.states.kinds import Array, Items, Kind, Observed, offsets_of
+from kivi.states.kinds import Array, Items, Kind, Observed
 
 __all__ = ["QuantilesKind", "counted"]
 
@@ -24,6 +24,7 @@ _DENSE: Final = 8
 class QuantilesKind(Kind):
     columns = ("int32", "int64")
     invertible = True
+    items_max = 512
 
     def of_events(self, seen: Observed) -> Items:
         values, type_ = seen.values, self.state.value
@@ -68,40 +69,68 @@ def counted(codes: Array, counts: Array | None, state_of: Array, states: int) ->
     keys = state_of * span
     keys += codes
     keys -= low
-    if states * span <= _DENSE * len(codes):
-        table = np.zeros(states * span, np.int64)
-        if counts is None:
-            table = np.bincount(keys, minlength=states * span).astype(np.int64, copy=False)
-        else:
-            np.add.at(table, keys, counts)
-        keys = np.flatnonzero(table)
-        sums = table[keys]
+    keys, sums = _by_key(keys, counts, np.bincount(state_of, minlength=states) * _DENSE >= span, state_of, span)
+    if not sums.all():
+        keys, sums = keys[sums != 0], sums[sums != 0]
+    offsets = keys.searchsorted(np.arange(states + 1) * span)
+    return (keys % span + low).astype(np.int32), sums, offsets
+
+
+def _by_key(keys: Array, counts: Array | None, is_dense: Array, state_of: Array, span: int) -> tuple[Array, Array]:
+    """(distinct keys in order, the sum of each one's counts). Busy states are ``is_dense``: they are counted in tables,
+    the others sorted. With a table, an item takes 1 ns, and 20 to 40 when sorted."""
+    if not is_dense.any():
+        return _sorted(keys, counts)
+    if is_dense.all():
+        return _tabled(keys, counts, len(is_dense) * span)
+    in_table = is_dense[state_of]
+    rows = is_dense.nonzero()[0]
+    places = (np.cumsum(is_dense) - 1) * span - np.arange(len(is_dense)) * span  # of each state's in the table
+    some, others = in_table.nonzero()[0], (~in_table).nonzero()[0]
+    found, sums = _tabled(
+        keys[some] + places[state_of[some]], None if counts is None else counts[some], len(rows) * span
+    )
+    found -= places[rows].repeat(np.diff(found.searchsorted(np.arange(len(rows) + 1) * span)))
+    more, more_sums = _sorted(keys[others], None if counts is None else counts[others])
+    keys, sums = np.concatenate([found, more]), np.concatenate([sums, more_sums])
+    order = np.argsort(keys, kind="stable")
+    return keys[order], sums[order]
+
+
+def _tabled(keys: Array, counts: Array | None, span: int) -> tuple[Array, Array]:
+    if counts is None:
+        table = np.bincount(keys, minlength=span)
     else:
-        if counts is None:
-            keys.sort()
-        else:
-            keys, counts = _sorted_pairs(keys, counts, states * span)
-        first = np.ones(len(keys), np.bool_)
-        np.not_equal(keys[1:], keys[:-1], out=first[1:])
-        starts = np.flatnonzero(first)
-        sums = np.diff(starts, append=len(keys)) if counts is None else np.add.reduceat(counts, starts)
-        keys = keys[starts]
-        if not sums.all():
-            keys, sums = keys[sums != 0], sums[sums != 0]
-    row = keys // span
-    keys -= row * span
-    return (keys + low).astype(np.int32), sums, offsets_of(np.bincount(row, minlength=states))
+        table = np.zeros(span, np.int64)
+        np.add.at(table, keys, counts)
+    keys = np.flatnonzero(table)
+    return keys, table[keys].astype(np.int64, copy=False)
 
 
-def _sorted_pairs(keys: Array, counts: Array, span: int) -> tuple[Array, Array]:
-    """By key, which are below ``span``; where both fit 63 bits they are sorted as one integer, in a tenth of the time
+def _sorted(keys: Array, counts: Array | None) -> tuple[Array, Array]:
+    if not len(keys):
+        return keys, keys
+    if counts is None:
+        keys = np.sort(keys, kind="stable")
+    else:
+        keys, counts = _sorted_pairs(keys, counts)
+    first = np.ones(len(keys), np.bool_)
+    np.not_equal(keys[1:], keys[:-1], out=first[1:])
+    starts = np.flatnonzero(first)
+    upto = np.append(starts[1:], len(keys))
+    sums = upto - starts if counts is None else np.diff(counts.cumsum()[upto - 1], prepend=0)
+    return keys[starts], sums
+
+
+def _sorted_pairs(keys: Array, counts: Array) -> tuple[Array, Array]:
+    """By key; where both fit 63 bits they are sorted as one integer, in a tenth of the time
     of an argsort."""
     least = int(counts.min())
     bits = (int(counts.max()) - least).bit_length()
-    if span.bit_length() + bits > 63:
+    if int(keys.max()).bit_length() + bits > 63:
         order = np.argsort(keys, kind="stable")
         return keys[order], counts[order]
     pairs = keys << bits
     pairs |= counts - least
-    pairs.sort()
+    pairs.sort(kind="stable")
     return pairs >> bits, (pairs & ((1 << bits) - 1)) + least

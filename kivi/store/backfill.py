@@ -44,24 +44,24 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from kivi.arrow.dictionaries import together
+from kivi.arrow.dictionaries import chunks
 from kivi.delta.combine import Combining, pieces
 from kivi.delta.derive import derive_all
 from kivi.delta.runs import DeltaRun, neutral_column
 from kivi.delta.sources import Order
-from kivi.encoding.event_names import POSITION, STAMP, EventNames
+from kivi.encoding.event_names import POSITION, STAMP
 from kivi.errors import KiviError, NotFound, Unavailable
 from kivi.events.views import EventView
 from kivi.model.schema import Alteration, TableSchema
-from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.record import StageKind
+from kivi.store.event_parts import named_events
 from kivi.store.host import Running
 from kivi.store.retention import first_positions, remembered
 from kivi.store.staging import waited
@@ -122,7 +122,7 @@ class Backfill:
             with self._events(schemas[0], upto) as (view, recent):
                 total = view.rows + sum(batch.num_rows for batch in recent)
                 batches = itertools.chain(view.scan(naming=_ORDER), recent)
-                for chunk in _chunks(batches, self.store.settings.block_rows):
+                for chunk in chunks(batches, self.store.settings.block_rows):
                     order = Order(*(chunk.column(name).to_numpy().astype(np.uint64) for name in _ORDER))
                     for sums, run in zip(combining, derive_all(parts, chunk, order=order), strict=True):
                         sums.add(run)
@@ -156,7 +156,7 @@ class Backfill:
             take = functools.partial(events.view, upto, floor_at=lease.ts)
             view, waiting = store.retention.captured(store.pending, source, upto, take, floor_at=lease.ts)
             with view:
-                named = map(_named_events, waiting, first_positions(waiting))
+                named = map(named_events, waiting, first_positions(waiting))
                 kept = (remembered(batch, events.schema, view.floor_us) for batch in named)
                 yield view, [batch for batch in kept if batch.num_rows]
 
@@ -279,30 +279,3 @@ def _being_added(schema: TableSchema, now: TableSchema) -> Alteration:
     if now.id != schema.id or now.alterations[-1:] != schema.alterations[-1:]:
         raise NotFound(f"aggregate {schema.name!r} was dropped or overwritten meanwhile", table=schema.name)
     return schema.alterations[-1]
-
-
-def _named_events(part: PendingEvents, first: int) -> pa.RecordBatch:
-    """Those that are left, with their names, as a scan of blocks gives them; ``first``: the position of the first."""
-    names = EventNames.of_rows(*part.commits(), first)
-    batch = part.batch.append_column(STAMP, pa.array(names.stamps)).append_column(POSITION, pa.array(names.positions))
-    return part._replace(batch=batch).kept()
-
-
-def _chunks(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same events in chunks of ``rows`` each, but the last.
-
-    Deriving has a price per call, and commits may be small.
-    """
-    held: list[pa.RecordBatch] = []
-    missing = rows
-    for batch in batches:
-        at = 0
-        while at < batch.num_rows:
-            held.append(batch.slice(at, missing))
-            at += held[-1].num_rows
-            missing -= held[-1].num_rows
-            if not missing:
-                yield together(held)
-                held, missing = [], rows
-    if held:
-        yield together(held)

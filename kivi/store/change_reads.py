@@ -57,7 +57,8 @@ from kivi.mvcc.leases import Lease
 from kivi.mvcc.row_floors import RowFloors
 from kivi.mvcc.slot_walk import keys_between, pairs_of
 from kivi.mvcc.watermark import Watermark
-from kivi.store.reads import BATCH_ROWS, Reads, event_times, key_range, limited, pieces, trimmer
+from kivi.store.event_parts import event_times, pieces, trimmer
+from kivi.store.reads import BATCH_ROWS, Reads, key_range, limited
 from kivi.store.retention import first_positions
 
 __all__ = ["ChangeReads"]
@@ -140,15 +141,15 @@ class ChangeReads:
         pending, table = self.reads.pending, events.schema.id
         kept_since, last, cutter = events.kept_since, since, _Cutter(rows, most)
         if any(item.last > since for item in pending.events(table, upto)) or events.newest_cts() > since:
-            view_of = functools.partial(events.tail, since, upto, partial=True)
+            # As of now: where commits lie does not change, and a snapshot of then may be refused.
+            view_of = functools.partial(events.tail, since, upto, remembered_at=watermark, partial=True)
             view, recent = self.reads.retention.captured(pending, table, upto, view_of, since=since)
             with view:
                 cutter.add(view.commits_after(since, cutter.fits))
                 for item in recent:
                     cutter.add(zip(*(column.tolist() for column in item.commits()), strict=True))
                 last = int(recent[-1].commits()[0][-1]) if recent else view.newest_after(since)
-        if schema.kind == "aggregate":
-            last = max([last, *(cts for cts, *_ in self.retractions(schema, upto))])
+        last = max([last, *(cts for cts, *_ in self.retractions(schema, upto))])
         if schema.forgets_rows:
             kept_since = max(kept_since, self._erased_at(schema))
             last = max(last, self.reads.retention.moved_at(schema.id, upto) or 0)
@@ -207,7 +208,7 @@ class ChangeReads:
             self.reads.pending, schema.id, lease.ts, view_of, floor_at=remembered_at, since=since
         )
         self.reads.leases.check(lease)
-        met = view.retractions_met(since)
+        met = view.retractions_met(since) if remembered_at is None else []
         if met and changes.retractions == "fail":
             view.close()
             raise EventsRetracted(

@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from kivi.engine import Engine
-from kivi.errors import Unavailable
+from kivi.errors import InvalidArgument, Unavailable
 from kivi.log import CommitLog
 from kivi.model.declarations import with_columns
 from kivi.model.levels import altered_schema
@@ -31,6 +31,7 @@ from kivi.model.scans import Scan
 from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.groups import Outcome, Writes, WriteSet
 from kivi.mvcc.leases import Lease
+from kivi.query.answers import Answer
 from kivi.runtime.forks import register_fork_handler
 from kivi.runtime.histogram import Histogram
 from kivi.runtime.settings import Settings
@@ -41,18 +42,18 @@ from kivi.store.housekeeping import Housekeeping
 from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
-from kivi.store.rollups import Rolled, rolled_batches
+from kivi.store.rollups import rolled_batches
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.view_filling import ViewFilling
 from kivi.store.wiring import Wiring
 
 __all__ = [
+    "Answer",
     "Commit",
     "GetPlan",
     "Lease",
     "Outcome",
-    "Rolled",
     "Scan",
     "Store",
     "Txn",
@@ -200,13 +201,15 @@ class Store(Wiring):
 
     def scan(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Iterator[pa.RecordBatch]:
         """Record batches of bounded size, in key order (events: in commit order)."""
+        if wanted.changes is not None and (wanted.order or wanted.offset):
+            raise InvalidArgument("changes come in commit order: read them without order_by and offset")
         if wanted.changes is not None and txn is None:
             return self.changes.scan(lease, schema, wanted, wanted.changes)
         return self.reads.scan(lease, schema, wanted, txn)
 
-    def rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Rolled:
-        """The rows of an aggregate combined, as record batches that say how they were made."""
-        return self.reads.rollup(lease, schema, wanted)
+    def answer(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
+        """A rollup, or the answer of a question, as record batches that say how they were made."""
+        return self.reads.answer(lease, schema, wanted)
 
     def transaction(self, lease: Lease | None = None) -> Txn:
         self.check_open()

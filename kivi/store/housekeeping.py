@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from functools import partial
 from typing import Final
 
@@ -12,10 +13,13 @@ from kivi.engine import WriteBatch
 from kivi.events.store import destroy
 from kivi.model.lifetimes import retention_slot, slot_start
 from kivi.model.schema import TableSchema
+from kivi.mvcc.forgetting import ERASED_BEHIND
 from kivi.store.host import Running
 
 __all__ = ["Housekeeping"]
 
+_FLOORS_EVERY_S: Final = 1.0
+_FORGETTING_S: Final = 0.02  # of a round, for each aggregate
 _STEP_PARTS: Final = 100
 """A retention floor moves in steps of a hundredth of the retention, so floors stay few."""
 
@@ -29,6 +33,7 @@ class Housekeeping:
     def __init__(self, store: Running) -> None:
         self._store = store
         self._rounds = 0
+        self._floors_due_at = time.monotonic() + _FLOORS_EVERY_S
         self._catalog_version = -1
         self._dropped: list[int] = []
 
@@ -40,8 +45,9 @@ class Housekeeping:
             with store.committer.entry_lock:
                 expired = store.staging.index.expired(limit)
             store.staging.drop(expired)
-        if self._rounds % 100 == 0:
+        if time.monotonic() >= self._floors_due_at:  # rounds are long while much is appended
             self.move_floors()
+            self._floors_due_at = time.monotonic() + _FLOORS_EVERY_S
         self._forget_rows()
         self._release_replaced()
         version = store.catalog.visible.version
@@ -81,17 +87,24 @@ class Housekeeping:
             target = slot_start(retention_slot(schema), target)
         due = floor is None or target >= floor + max(1, retention_us // _STEP_PARTS)
         if due and (held[0] < target or older):  # an aggregate has rows of events that its source has forgotten
+            behind = target - retention_us // ERASED_BEHIND
+            if of_rows and (floor is None or floor < behind):  # what is erased stays behind the newest floor
+                store.retention.set_floor(schema, slot_start(retention_slot(schema), behind))
             store.retention.set_floor(schema, target)
 
     def _forget_rows(self) -> None:
-        """One bounded step in each aggregate that has rows to erase."""
+        """Some bounded steps in each aggregate that has rows to erase."""
         store = self._store
         for schema in store.catalog.visible.by_id.values():
             if schema.forgets_rows:
-                store.consolidator.with_mutex(partial(self._forget_rows_of, schema))
+                until = time.monotonic() + _FORGETTING_S
+                while self._forget_rows_of(schema) and time.monotonic() < until:
+                    pass
 
-    def _forget_rows_of(self, schema: TableSchema) -> None:
-        self._store.forgetting.step(schema, self._store.consolidator.position)
+    def _forget_rows_of(self, schema: TableSchema) -> bool:
+        """Whether there is more to do."""
+        consolidator = self._store.consolidator
+        return consolidator.with_mutex(lambda: self._store.forgetting.step(schema, consolidator.position))
 
     def _release_replaced(self) -> None:
         """Releases overwritten generations that no open snapshot sees."""

@@ -13,39 +13,42 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
 
 from kivi.arrow.columns import rows_batch
-from kivi.arrow.dictionaries import gathered, plain
-from kivi.arrow.predicates import filter_batch
+from kivi.arrow.dictionaries import gathered
+from kivi.arrow.ordering import first_rows
 from kivi.delta.ops import RowOp
 from kivi.encoding.base_rows import RowLayout, Version
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
-from kivi.events.summing import Sums
+from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
-from kivi.model.declarations import summary_schema
-from kivi.model.expressions import Expr, all_of, between, names
+from kivi.model.expressions import Expr
 from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
+from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.leases import Lease, Leases
 from kivi.mvcc.pending import Pending
 from kivi.mvcc.snapshot import Reader
+from kivi.query.answers import Answer
 from kivi.store.catalog import Catalog
+from kivi.store.event_parts import event_times, pieces, trimmer
 from kivi.store.event_tables import EventTables
 from kivi.store.plans import GetPlan
+from kivi.store.questions import Captured, Questions
 from kivi.store.retention import Retention
-from kivi.store.rollups import Rolled, RolledUp, Rollups, rolled_batches
+from kivi.store.rollups import Rollups, rolled_batches
 from kivi.store.transaction import Txn, encoded_key, merged
 
-__all__ = ["Reads", "event_times", "key_range", "limited", "pieces", "trimmer"]
+__all__ = ["Reads", "key_range", "limited"]
 
 BATCH_ROWS: Final = 4_096
 BATCH_BYTES: Final = 4 << 20
@@ -67,9 +70,8 @@ class Reads:
     leases: Leases
     retention: Retention
     event_tables: EventTables
+    questions: Questions
     check_open: Callable[[], None]
-    summary_blocks_known: int = 0
-    summary_blocks_read: int = 0
 
     def check_visible(self, lease: Lease, schema: TableSchema) -> None:
         lease.used = True
@@ -144,14 +146,15 @@ class Reads:
             raise InvalidArgument("changes are read in a snapshot, not in a transaction")
         if wanted.limit is not None and wanted.limit < 0:
             raise InvalidArgument(f"limit must not be negative: {wanted.limit}")
-        if wanted.measures and schema.kind != "event":
-            raise InvalidArgument(f"{schema.name!r} is no event table, and only events are summed up: read its rows")
+        if wanted.rollup is not None or wanted.question is not None:
+            return self.answer(lease, schema, wanted, txn)
+        if wanted.order:
+            return self._ordered(lease, schema, wanted, txn)
+        if wanted.offset:
+            limit = None if wanted.limit is None else wanted.limit + wanted.offset
+            return skipped(self.scan(lease, schema, replace(wanted, limit=limit, offset=0), txn), wanted.offset)
         if schema.kind == "event":
             return limited(self._events(lease, schema, wanted, txn), wanted.limit)
-        if wanted.rollup is not None:
-            if txn is not None:
-                raise InvalidArgument("rollups are read in a snapshot, not in a transaction")
-            return self.rollup(lease, schema, wanted)
         start, end = key_range(schema, wanted)
         if wanted.where is None:
             projection = Projection.of(schema, wanted.columns)
@@ -170,19 +173,43 @@ class Reads:
         rows = self._rows_of(lease, schema, wanted, txn, own)
         return _batched(schema, projection, itertools.islice(projection.selected(rows, _at_once(wanted)), wanted.limit))
 
-    def rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Rolled:
-        """The rows that a scan would give, combined. Arguments are checked at the call; it is made when it is read."""
+    def _ordered(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
+        """A scan in another order. The snapshot is captured at the call; rows are read when the first is asked for."""
+        outputs = schema.output_columns(wanted.columns)
+        needed = tuple(dict.fromkeys((*outputs, *(name for name, _ in wanted.order))))
+        rows = self.scan(lease, schema, replace(wanted, columns=needed, order=(), limit=None, offset=0), txn)
+        count = None if wanted.limit is None else wanted.limit + wanted.offset
+
+        def made() -> Iterator[pa.RecordBatch]:
+            table = first_rows(rows, wanted.order, count, self.questions.check_order_bytes)
+            if table is not None:
+                yield from table.slice(min(wanted.offset, table.num_rows)).select(list(outputs)).to_batches(BATCH_ROWS)
+
+        return made()
+
+    def answer(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None = None) -> Answer:
+        """A rollup, or what a question is about. Arguments are checked at the call; it is made when it is read."""
         self.check_open()
         self.check_visible(lease, schema)
+        if txn is not None and schema.kind != "event":
+            raise InvalidArgument("rollups and questions of aggregates are for snapshots, not for transactions")
+        if wanted.rollup is not None:
+            return self._rollup(lease, schema, wanted)
+        return self._question(lease, schema, wanted, txn)
+
+    def _rollup(self, lease: Lease, schema: TableSchema, wanted: Scan) -> Answer:
+        """The rows that a scan would give, combined."""
         assert wanted.rollup is not None
         outputs = rolled_outputs(schema, wanted.rollup)
         complete_since_us = later_of(self.retention.row_floor(schema, lease.ts), schema.complete_since_us)
 
-        def batches(rolled: RolledUp) -> Iterator[pa.RecordBatch]:
-            return rolled_batches(rolled, outputs, wanted.limit)
+        bounds = key_range(schema, wanted)
 
-        roll = functools.partial(self.rollups.roll, lease, schema, wanted, key_range(schema, wanted))
-        return Rolled(roll, batches, complete_since_us)
+        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+            rolled = self.rollups.roll(lease, schema, wanted, bounds)
+            return rolled_batches(rolled, outputs, wanted.limit), rolled.explanation
+
+        return Answer(ask, complete_since_us)
 
     @property
     def rollups(self) -> Rollups:
@@ -193,7 +220,11 @@ class Reads:
         self.check_open()
         if schema.kind == "event" or wanted.where is not None or wanted.limit is None or wanted.limit > FEW_ROWS:
             return None
-        if wanted.changes is not None or wanted.rollup is not None or not RowLayout.of(schema).in_columns:
+        if wanted.changes is not None or wanted.rollup is not None or wanted.question is not None:
+            return None
+        if wanted.order or wanted.offset:
+            return None
+        if not RowLayout.of(schema).in_columns:
             return None
         self.check_visible(lease, schema)
         projection = Projection.of(schema, wanted.columns)
@@ -223,21 +254,11 @@ class Reads:
         if events is None:
             raise self.catalog.missing(schema)
         times = event_times(schema, wanted)
-        sums = Sums(schema, wanted.measures) if wanted.measures else None
         outputs = list(schema.output_columns(wanted.columns))
-        if sums is not None:
-            outputs = list(sums.columns) or [schema.event_time or ""]  # a batch of no columns has no rows
-        upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts
-        take = functools.partial(events.view, upto, floor_at=lease.ts)
-        retracted = txn.retracted.get(schema.id) if txn is not None else None
-        view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted)
-        self.leases.check(lease)
-        own = txn.events_of(schema.id) if txn is not None else []
+        view, waiting, own = self._viewed(lease, schema, events, txn)
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
         tail = [*((part.kept(), True) for part in waiting), *((batch, False) for batch in own)]
         memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))
-        if sums is not None:
-            return self.watched(lease, schema, view, self._summed_up(schema, wanted, view, memory, sums))
         stored = view.scan(
             time_from=times[0], time_to=times[1], where=wanted.where, columns=outputs, reverse=wanted.reverse
         )
@@ -246,17 +267,38 @@ class Reads:
         backwards = (batch.take(pa.array(range(batch.num_rows - 1, -1, -1), pa.int64())) for batch in memory)
         return self.watched(lease, schema, view, itertools.chain(pieces(backwards), stored))
 
-    def _summed_up(
-        self, schema: TableSchema, wanted: Scan, view: EventView, memory: Iterator[pa.RecordBatch], sums: Sums
-    ) -> Iterator[pa.RecordBatch]:
-        """One batch of one row: the measures of the events in blocks, then of those in memory."""
-        known, read = view.sum_up(sums, time_from=wanted.times[0], time_to=wanted.times[1], where=wanted.where)
-        self.summary_blocks_known += known
-        self.summary_blocks_read += read
-        for batch in memory:
-            sums.add(batch)
-        calls = {measure.name: measure.call for measure in wanted.measures}
-        yield rows_batch(summary_schema(schema, calls), list(calls), [sums.row()])
+    def _viewed(
+        self, lease: Lease, schema: TableSchema, events: EventStore, txn: Txn | None
+    ) -> tuple[EventView, list[PendingEvents], list[pa.RecordBatch]]:
+        """What a reader sees of events: those in blocks, those in memory, and its own."""
+        upto = 0 if txn is not None and txn.sees_none(schema) else lease.ts
+        take = functools.partial(events.view, upto, floor_at=lease.ts)
+        retracted = txn.retracted.get(schema.id) if txn is not None else None
+        view, waiting = self.retention.captured(self.pending, schema.id, upto, take, floor_at=lease.ts, own=retracted)
+        self.leases.check(lease)
+        return view, waiting, txn.events_of(schema.id) if txn is not None else []
+
+    def _question(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Answer:
+        """Events are captured at the call."""
+        if schema.kind != "event":
+            return self.questions.of_rows(self.rollups, lease, schema, wanted)
+        events = self.event_tables.of(schema.id)
+        if events is None:
+            raise self.catalog.missing(schema)
+        view, waiting, own = self._viewed(lease, schema, events, txn)
+        captured = Captured(schema, view, waiting, own, txn is not None)
+        answer = self.questions.of_events(self.rollups, lease, captured, wanted)
+
+        def ask() -> tuple[Iterator[pa.RecordBatch], str]:
+            try:
+                batches, explanation = list(answer), answer.explanation
+            except DataLoss:
+                self.reader.check_events(lease, schema)  # a dropped table's blocks are no damage
+                raise
+            self.reader.check_events(lease, schema)
+            return iter(batches), explanation
+
+        return Answer(ask, answer.complete_since_us)
 
     def watched(
         self, lease: Lease, schema: TableSchema, view: Any, batches: Iterator[pa.RecordBatch]
@@ -301,47 +343,55 @@ def _portions(rows: Iterator[dict[str, Any]], wide: list[str]) -> Iterator[list[
 
 
 def key_range(schema: TableSchema, wanted: Scan) -> tuple[bytes | None, bytes | None]:
-    """The byte range [start, end) of a scan: the prefix, narrowed by start and end. None is no bound."""
+    """The byte range [start, end) of a scan: the prefix, narrowed by start, end and predicate. None is no bound."""
     start = encoded_key(schema, wanted.prefix)
     end = prefix_end(start)
     if wanted.start is not None:
         start = max(start, encoded_key(schema, wanted.start))
     if wanted.end is not None:
-        bound = encoded_key(schema, wanted.end)
-        end = bound if end is None else min(end, bound)
+        end = _nearer(end, encoded_key(schema, wanted.end))
+    if wanted.where is not None:
+        low, beyond = _asked_range(schema, wanted.where)
+        start, end = max(start, low), _nearer(end, beyond)
     return start or None, end if end is None else max(start, end)
 
 
-def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same events in batches of at most 65,536 rows."""
+def _asked_range(schema: TableSchema, where: Expr) -> tuple[bytes, bytes | None]:
+    """A range of keys outside of which a bound predicate is false: equalities of the first key columns, and whatever
+    bounds the one behind them."""
+    terms = where.args if where.op == "and" else (where,)
+    prefix, bounds = list[Any](), list[Expr]()
+    for column in schema.key:
+        bounds = [term for term in terms if term.column == column.name]
+        equal = next((term for term in bounds if term.op == "=="), None)
+        if equal is None:
+            break
+        prefix.append(equal.value)
+        bounds = []
+    start = encoded_key(schema, tuple(prefix))
+    end = prefix_end(start)
+    for term in bounds:
+        values = term.value if term.op == "isin" else (term.value,)
+        if term.op not in (">", ">=", "<", "<=", "isin") or not values:
+            continue
+        keys = [encoded_key(schema, (*prefix, value)) for value in values]
+        if term.op not in ("<", "<="):
+            start = max(start, min(keys))
+        if term.op not in (">", ">="):
+            end = _nearer(end, max(keys) if term.op == "<" else prefix_end(max(keys)))
+    return start, end
+
+
+def _nearer(end: bytes | None, other: bytes | None) -> bytes | None:
+    return other if end is None else end if other is None else min(end, other)
+
+
+def skipped(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Without the first rows."""
     for batch in batches:
-        for at in range(0, batch.num_rows, 65_536):
-            yield batch.slice(at, 65_536)
-
-
-def event_times(schema: TableSchema, wanted: Scan) -> tuple[Any, Any]:
-    """From which moment on, and before which, a scan wants events. Raises InvalidArgument for one by keys."""
-    if wanted.prefix:
-        raise InvalidArgument(f"event table {schema.name!r} has no row keys: use where, or start and end for its time")
-    return wanted.times
-
-
-def trimmer(
-    schema: TableSchema, where: Expr | None, times: tuple[Any, Any], floor_us: int | None, outputs: list[str]
-) -> Callable[[pa.RecordBatch, bool], pa.RecordBatch]:
-    """Does to batches in memory what the block scan does to stored ones: time range, floor, predicate, columns."""
-    time_column, (low, beyond) = schema.event_time or "", times
-    committed_filter = all_of(where, between(time_column, later_of(low, floor_us), beyond))
-    own_filter = all_of(where, between(time_column, low, beyond))
-    types = {c.name: c.type for c in schema.columns}
-
-    def trim(batch: pa.RecordBatch, committed: bool) -> pa.RecordBatch:
-        predicate = committed_filter if committed else own_filter
-        if predicate is not None:
-            batch = filter_batch(plain(batch.select(sorted({*outputs, *names(predicate)}))), predicate, types)
-        return plain(batch.select(outputs))
-
-    return trim
+        if rows < batch.num_rows:
+            yield batch.slice(rows)
+        rows = max(0, rows - batch.num_rows)
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

@@ -22,9 +22,9 @@ what the events had added is one more delta. Everything else (MIN, MAX, float su
 takes the events that remain of these rows: if some of them may lie below the retention floor, the retraction is
 refused, and names the aggregates.
 
-**A row without events is absent.** Every touched row is looked for among the remaining events, and one that is not
-found there ends; deltas that entered meanwhile make it again. Where a row may have counted events that retention has
-forgotten since, it stays.
+**A row without events is absent.** Every touched row is looked for among the remaining events, or says by its own count
+how many it has; one that has none ends, and deltas that entered meanwhile make it again. Where a row may have counted
+events that retention has forgotten since, it stays.
 """
 
 from __future__ import annotations
@@ -49,11 +49,13 @@ from kivi.model.schema import TableSchema
 from kivi.mvcc.applied import PendingEvents
 from kivi.mvcc.feed import Tap
 from kivi.mvcc.groups import Part, Single, Writes
+from kivi.mvcc.leases import Lease
 from kivi.mvcc.record import Bulk
 from kivi.mvcc.turns import Turns
 from kivi.runtime.settings import Settings
 from kivi.store.catalog import View
-from kivi.store.reads import Reads, event_times, trimmer
+from kivi.store.event_parts import event_times, trimmer
+from kivi.store.reads import Reads
 from kivi.store.retention import first_positions, remembered
 from kivi.store.touched_rows import TouchedRows, keep, lean, touch
 from kivi.store.transaction import Txn
@@ -133,12 +135,13 @@ class Retractions:
         tap = opened.enter_context(self.reads.pending.tapped())
         if not self.wait_for_entered(_ENTERED_TIMEOUT_S):
             raise Unavailable("commits that entered the log are not finished: nothing was retracted; try again")
-        upto = self.watermark()  # and the tap has everything above it
-        tap.take(upto)  # what it has at or below is among the events that are read
+        lease = self.reads.leases.open()  # and the tap has everything above it
+        opened.callback(self.reads.leases.release, lease)
+        tap.take(lease.ts)  # what it has at or below is among the events that are read
         every: list[TouchedRows] = []
         for table, names in sorted(txn.retracted.items()):
             if aggregates := view.aggregates.get(table):
-                every += self._computed(txn, txn.schemas[table], aggregates, names, upto)
+                every += self._computed(txn, txn.schemas[table], aggregates, names, lease)
         for _ in range(_ROUNDS):
             applied = tap.take(self.watermark())
             with self.computing:
@@ -152,10 +155,10 @@ class Retractions:
         part.on_entry = partial(_complete, part, every, tap)
 
     def _computed(
-        self, txn: Txn, schema: TableSchema, aggregates: Sequence[TableSchema], names: EventNames, upto: int
+        self, txn: Txn, schema: TableSchema, aggregates: Sequence[TableSchema], names: EventNames, lease: Lease
     ) -> list[TouchedRows]:
-        """The touched rows of each aggregate, as of ``upto``: from the events that a snapshot there remembers at S."""
-        start_ts, columns = txn.start_ts, columns_used(aggregates, schema)
+        """The touched rows of each aggregate, as of a lease: from the events that a snapshot there remembers at S."""
+        start_ts, upto, columns = txn.start_ts, lease.ts, columns_used(aggregates, schema)
         with self._events(schema, start_ts, start_ts, None) as (view, waiting):
             every = [TouchedRows(one, schema, view.floor_us, self.settings.block_rows) for one in aggregates]
             memory = (
@@ -181,6 +184,8 @@ class Retractions:
         for one in every:
             forgets = one.aggregate.forgets_rows
             one.begin(self.reads.retention.row_floor(one.aggregate, upto) if forgets else None)
+            if one.few_keys is not None:
+                one.know(self.reads.reader.get(lease, one.aggregate, one.few_keys))
         low, high = _bounds([rows.bounds for rows in every if rows.is_open])
 
         def may_have(first_us: int, last_us: int) -> bool:

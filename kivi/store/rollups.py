@@ -12,7 +12,7 @@ what has changed (``kivi.live.rollups``). Both add floats in the same order, so 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kivi.mvcc.pending import Pending
     from kivi.mvcc.snapshot import Reader
 
-__all__ = ["Rolled", "RolledUp", "Rollups", "rolled_batches"]
+__all__ = ["RolledUp", "Rollups", "RowsRead", "rolled_batches"]
 
 _PORTION_ROWS: Final = 16_384
 _BATCH_ROWS: Final = 4_096
@@ -59,41 +59,9 @@ class RolledUp(NamedTuple):
     """With ``last``: the newest slot of the rows that it was made of."""
 
 
-class Rolled(Iterator[pa.RecordBatch]):
-    """A rollup as record batches: it is made when the first is asked for.
-
-    ``complete_since_us``: from which slot on no row is missing, microseconds since 1970; None: all are there.
-    """
-
-    def __init__(
-        self,
-        roll: Callable[[], RolledUp],
-        batches: Callable[[RolledUp], Iterator[pa.RecordBatch]],
-        complete_since_us: int | None,
-    ) -> None:
-        self._roll, self._batches, self.complete_since_us = roll, batches, complete_since_us
-        self._left: Iterator[pa.RecordBatch] | None = None
-        self._explanation = ""
-
-    def _made(self) -> Iterator[pa.RecordBatch]:
-        if self._left is None:
-            rolled = self._roll()
-            self._left, self._explanation = self._batches(rolled), rolled.explanation
-        return self._left
-
-    def __next__(self) -> pa.RecordBatch:
-        return next(self._made())
-
-    @property
-    def explanation(self) -> str:
-        """How it was made, for people."""
-        self._made()
-        return self._explanation
-
-
 @dataclass(slots=True)
-class _Read:
-    """What was read for a result. ``newest``: the newest slot of a selected row."""
+class RowsRead:
+    """Which rows were read for a result. ``newest``: the newest slot of a selected row."""
 
     ranges: int = 0
     filtered: bool = False
@@ -138,7 +106,7 @@ class Rollups:
 
     def _of_last(
         self, lease: Lease, schema: TableSchema, wanted: Scan, bounds: KeyRange
-    ) -> tuple[FixedRows, _Read, int | None]:
+    ) -> tuple[FixedRows, RowsRead, int | None]:
         """The newest slot is known when its rows are read: what is read first ends at the newest that there may be."""
         rollup = wanted.rollup
         assert rollup is not None
@@ -159,22 +127,13 @@ class Rollups:
 
     def _combined(
         self, lease: Lease, schema: TableSchema, wanted: Scan, parts: Sequence[tuple[KeyRange, Times]], only: Any
-    ) -> tuple[FixedRows, _Read]:
-        rollup, read = wanted.rollup, _Read()
+    ) -> tuple[FixedRows, RowsRead]:
+        rollup, read = wanted.rollup, RowsRead()
         assert rollup is not None
-        rolling = Rolling(schema, rolled_schema(schema, rollup), rollup.step)
-        where = None if wanted.where is None else _Predicate(schema, wanted.where)
+        rolling = Rolling.by_names(schema, rolled_schema(schema, rollup), rollup.step)
         slot = KeySlot.of(schema) if stored_slot(schema) is not None else None
-        for (start, end), times in parts:
-            ranges: list[KeyRange] | None = [(start, end)]
-            if slot is not None and times != (None, None):
-                ranges = self._places(lease, schema, (start, end)).ranges(start, end, times)
-            read.ranges += 1 if ranges is None else len(ranges)
-            read.filtered = read.filtered or ranges is None
-            for portion in self._portions(lease, schema, [(start, end)] if ranges is None else ranges):
-                read.rows += len(portion.rows)
-                kept = portion if ranges is not None or slot is None else _of_times(portion, slot, times)
-                kept = kept if where is None else where.selected(kept)
+        for bounds, times in parts:
+            for kept in self.selected(lease, schema, wanted.where, bounds, times, read):
                 keys = rolling.keys(kept.keys)
                 if only is not None:
                     chosen = pc.is_in(keys, value_set=only)
@@ -187,6 +146,22 @@ class Rollups:
                     read.newest = newest if read.newest is None else max(newest, read.newest)
                 rolling.add(keys, kept.rows)
         return rolling.result(), read
+
+    def selected(
+        self, lease: Lease, schema: TableSchema, where: Expr | None, bounds: KeyRange, times: Times, read: RowsRead
+    ) -> Iterator[FixedRows]:
+        """Portions of the rows of a range of keys whose slots begin in ``times``, and which a predicate selects."""
+        predicate = None if where is None else _Predicate(schema, where)
+        slot = KeySlot.of(schema) if stored_slot(schema) is not None else None
+        ranges: list[KeyRange] | None = [bounds]
+        if slot is not None and times != (None, None):
+            ranges = self._places(lease, schema, bounds).ranges(*bounds, times)
+        read.ranges += 1 if ranges is None else len(ranges)
+        read.filtered = read.filtered or ranges is None
+        for portion in self._portions(lease, schema, [bounds] if ranges is None else ranges):
+            read.rows += len(portion.rows)
+            kept = portion if ranges is not None or slot is None else _of_times(portion, slot, times)
+            yield kept if predicate is None else predicate.selected(kept)
 
     def _portions(self, lease: Lease, schema: TableSchema, ranges: Sequence[KeyRange]) -> Iterator[FixedRows]:
         """The rows of the ranges, those of short ones together: what is done to a portion costs as much as 500 rows."""
@@ -306,7 +281,9 @@ def rolled_batches(rolled: RolledUp, outputs: Sequence[str], limit: int | None) 
 # -- in words ---------------------------------------------------------------------------------------
 
 
-def _explained(schema: TableSchema, target: TableSchema, rollup: Rollup, lease: Lease, read: _Read, rows: int) -> str:
+def _explained(
+    schema: TableSchema, target: TableSchema, rollup: Rollup, lease: Lease, read: RowsRead, rows: int
+) -> str:
     by = ", ".join(rollup.by) or "nothing: one row"
     slots = f", slots of {rollup.step}" if rollup.step is not None else ""
     how = "all of them looked at, and filtered by their slots" if read.filtered else "no others looked at"

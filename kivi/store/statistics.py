@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kivi.events.views import later_of
+from kivi.model.questions import question_of
 from kivi.model.scans import Scan
-from kivi.model.schema import Measure, TableSchema
+from kivi.model.schema import OperatorCall, TableSchema
 from kivi.mvcc.shortage import Shortage
 from kivi.mvcc.snapshot import Reader
 from kivi.mvcc.watermark import Watermark
@@ -14,6 +15,7 @@ from kivi.runtime.histogram import Histogram
 from kivi.store.catalog import LATE
 from kivi.store.commits import Commits
 from kivi.store.host import Running
+from kivi.store.questions import Questions
 from kivi.store.reads import Reads
 from kivi.store.splitting import event_points, row_points
 
@@ -27,6 +29,7 @@ class Host(Running, Protocol):
     shortage: Shortage
     reader: Reader
     reads: Reads
+    questions: Questions
     commits: Commits
 
 
@@ -37,8 +40,8 @@ def table_statistics(store: Host, schema: TableSchema) -> dict[str, int]:
     if schema.kind != "event":
         return {}
     with store.snapshots.opened() as lease:
-        count = Scan(measures=(Measure("rows", "count", None),))
-        (counted,) = store.reads.scan(lease, schema, count)
+        count = question_of(schema, measures={"rows": OperatorCall("count")})
+        (counted,) = store.reads.scan(lease, schema, Scan(question=count))
         late = store.reads.get(lease, LATE, [(schema.origin,)], ("dropped",))[0]
         floor = store.retention.seen_at(schema.id, lease.ts)
     out = {"rows": counted.column(0)[0].as_py()} | ({} if floor is None else {"complete_since_us": floor})
@@ -123,8 +126,8 @@ def stats(store: Host) -> dict[str, int | float]:
         "stages": len(store.stages),
         "stage_bytes": store.stages.live_bytes,
         "late_dropped": store.commits.late_dropped,
-        "summary_blocks_known": store.reads.summary_blocks_known,
-        "summary_blocks_read": store.reads.summary_blocks_read,
+        "summary_blocks_known": store.questions.blocks_known,
+        "summary_blocks_read": store.questions.blocks_read,
         "tables": len(store.catalog.visible.by_id),
         "engine_errors_open": store.consolidator.engine_errors,
         **store.shortage.stats(),

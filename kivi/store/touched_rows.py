@@ -23,7 +23,7 @@ from kivi.delta.ops import Barrier
 from kivi.delta.runs import Array, Cells, DeltaRun, RunColumn, fitted, joined_columns, neutral_column, with_cts
 from kivi.delta.sources import Order, columns_used
 from kivi.delta.states import States
-from kivi.encoding.base_rows import is_wide
+from kivi.encoding.base_rows import Version, is_wide
 from kivi.encoding.event_names import POSITION, STAMP
 from kivi.encoding.key_slots import KeySlot
 from kivi.encoding.keys import key_width, large_binary
@@ -110,6 +110,8 @@ class TouchedRows:
         self._starts: Array = np.zeros(0, np.int64)
         self._keys = _Keys(pa.array([], pa.large_binary()))
         self._seen = np.zeros(0, np.bool_)
+        self._count = _count_of(aggregate)
+        self._is_known = False
         self._state = Combining(aggregate, _FEW_ROWS)
         self._portion = portion
         self._held: list[pa.RecordBatch] = []
@@ -170,9 +172,36 @@ class TouchedRows:
             self._saw(spared)
 
     @property
+    def few_keys(self) -> list[bytes] | None:
+        """The keys of these rows, if the rows themselves say how many events they have, and reading them is quicker
+        than reading the events: 10 us for each, where a block of a million events takes 100 ms."""
+        if self._count is None or not self.is_exact or not 0 < len(self._keys.keys) <= _FEW_ROWS:
+            return None
+        keys: list[bytes] = self._keys.keys.to_pylist()
+        return keys
+
+    def know(self, rows: Sequence[Version | None]) -> None:
+        """These are the rows of ``few_keys``: those that have more events than are removed have some that remain."""
+        assert self._count is not None and self._minus is not None
+        removed = self._minus.columns[self._count]
+        assert isinstance(removed, Cells)
+        low, high = removed.take(self._minus_at()).limbs()
+        held = [0 if row is None else row.cells[self._count] for row in rows]
+        self._seen |= np.array(held, np.int64) > low + (high << 32)
+        self._is_known = True
+
+    def _minus_at(self) -> Array:
+        """Where in ``_minus`` each of the rows is."""
+        assert self._minus is not None
+        at = np.empty(len(self._keys.keys), np.int64)
+        positions = self._keys.positions(self._minus.keys)
+        at[positions[positions >= 0]] = np.flatnonzero(positions >= 0)
+        return at
+
+    @property
     def is_open(self) -> bool:
         """Whether it has to look at more events."""
-        return not (self.is_exact and bool(self._seen.all()))
+        return not (self._is_known or (self.is_exact and bool(self._seen.all())))
 
     def see(self, events: Events) -> None:
         """These remain, of an aggregate that ``is_exact``."""
@@ -300,6 +329,13 @@ def keep(every: Sequence[TouchedRows], chunk: pa.RecordBatch) -> None:
     runs = _derived([rows.aggregate for rows in most], chunk, events)
     for rows, run in zip(most, runs, strict=True):
         rows.keep(run)
+
+
+def _count_of(aggregate: TableSchema) -> int | None:
+    """The column that has counted every event of a row since the aggregate was created; None: there is none."""
+    first = aggregate.measures[: aggregate.alterations[0].columns] if aggregate.alterations else aggregate.measures
+    counts = (i for i, one in enumerate(first) if (one.operator, one.source, one.where) == ("count", None, None))
+    return next(counts, None)
 
 
 def _has_inverse(column: Column) -> bool:

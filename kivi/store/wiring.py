@@ -31,6 +31,7 @@ from kivi.store.copies import Copies
 from kivi.store.event_tables import EventTables
 from kivi.store.opening import Parts
 from kivi.store.plans import GetPlan
+from kivi.store.questions import Questions
 from kivi.store.reads import Reads
 from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
@@ -139,8 +140,9 @@ class Wiring:
         self.load_stages, self.discard_stages = staging.load, staging.discard
         self.staged_bytes = staging.held_by
 
+        questions = self.questions = Questions(self.catalog, self.retention, self.timeline, self.settings.query_bytes)
         reads = self.reads = Reads(
-            self.catalog, self.reader, self.pending, self.leases, self.retention, self.event_tables, opened
+            self.catalog, self.reader, self.pending, self.leases, self.retention, self.event_tables, questions, opened
         )
         self.get, self.get_each, self.few_rows = reads.get, reads.get_each, reads.few_rows
         self.has_row, self.has_bounded_rows = reads.has_row, reads.has_bounded_rows

@@ -8,12 +8,15 @@ contents: what a stranger sent is checked against the schema by the server.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from kivi.errors import InvalidArgument, SchemaError
+from kivi.model.declarations import TimeSlot
 from kivi.model.expressions import COMPARISONS, Expr
 from kivi.model.expressions.nodes import check_shape
+from kivi.model.orders import Order
+from kivi.model.questions import Group, Question, Stored, Windows, question_of, windows_of
 from kivi.model.rollups import Rollup, rollup_of
 from kivi.model.schema import Alteration, Column, GroupKey, Measure, TableSchema
 from kivi.model.slots import Slot
@@ -186,6 +189,83 @@ def from_rollup(schema: TableSchema, rollup: pb.Rollup) -> Rollup:
         last=rollup.last_us if rollup.HasField("last_us") else None,
         measures=rollup.measures or None,
     )
+
+
+def to_order(order: Order) -> list[str]:
+    return [f"-{name}" if down else name for name, down in order]
+
+
+def to_question(question: Question) -> pb.Question:
+    computed = {name: to_expr(expression) for name, expression in question.computed}
+    windows = None
+    if question.windows is not None:
+        size = question.windows.size
+        windows = pb.Windows(
+            size="" if size is None else size.width,
+            tz="" if size is None else size.zone,
+            slide_us=question.windows.slide_us,
+            session_us=question.windows.session_us,
+        )
+    return pb.Question(
+        groups=[_to_group(item, question, computed) for item in question.group_by],
+        measures=to_measures(question.measures),
+        derived=[pb.Derived(name=name, expression=text) for name, text in question.target.derived],
+        start_us=question.start_us,
+        end_us=question.end_us,
+        having=None if question.having is None else to_expr(question.having),
+        order_by=to_order(question.order),
+        offset=question.offset,
+        columns=question.columns,
+        windows=windows,
+    )
+
+
+def _to_group(item: Group, question: Question, computed: Mapping[str, pb.Expr]) -> pb.Question.Group:
+    if isinstance(item, str):
+        return pb.Question.Group(name=item, source=item)
+    if isinstance(item, TimeSlot):
+        return pb.Question.Group(name=item.name, source=item.column, slot=item.slot.width, tz=item.slot.zone)
+    source = next(group.source for group in question.target.group_by if group.name == item[0])
+    return pb.Question.Group(name=item[0], expression=computed[source])
+
+
+def from_question(schema: TableSchema, question: pb.Question, stored: Stored) -> Question:
+    """Checked against the table; ``stored`` checks literals. Raises SchemaError, InvalidArgument."""
+    measures = from_measures(question.measures)
+    _check_twice("a question", [m.name for m in measures])
+    return question_of(
+        schema,
+        [_from_group(group) for group in question.groups],
+        {m.name: m.call for m in measures},
+        {d.name: d.expression for d in question.derived},
+        start=question.start_us if question.HasField("start_us") else None,
+        end=question.end_us if question.HasField("end_us") else None,
+        having=from_expr(question.having) if question.HasField("having") else None,
+        order_by=list(question.order_by),
+        offset=question.offset,
+        columns=question.columns or None,
+        windows=_from_windows(question.windows) if question.HasField("windows") else None,
+        stored=stored,
+    )
+
+
+def _check_twice(what: str, names: Sequence[str]) -> None:
+    if len(set(names)) != len(names):
+        raise SchemaError(f"{what} names a measure twice: {', '.join(names)}")
+
+
+def _from_group(group: pb.Question.Group) -> Group:
+    if group.HasField("expression"):
+        return group.name, from_expr(group.expression)
+    if group.slot:
+        return TimeSlot(group.source, Slot.parse(group.slot, group.tz or None), group.name)
+    return group.source
+
+
+def _from_windows(windows: pb.Windows) -> Windows:
+    slide_us = windows.slide_us if windows.HasField("slide_us") else None
+    session_us = windows.session_us if windows.HasField("session_us") else None
+    return windows_of(windows.size or None, slide_us, session_us, windows.tz or None)
 
 
 def to_measures(measures: Sequence[Measure]) -> list[pb.Measure]:

@@ -95,6 +95,33 @@ def test_rows(cli):
     assert len(cli.errors.splitlines()) == 1
 
 
+def test_sql_in_every_form(cli):
+    with cli.server.connect() as db:
+        db.create_event_table("asked", event_time="ts", columns={"ts": "timestamp", "v": "int64", "s": "string"})
+        db.append("asked", [{"ts": i, "v": i, "s": "a" if i % 2 else None} for i in range(4)])
+    text = "select s, sum(v) as total, max(ts) as last from asked where v > ?::int group by all order by total"
+    assert cli("sql", text, 0, "-o", "csv") == (
+        "s,total,last\n,2,1970-01-01T00:00:00.000002Z\na,4,1970-01-01T00:00:00.000003Z\n"
+    )
+    assert [json.loads(line) for line in cli("sql", "select s from asked limit 1", "-o", "json").splitlines()] == [
+        {"s": None}
+    ]
+    assert "total" in cli("sql", text, 0).splitlines()[0]
+    ran = subprocess.run(
+        [sys.executable, "-m", "kivi.cli", "sql", "select v from asked order by v", "-o", "arrow"],
+        capture_output=True,
+        check=True,
+        cwd=ROOT,
+        env=cli.environment,
+    )
+    with pa.ipc.open_stream(ran.stdout) as reader:
+        assert reader.read_all().to_pydict() == {"v": [0, 1, 2, 3]}
+    cli("sql", "drop table asked", code=1)
+    assert "only a statement that reads" in cli.errors
+    cli("put", "accounts", 77, "name=x", "-o", "arrow", code=1)
+    cli("get", "accounts", 77, code=1)  # nothing was done
+
+
 def test_errors_are_one_line_and_wrong_usage_is_2(cli):
     for arguments in (
         ["get", "nothing", 1],

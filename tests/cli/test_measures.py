@@ -98,6 +98,28 @@ def test_measures_are_declared_described_and_read(tmp_path: Path, capsys: pytest
         rolled = cli("rollup", "agg", "--columns", "n,quantile(latency, 1)", "-o", "csv").splitlines()
         assert rolled[0] == 'n,"quantile(latency, 1)"'
         assert rolled[1].startswith("100,")
+        asked = cli(
+            "query", "ev", "--measure", "n=count where status >= 210", "--measure", "latency=quantiles:x:accuracy=0.01",
+            "--by", "g", "--by", "high=x > 50", "--where", "x < 90", "--derived", "p=quantile(latency, 1)",
+            "--having", "n > 5 & high", "--order-by=-g", "--columns", "g,high,n", "-o", "csv",
+        )  # fmt: skip
+        assert asked.splitlines() == ["g,high,n", "1,true,20", "0,true,19"]
+        windows = cli(
+            "query", "ev", "--measure", "n=count", "--size", "40us", "--slide", "20us", "--limit", 2, "-o", "json"
+        )
+        assert [json.loads(line)["n"] for line in windows.splitlines()] == [20, 40]
+        slots = cli(
+            "query", "ev", "--measure", "n=count", "--by", "s=ts/50us", "--where", "_commit_ts > 0", "-o", "csv"
+        )
+        assert [line.split(",")[1] for line in slots.splitlines()] == ["n", "50", "50"]
+        assert "25" in cli("query", "agg", "--measure", "late=combine:late", "--by", "g", "--having", "late > 0")
+        assert json.loads(cli("query", "agg", "-o", "json"))["n"] == 100
+        sessions = cli(
+            "query", "ev", "--measure", "n=count", "--session", "5us", "--where", "x < 10 | x > 80", "-o", "csv"
+        )
+        assert [line.split(",")[2] for line in sessions.splitlines()] == ["n", "10", "19"]
+        ordered = cli("scan", "ev", "--order-by=-x", "--offset", 1, "--limit", 2, "--columns", "x", "-o", "csv")
+        assert ordered.split() == ["x", "98", "97"]
 
 
 # -- verify -------------------------------------------------------------------------------------------------

@@ -36,9 +36,15 @@ def place(e: endpoints.Endpoint) -> dict[str, Any]:
 
 
 def events() -> list[dict[str, Any]]:
-    """Every endpoint, 30 slots of 5 s, one call more for each slot that has passed."""
+    """Every endpoint, 30 slots of 5 s, one call more for each slot that has passed; every ninth of them fails."""
     return [
-        {**place(e), "ts": START_US + slot * WIDTHS["5s"] + call, "resp_time_us": 1_000 * e.endpoint_id + slot}
+        {
+            **place(e),
+            "ts": START_US + slot * WIDTHS["5s"] + call,
+            "resp_time_us": 1_000 * e.endpoint_id + slot * 17 % 30,
+            "status": 503 if call % 9 == 8 else 200,
+            "trace_id": f"{e.endpoint_id:08x}{slot:08x}{call:016x}",
+        }
         for e in endpoints.ENDPOINTS
         for slot in range(30)
         for call in range(slot + 1)
@@ -64,9 +70,8 @@ class Stand:
             self.fill_trace()
 
     def fill_trace(self) -> None:
-        columns = ("service", "ts", "context_tokens", "generated_tokens")
-        requests = [{**r._asdict(), "ts": r.ts_us} for r in trace.requests()]
-        self.db.append("llm_requests", [{name: r[name] for name in columns} for r in requests])
+        requests = [r._asdict() for r in trace.requests()]
+        self.db.append("llm_requests", [{"ts": r.pop("ts_us"), **r} for r in requests])
 
     def get(self, path: str) -> dict[str, Any]:
         with urllib.request.urlopen(self.address.rstrip("/") + path, timeout=20) as answer:

@@ -51,9 +51,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stand]:
 
 @pytest.mark.parametrize("name", RANGES)
 def test_every_level_and_range_agrees_with_the_events(filled: Stand, name: str) -> None:
-    chosen = RANGES[name]
-    last = START_US + 29 * WIDTHS["5s"]
-    first = last - last % chosen.width_us - (chosen.slots - 1) * chosen.width_us
+    first = first_shown(name)
 
     def expected(column: str, where: Callable[[dict[str, Any]], bool] = lambda e: True) -> dict[str, tuple[int, int]]:
         return recount(column, lambda e: e["ts"] >= first and where(e))
@@ -76,11 +74,41 @@ def test_a_view_is_of_one_snapshot_and_names_it(filled: Stand) -> None:
     assert (anomaly["endpoint_id"], anomaly["resp_time_us"], anomaly["previous_sum_us"]) == (255, 121_000, 30_000)
 
 
+def test_errors_and_the_slowest_trace_are_those_of_the_events_shown(filled: Stand) -> None:
+    """Of endpoints and of all: 1 min leaves out the slots where other traces are the slowest."""
+    path = "&customer=acme&application=search&server=search-1"
+    for name in RANGES:
+        shown = [e for e in events() if e["ts"] >= first_shown(name)]
+        view = filled.get(f"/api/view?range={name}{path}")
+        mine = {str(n): [e for e in shown if e["endpoint_id"] == n] for n in (255, 256)}
+        assert {key: (c[9], c[10]) for key, c in view["children"].items()} == {
+            key: (failed(of), slowest(of)) for key, of in mine.items()
+        }
+        totals = filled.get(f"/api/view?range={name}")["totals"]
+        assert (totals["errors"], totals["slowest_trace_id"]) == (failed(shown), slowest(shown))
+
+
+def failed(found: list[dict[str, Any]]) -> int:
+    return sum(e["status"] >= 500 for e in found)
+
+
+def slowest(found: list[dict[str, Any]]) -> str:
+    return str(max(found, key=lambda e: (e["resp_time_us"], -e["ts"]))["trace_id"])
+
+
+def first_shown(name: str) -> int:
+    chosen = RANGES[name]
+    last = START_US + 29 * WIDTHS["5s"]
+    return last - last % chosen.width_us - (chosen.slots - 1) * chosen.width_us
+
+
 def test_the_traces_panel(filled: Stand) -> None:
     for name, width_us in {"5m": 300_000_000, "24h": 3_600_000_000}.items():
         found = filled.get(f"/api/view?range={name}")["llm"]["services"]
         expected = trace.recount(trace.requests(), width_us)
-        assert {(name, r[0]): trace.Row(*r[1:]) for name, rows in found.items() for r in rows} == expected
+        assert {(name, r[0]): trace.Row(*r[1:-1]) for name, rows in found.items() for r in rows} == expected
+        requests = {r.trace_id: r.generated_tokens for r in trace.requests()}
+        assert all(requests[r[-1]] == r[5] for rows in found.values() for r in rows)
 
 
 def test_an_empty_store_is_not_an_error(stand: Stand) -> None:
@@ -259,6 +287,17 @@ def test_the_page_shows_what_the_store_says(stand: Stand, browser: Any) -> None:
         found = cells(browser, f"#children tr[data-child={row['customer']}]")
         assert found[:2] == [row["customer"], f"{row['invocations']:,}"]
         assert float(found[2]) == pytest.approx(row["avg_resp_time"] / 1_000, abs=0.51)
+        mine = [e for e in events() if e["customer"] == row["customer"]]
+        assert found[4] == slowest(mine)
+        assert [float(text) for text in found[5:8]] == pytest.approx(
+            [row[name] / 1_000 for name in ("p50", "p95", "p99")], abs=0.51
+        )
+        assert found[8] == f"{100 * failed(mine) / len(mine):.1f} %"
+        assert float(found[9]) == pytest.approx(row["apdex"], abs=0.005)
+    assert shown(browser, "#total-trace") == slowest(events())
+    assert shown(browser, "#total-errors").split() == [
+        f"{100 * failed(events()) / len(events()):.1f}", "%", f"({failed(events())})",
+    ]  # fmt: skip
     whole = [r for r in trace.requests() if r.service == "code"]
     assert cells(browser, "#services tr[data-service=code]")[:4] == [
         "code", f"{len(whole):,}", f"{sum(r.context_tokens for r in whole):,}",

@@ -58,9 +58,9 @@ def test_the_demonstration_proves_its_sums(tmp_path: Path, home: Path) -> None:
         said = process.stdout.read()
     assert process.wait() == 0, said
     assert len(re.findall("kill -9 of the whole Spark job", said)) == 2
-    assert len(re.findall(r"^  proved: ", said, re.MULTILINE)) == 7
+    assert len(re.findall(r"^  proved: ", said, re.MULTILINE)) == 11
     assert "WRONG" not in said
-    assert "All sums are proved: 7 of 7 checks." in said
+    assert "All sums are proved: 11 of 11 checks." in said
     assert "each of the 28,185 requests of the real trace once" in said
     assert left_behind(data) == []
 

@@ -141,8 +141,12 @@ def test_two_of_one_name_judge_each_event_once_and_a_table_made_anew_begins_anew
         db.append("calls", [call(0, 5), call(1, 11)])
         assert (step(db, what, "mine"), step(db, what, "mine")) == (1, None)
         db.create_aggregate("by_slot", source="calls", group_by=["ts"], measures={"n": kivi.count()})
-        with pytest.raises(kivi.InvalidArgument, match="how long calls took"):
-            watched(db, "by_slot")
+        us = {"total": kivi.sum("resp_time_us"), "n": kivi.count(), "most": kivi.max("resp_time_us")}
+        monthly = kivi.time_slot("ts", "1month", tz="Europe/Madrid")
+        db.create_aggregate("monthly", source="calls", group_by=["endpoint_id", monthly], measures=us)
+        for name in ("by_slot", "monthly"):
+            with pytest.raises(kivi.InvalidArgument, match="how long calls took"):
+                watched(db, name)
 
 
 def test_one_name_for_two_aggregates_is_two_places() -> None:

@@ -32,7 +32,16 @@ def moment(minute: int, second: int = 0) -> dt.datetime:
 
 def event(endpoint_id: int, at: dt.datetime, ms: int) -> str:
     place = {"customer": "acme", "application": "shop", "server": "shop-1"}
-    return json.dumps({**place, "endpoint_id": endpoint_id, "ts_us": micros(at), "resp_time_us": ms * 1_000})
+    return json.dumps(
+        {
+            **place,
+            "endpoint_id": endpoint_id,
+            "ts_us": micros(at),
+            "resp_time_us": ms * 1_000,
+            "status": 200,
+            "trace_id": f"{endpoint_id}/{micros(at)}",
+        }
+    )
 
 
 class Job:

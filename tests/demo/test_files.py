@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections import Counter
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -49,6 +50,8 @@ def test_the_trace_is_all_there() -> None:
     assert {service: len(found) for service, found in by_service.items()} == {"code": 8_819, "conv": 19_366}
     first = by_service["code"][0]
     assert (first.context_tokens, first.generated_tokens) == (4808, 10)
+    assert len({r.trace_id for r in requests}) == len(requests)
+    assert Counter(r.status for r in requests) == {200: 27_895, 503: 290}
 
 
 def test_the_trace_comes_with_its_attribution() -> None:
@@ -69,20 +72,23 @@ def test_landing_the_trace_keeps_every_line(tmp_path: Path, pieces: int) -> None
     again.mkdir()
     trace.land_trace(again, pieces)
     assert [path.read_bytes() for path in landed(again)] == [path.read_bytes() for path in landed(tmp_path)]
-    found = [trace.Request(service, trace.timestamp_us(ts), int(c), int(g)) for service, ts, c, g in lines]
+    found = [
+        trace.Request(service, trace.timestamp_us(ts), int(c), int(g), int(status), trace_id)
+        for service, ts, c, g, status, trace_id in lines
+    ]
     assert sorted(found) == sorted(trace.requests())
 
 
 def test_a_recount_by_hand() -> None:
     minute = 60_000_000
     events = [
-        trace.Request("a", 10, 5, 1),
-        trace.Request("a", minute - 1, 7, 2),
-        trace.Request("a", minute, 1, 9),
-        trace.Request("b", 3, 4, 4),
+        trace.Request("a", 10, 5, 1, 200, ""),
+        trace.Request("a", minute - 1, 7, 2, 500, ""),
+        trace.Request("a", minute, 1, 9, 503, ""),
+        trace.Request("b", 3, 4, 4, 499, ""),
     ]
     assert trace.recount(events, minute) == {
-        ("a", 0): trace.Row(2, 12, 3, 7, 2),
-        ("a", minute): trace.Row(1, 1, 9, 1, 9),
-        ("b", 0): trace.Row(1, 4, 4, 4, 4),
+        ("a", 0): trace.Row(2, 12, 3, 7, 2, 1),
+        ("a", minute): trace.Row(1, 1, 9, 1, 9, 1),
+        ("b", 0): trace.Row(1, 4, 4, 4, 4, 0),
     }

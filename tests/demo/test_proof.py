@@ -23,6 +23,7 @@ from apm_demo.proof import (
     expected_anomalies,
     invocations,
     off_percentiles,
+    off_traces,
     prove_live,
     prove_trace,
     raw_values,
@@ -33,8 +34,8 @@ SLOT = DETECTOR.width_us
 PLACE = ("acme", "search", "search-1", 255)
 # Two files: the second slot has one event that is slower than twice the first one's average of 15 ms, and one not.
 FILES = [
-    [Invocation(*PLACE, 1 * SLOT + 10, 10_000), Invocation(*PLACE, 1 * SLOT + 20, 20_000)],
-    [Invocation(*PLACE, 2 * SLOT + 30, 121_000), Invocation(*PLACE, 2 * SLOT + 40, 30_000)],
+    [Invocation(*PLACE, 1 * SLOT + 10, 10_000, 200, "a"), Invocation(*PLACE, 1 * SLOT + 20, 20_000, 503, "b")],
+    [Invocation(*PLACE, 2 * SLOT + 30, 121_000, 499, "c"), Invocation(*PLACE, 2 * SLOT + 40, 30_000, 500, "d")],
 ]
 
 
@@ -78,21 +79,32 @@ def wrong(findings: list[Finding]) -> str:
 def test_what_is_right_is_proved(db: Any, folder: Path) -> None:
     bring(db)
     with db.snapshot() as snapshot:
-        findings = prove_live(snapshot, folder, answered=4)
+        findings = prove_live(snapshot, folder, answered=4, failed=2)
     assert wrong(findings) == ""
-    assert len(findings) == 6
+    assert len(findings) == 7
 
 
 def one_more_event(db: Any, folder: Path) -> None:
-    db.append("invocations", [row(Invocation(*PLACE, 7 * SLOT, 5))])
+    db.append("invocations", [row(Invocation(*PLACE, 7 * SLOT, 5, 200, "e"))])
 
 
 def one_event_less(db: Any, folder: Path) -> None:
-    land(folder, "part-9.jsonl", [json.dumps(Invocation(*PLACE, 7 * SLOT, 5)._asdict())])
+    land(folder, "part-9.jsonl", [json.dumps(Invocation(*PLACE, 7 * SLOT, 5, 200, "e")._asdict())])
 
 
 def a_microsecond_more(db: Any, folder: Path) -> None:
-    events = [FILES[0][0]._replace(resp_time_us=10_001), FILES[0][1]]
+    respell(folder, FILES[0][0]._replace(resp_time_us=10_001), FILES[0][1])
+
+
+def another_error(db: Any, folder: Path) -> None:
+    respell(folder, FILES[0][0]._replace(status=500), FILES[0][1])
+
+
+def another_trace(db: Any, folder: Path) -> None:
+    respell(folder, FILES[0][0], FILES[0][1]._replace(trace_id="x"))
+
+
+def respell(folder: Path, *events: Invocation) -> None:
     land(folder, "part-0.jsonl", (json.dumps(event._asdict()) for event in events))
 
 
@@ -118,6 +130,8 @@ def a_batch_that_miscounts(db: Any, folder: Path) -> None:
         (one_more_event, "endpoint_5s"),
         (one_event_less, "customer_1h"),
         (a_microsecond_more, "server_5m"),
+        (another_error, "application_5s"),
+        (another_trace, "the trace id is x in the files, b in the store"),
         (an_anomaly_twice, "anomaly"),
         (a_file_in_two_batches, "file part-0.jsonl"),
         (a_batch_that_miscounts, "events of batch"),
@@ -127,36 +141,37 @@ def test_a_planted_error_is_found(db: Any, folder: Path, spoil: Callable[[Any, P
     bring(db)
     spoil(db, folder)
     with db.snapshot() as snapshot:
-        findings = prove_live(snapshot, folder, answered=4)
+        findings = prove_live(snapshot, folder, answered=4, failed=2)
     assert says in wrong(findings)
 
 
 def test_a_missed_anomaly_is_found(db: Any, folder: Path) -> None:
     bring(db, anomalies=0)
     with db.snapshot() as snapshot:
-        assert "anomaly" in wrong(prove_live(snapshot, folder, answered=4))
+        assert "anomaly" in wrong(prove_live(snapshot, folder, answered=4, failed=2))
 
 
 def test_an_event_that_never_landed_is_found(db: Any, folder: Path) -> None:
     bring(db)
     with db.snapshot() as snapshot:
-        assert "numbers differ" in wrong(prove_live(snapshot, folder, answered=5))
+        assert "numbers differ" in wrong(prove_live(snapshot, folder, answered=5, failed=2))
+        assert "numbers differ" in wrong(prove_live(snapshot, folder, answered=4, failed=1))
 
 
 def test_nothing_at_all_is_not_a_proof(db: Any, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with db.snapshot() as snapshot:
-        assert "are 0" in wrong(prove_live(snapshot, empty, answered=0))
+        assert "are 0" in wrong(prove_live(snapshot, empty, answered=0, failed=0))
 
 
 def requests() -> list[dict[str, Any]]:
-    return [{**request._asdict(), "ts": request.ts_us} for request in trace.requests()]
+    found = [request._asdict() for request in trace.requests()]
+    return [{"ts": request.pop("ts_us"), **request} for request in found]
 
 
 def append_trace(db: Any, events: list[dict[str, Any]]) -> list[Finding]:
-    columns = ("service", "ts", "context_tokens", "generated_tokens")
-    db.append("llm_requests", [{name: event[name] for name in columns} for event in events])
+    db.append("llm_requests", events)
     with db.snapshot() as snapshot:
         return prove_trace(snapshot)
 
@@ -175,6 +190,27 @@ def test_percentiles_that_no_raw_value_supports_are_found() -> None:
     assert said == "t a: the sorted values say p95 30, the store 29.6"
     del right["b"]
     assert len(off_percentiles("t", raw, right)) == 2
+
+
+def test_a_trace_id_of_another_call_is_found() -> None:
+    raw = {"a": [(5, 30, "late"), (5, 10, "early"), (5, 10, "as early"), (4, 1, "quick")], "b": [(1, 1, "b")]}
+    for right in ("early", "as early"):
+        assert off_traces("t", raw, {"a": right, "b": "b"}) == []
+    (said,) = off_traces("t", raw, {"a": "late", "b": "b"})
+    assert said == "t a: the trace id is as early or early in the files, late in the store"
+    assert len(off_traces("t", raw, {"a": "quick", "c": "b"})) == 3
+
+
+def test_a_request_that_failed_after_all_and_one_of_another_trace_are_found(db: Any) -> None:
+    events = requests()
+    spared = next(event for event in events if event["status"] == 503)
+    spared["status"] = 200
+    longest = max(events, key=lambda event: event["generated_tokens"])
+    longest["trace_id"] = "x"
+    said = wrong(append_trace(db, events))
+    assert "llm_5m" in said
+    assert "llm_1h" in said
+    assert "x in the store" in said
 
 
 def test_a_request_twice_is_found(db: Any) -> None:

@@ -31,7 +31,8 @@ def test_calls_of_the_web_service_are_invocations_though_the_server_is_killed(tm
                         server.restart()
                     for e in ENDPOINTS:
                         url = f"http://127.0.0.1:{ports[e.server]}{e.path}"
-                        client.request(e.method, url, params={"q": "python"}).raise_for_status()
+                        sent = {} if turn % 2 else {"traceparent": f"00-{turn + 1:032x}-{e.endpoint_id:016x}-01"}
+                        client.request(e.method, url, params={"q": "python"}, headers=sent).raise_for_status()
                         answered[e.customer, e.application, e.server, e.path, e.method] += 1
                 assert client.post(f"http://127.0.0.1:{ports['shop-1']}/cart").status_code == 405  # no endpoint
             service.terminate()
@@ -47,6 +48,9 @@ def test_calls_of_the_web_service_are_invocations_though_the_server_is_killed(tm
     assert sum(row["calls"] for row in calls) == len(events)
     assert sum(row["sum_duration_us"] for row in calls) == sum(row["duration_us"] for row in events)
     assert max(row["slowest_us"] for row in calls) == max(row["duration_us"] for row in events)
-    # The service measured the same calls by itself, inside of what the spans measure.
+    # The service measured the same calls by itself, inside of what the spans measure, and names the same traces.
     landed = [json.loads(line) for file in (tmp_path / "landing").iterdir() for line in file.read_text().splitlines()]
     assert sum(event["resp_time_us"] for event in landed) <= sum(row["duration_us"] for row in events)
+    traces = Counter(event["trace_id"] for event in landed)
+    assert traces == Counter(row["trace_id"].hex() for row in events)
+    assert all(traces[f"{turn + 1:032x}"] == len(ENDPOINTS) for turn in range(0, CALLS, 2))

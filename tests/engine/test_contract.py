@@ -65,6 +65,35 @@ def reopen(kind: str, tmp_path: Path) -> Callable[[Engine], Engine]:
     return again
 
 
+def test_a_range_is_deleted_before_the_rest_of_its_batch(engine: Engine, reopen: Callable[[Engine], Engine]) -> None:
+    engine.write(batch({b"a": b"1", b"b": b"2", b"c": b"3", b"d": b"4"}))
+    made = WriteBatch()
+    made.put(b"b", b"new")
+    made.delete_range(b"b", b"d")
+    made.delete_range(b"x", b"z")
+    assert len(made) == 3
+    before = engine.scan(b"", None)
+    engine.write(made)
+    left = [(b"a", b"1"), (b"b", b"new"), (b"d", b"4")]
+    assert list(engine.scan(b"", None)) == left
+    assert engine.get_many([b"b", b"c"]) == [b"new", None]
+    assert [key for key, _ in before] == [b"a", b"b", b"c", b"d"]
+    engine.flush()
+    assert list(reopen(engine).scan(b"", None)) == left
+
+
+def test_a_crash_takes_back_a_range_with_its_batch() -> None:
+    engine = MemoryEngine()
+    engine.write(batch({b"a": b"1", b"b": b"2"}))
+    engine.flush()
+    made = WriteBatch()
+    made.delete_range(b"a", b"c")
+    made.put(b"b", b"new")
+    engine.write(made)
+    engine.crash()
+    assert list(engine.scan(b"", None)) == [(b"a", b"1"), (b"b", b"2")]
+
+
 def test_a_batch_knows_its_order_and_size() -> None:
     made = batch({b"key": b"value", b"gone": None})
     assert list(made) == made.ops == [(b"key", b"value"), (b"gone", None)]

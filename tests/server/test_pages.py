@@ -46,18 +46,19 @@ def made(count: int, error: Exception | None) -> Iterator[Page]:
 def test_pages_come_in_order_however_they_are_read(ahead: list[bool], count: int, fails: bool) -> None:
     error = DataLoss("a block is damaged") if fails else None
     room = threading.Semaphore(1)
-    pages = Pages(made(count, error), room)
+    pool = ThreadPoolExecutor(1)
+    pages = Pages(made(count, error), room, pool)
     steps = iter(ahead)
 
     def read() -> Page:
         if next(steps, False):
-            pages.read_ahead(pool)
+            pages.read_ahead()
             assert pages.ahead is not None
         page = pages.next()
         assert pages.ahead is None
         return page
 
-    with ThreadPoolExecutor(1) as pool:
+    with pool:
         for i in range(count):
             assert read() == (b"%d" % i, i < count - 1)
         with pytest.raises(DataLoss if fails else StopIteration):
@@ -67,21 +68,22 @@ def test_pages_come_in_order_however_they_are_read(ahead: list[bool], count: int
 
 def test_only_so_many_pages_are_read_ahead() -> None:
     room = threading.Semaphore(2)
-    scans = [Pages(made(3, None), room) for _ in range(4)]
-    with ThreadPoolExecutor(1) as pool:
+    pool = ThreadPoolExecutor(1)
+    scans = [Pages(made(3, None), room, pool) for _ in range(4)]
+    with pool:
         for pages in scans:
-            pages.read_ahead(pool)
+            pages.read_ahead()
         assert [pages.ahead is not None for pages in scans] == [True, True, False, False]
         scans[0].close()
         scans[0].close()
-        scans[0].read_ahead(pool)
+        scans[0].read_ahead()
         assert scans[0].ahead is None  # it is closed
         assert scans[1].next() == (b"0", True)
         for pages in scans[1:]:
-            pages.read_ahead(pool)
+            pages.read_ahead()
         assert [pages.ahead is not None for pages in scans] == [False, True, True, False]
         assert [pages.next() for pages in scans[1:]] == [(b"1", True), (b"0", True), (b"0", True)]
-    scans[1].read_ahead(pool)  # which is shut down
+    scans[1].read_ahead()  # which is shut down
     assert scans[1].next() == (b"2", False)
     assert [room.acquire(blocking=False) for _ in range(3)] == [True, True, False]
 
@@ -93,9 +95,10 @@ def test_an_error_that_was_read_ahead_holds_nothing() -> None:
     try:
         for asked in (True, False):
             held = HeldScan()
-            pages = Pages(held.pages(), threading.Semaphore(1))
-            with ThreadPoolExecutor(1) as pool:
-                pages.read_ahead(pool)
+            pool = ThreadPoolExecutor(1)
+            pages = Pages(held.pages(), threading.Semaphore(1), pool)
+            with pool:
+                pages.read_ahead()
             if asked:
                 with pytest.raises(DataLoss):
                     pages.next()

@@ -27,9 +27,9 @@ from pyspark.sql.streaming.datasource import ReadMaxRows
 
 import kivi
 from kivi.spark.offsets import StreamDataLoss
-from kivi.spark.options import Options
+from kivi.spark.options import Options, _clients
 from kivi.spark.schemas import Target, spark_schema
-from kivi.spark.tail import EventTail
+from kivi.spark.tail import EventTail, stream_schema
 from tests.serverproc import ServerProcess
 from tests.spark import tail_job
 from tests.spark.helpers import COLUMNS, committed, create, forget_last, wait_for_job
@@ -503,8 +503,122 @@ def test_events_that_were_retracted(db: Any, server: ServerProcess, table: str, 
     options = Options.of({"table": table, "endpoint": server.endpoint, "retractions": "Ignore"})
     lenient = EventTail(options, target, spark_schema(target))
     assert sum(batch.num_rows for batch in lenient.read(part)) == 2
-    with pytest.raises(kivi.InvalidArgument, match="retractions"):
-        Options.of({"table": table, "retractions": "deliver"})
+    with pytest.raises(kivi.InvalidArgument, match='retractions is "fail", "ignore" or "deliver"'):
+        Options.of({"table": table, "retractions": "tell"})
+
+
+def _marked(rows: list[Any]) -> list[tuple[int, int, bool]]:
+    return [(row["_commit_ts"], row["seq"], row["_retracted"]) for row in rows]
+
+
+def test_retracted_events_are_delivered_once_though_a_batch_is_repeated(
+    spark: Any, db: Any, server: ServerProcess, table: str, written: Written, tmp_path: Path
+) -> None:
+    """R22: marked, where the retraction was committed, and those alone that an earlier batch had."""
+    stream = Stream(spark, server.endpoint, table, tmp_path / "checkpoint")
+    deliver = {"retractions": "deliver", "commitTs": "true"}
+    written.append(5, 5)
+    stream.run(**deliver)
+    assert _marked(stream.batches[0]) == [(at, event["seq"], False) for at, event in written.events]
+
+    def retract(where: Any) -> int:
+        with db.transaction() as tx:
+            assert tx.retract(table, where=where) == 3
+        return int(tx.commit_ts)
+
+    keeps = db.snapshot()  # the values of what is retracted stay as long as it may see them
+    keeps.__enter__()
+    assert keeps.ts == written.events[-1][0]
+    (late,) = written.append(4)
+    gone = retract(kivi.col("seq").isin([2, 6, 11]))  # 11 is in no batch yet
+    (last,) = written.append(1)
+    stream.run(**deliver)
+    expected = [(late, seq, False) for seq in (12, 13, 14)]
+    expected += [(gone, 2, True), (gone, 6, True), (last, 15, False)]
+    assert _marked(stream.batches[1]) == expected
+
+    # As if Spark had been killed before it noted the batch: it is run again, though more has been retracted since.
+    alone = retract(kivi.col("seq").isin([1, 12, 15]))
+    assert forget_last(stream.checkpoint) == 1
+    stream.run(**deliver)
+    assert [number for number, _ in stream.every] == [0, 1, 1, 2]
+    assert _marked(stream.batches[1]) == expected
+    assert _marked(stream.batches[2]) == [(alone, seq, True) for seq in (1, 12, 15)]  # a batch of its own
+    stream.run(**deliver)
+    assert len(stream.every) == 4
+    keeps.close()
+
+    copy: Counter[int] = Counter()
+    for number in range(3):
+        for row in stream.batches[number]:
+            copy[row["seq"]] += -1 if row["_retracted"] else 1
+    with db.snapshot() as snapshot:
+        held = {row["seq"]: 1 for row in snapshot.scan(table)}
+    assert {seq: count for seq, count in copy.items() if count} == held
+
+
+def test_a_new_stream_is_not_told_of_retractions_from_before_it(
+    db: Any, server: ServerProcess, table: str, written: Written
+) -> None:
+    """Cut into many tasks, or batches, though the values are gone: it has never had these events."""
+    written.append(5, 5, 5)
+    with db.transaction() as tx:
+        assert tx.retract(table, where=kivi.col("seq").isin([2, 7])) == 2
+    written.append(5)
+    db.consolidate()
+    target = Target.of(db, table)
+    for retractions in ("fail", "ignore", "deliver"):
+        given = {"table": table, "endpoint": server.endpoint, "retractions": retractions, "partitionRows": "3"}
+        options = Options.of(given)
+        reader = EventTail(options, target, stream_schema(target, options))
+        start = reader.initialOffset()
+        for rows in (5, 1_000):
+            at, seen = start, []
+            while (end := reader.latestOffset(at, ReadMaxRows(rows))) != at:
+                for part in reader.partitions(at, end):
+                    seen += [seq for batch in reader.read(part) for seq in batch.column("seq").to_pylist()]
+                at = end
+            assert seen == [seq for seq in written.seqs() if seq not in (2, 7)]
+
+
+def test_a_stream_that_is_behind_a_retraction_whose_values_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it has not read yet is read no more: an error that says so, or what is left. A new stream lacks nothing."""
+    opened: Any = kivi.open(tmp_path / "store")
+    with opened as db:
+        monkeypatch.setitem(_clients, (os.getpid(), "here", None, None), db)
+        create(db, "events")
+        written = Written(db, "events")
+        written.append(5)
+        target = Target.of(db, "events")
+
+        def tail(retractions: str) -> EventTail:
+            options = Options.of({"table": "events", "endpoint": "here", "retractions": retractions})
+            return EventTail(options, target, stream_schema(target, options))
+
+        def seqs(reader: EventTail, start: Any, end: Any) -> list[int]:
+            batches = [batch for part in reader.partitions(start, end) for batch in reader.read(part)]
+            return [seq for batch in batches for seq in batch.column("seq").to_pylist()]
+
+        every = ReadMaxRows(100)
+        start = tail("fail").latestOffset(tail("fail").initialOffset(), every)
+        written.append(5)
+        end = tail("fail").latestOffset(start, every)
+        with db.transaction() as tx:
+            assert tx.retract("events", where=kivi.col("seq") == 7) == 1
+        consolidator = db.store.consolidator
+        consolidator.close()  # which flushes
+        while db.describe("events")["statistics"]["retracted_in_blocks"]:
+            consolidator.compact()
+        for retractions in ("fail", "deliver"):
+            with pytest.raises(kivi.EventsRetracted, match="before the stream read them"):
+                seqs(tail(retractions), start, end)
+        assert seqs(tail("ignore"), start, end) == [6, 8, 9, 10]
+        for retractions in ("fail", "ignore", "deliver"):
+            new = tail(retractions)
+            begin = new.initialOffset()
+            assert seqs(new, begin, new.latestOffset(begin, every)) == [1, 2, 3, 4, 5, 6, 8, 9, 10]
 
 
 # -- aggregates -------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -196,18 +197,23 @@ class World:
                 assert by_key(table, tx.scan(table)) == rows, (table, "own writes")
         self.model.commits.append((tx.commit_ts, some))
 
-    def move(self) -> None:
-        store = self.driver.store
-        self.driver.db.consolidate()
-        whole = store.retention.set_floor
+    @contextmanager
+    def floors_noted(self) -> Iterator[None]:
+        retention = self.driver.store.retention
+        whole = retention.set_floor
 
         def set_floor(schema: Any, time_us: int) -> int:
             cts = whole(schema, time_us)
             self.model.floors[schema.name].append((cts, time_us))
             return cts
 
-        with patch.object(store.retention, "set_floor", set_floor):
-            store.housekeeping.move_floors()
+        with patch.object(retention, "set_floor", set_floor):
+            yield
+
+    def move(self) -> None:
+        self.driver.db.consolidate()
+        with self.floors_noted():
+            self.driver.store.housekeeping.move_floors()
         for table, (_, minutes, retention) in AGGREGATES.items():
             floor = self.model.floor(table, 2**62)
             if retention is None or floor is None:
@@ -225,13 +231,14 @@ class World:
         self.driver.store.consolidator.run_light()
 
     def erase(self) -> None:
-        before = self.driver.store.forgetting.rows_erased
+        before = self.driver.store.forgetting.erased
         erase(self.driver)
         self.driver.store.consolidator.sweep()
-        self.erased += self.driver.store.forgetting.rows_erased - before
+        self.erased += self.driver.store.forgetting.erased - before
 
     def step_of_the_background(self) -> None:
-        self.driver.store.housekeeping.step()
+        with self.floors_noted():
+            self.driver.store.housekeeping.step()
 
     def crash(self) -> None:
         self.snapshots.clear()

@@ -33,7 +33,7 @@ class Hello(_message.Message):
     def __init__(self, version: _Optional[str] = ..., limits: _Optional[_Union[_types_pb2.Limits, _Mapping]] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each", "retract")
+    __slots__ = ("id", "txn", "operations", "timeout_ms", "first", "body_bytes", "begin", "get", "scan_open", "scan_next", "apply", "commit", "release", "renew", "outcome", "commit_each", "retract", "sql")
     ID_FIELD_NUMBER: _ClassVar[int]
     TXN_FIELD_NUMBER: _ClassVar[int]
     OPERATIONS_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Request(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     COMMIT_EACH_FIELD_NUMBER: _ClassVar[int]
     RETRACT_FIELD_NUMBER: _ClassVar[int]
+    SQL_FIELD_NUMBER: _ClassVar[int]
     id: int
     txn: int
     operations: _containers.RepeatedCompositeFieldContainer[Operation]
@@ -68,7 +69,8 @@ class Request(_message.Message):
     outcome: Outcome
     commit_each: CommitEach
     retract: Retract
-    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ..., retract: _Optional[_Union[Retract, _Mapping]] = ...) -> None: ...
+    sql: Sql
+    def __init__(self, id: _Optional[int] = ..., txn: _Optional[int] = ..., operations: _Optional[_Iterable[_Union[Operation, _Mapping]]] = ..., timeout_ms: _Optional[int] = ..., first: _Optional[_Union[Begin, _Mapping]] = ..., body_bytes: _Optional[int] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., get: _Optional[_Union[Get, _Mapping]] = ..., scan_open: _Optional[_Union[ScanOpen, _Mapping]] = ..., scan_next: _Optional[_Union[ScanNext, _Mapping]] = ..., apply: _Optional[_Union[Apply, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., renew: _Optional[_Union[Renew, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., commit_each: _Optional[_Union[CommitEach, _Mapping]] = ..., retract: _Optional[_Union[Retract, _Mapping]] = ..., sql: _Optional[_Union[Sql, _Mapping]] = ...) -> None: ...
 
 class Operation(_message.Message):
     __slots__ = ("kind", "table", "table_id", "key", "columns", "values", "arrow_bytes", "stages", "drop_late")
@@ -159,6 +161,14 @@ class Retract(_message.Message):
     SPEC_FIELD_NUMBER: _ClassVar[int]
     spec: _types_pb2.ScanSpec
     def __init__(self, spec: _Optional[_Union[_types_pb2.ScanSpec, _Mapping]] = ...) -> None: ...
+
+class Sql(_message.Message):
+    __slots__ = ("text", "parameters")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    parameters: bytes
+    def __init__(self, text: _Optional[str] = ..., parameters: _Optional[bytes] = ...) -> None: ...
 
 class ScanNext(_message.Message):
     __slots__ = ("scan", "close")

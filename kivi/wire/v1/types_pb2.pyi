@@ -106,7 +106,7 @@ class Expr(_message.Message):
     def __init__(self, op: _Optional[_Union[Expr.Op, str]] = ..., column: _Optional[str] = ..., values: _Optional[_Iterable[_Union[Value, _Mapping]]] = ..., args: _Optional[_Iterable[_Union[Expr, _Mapping]]] = ..., type: _Optional[str] = ...) -> None: ...
 
 class ScanSpec(_message.Message):
-    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup")
+    __slots__ = ("table", "table_id", "prefix", "start", "end", "where", "columns", "limit", "reverse", "measures", "changes", "known_columns", "rollup", "question", "order_by", "offset")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
@@ -120,6 +120,9 @@ class ScanSpec(_message.Message):
     CHANGES_FIELD_NUMBER: _ClassVar[int]
     KNOWN_COLUMNS_FIELD_NUMBER: _ClassVar[int]
     ROLLUP_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    ORDER_BY_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     table: str
     table_id: int
     prefix: Key
@@ -133,7 +136,59 @@ class ScanSpec(_message.Message):
     changes: Changes
     known_columns: int
     rollup: Rollup
-    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ...) -> None: ...
+    question: Question
+    order_by: _containers.RepeatedScalarFieldContainer[str]
+    offset: int
+    def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., prefix: _Optional[_Union[Key, _Mapping]] = ..., start: _Optional[_Union[Key, _Mapping]] = ..., end: _Optional[_Union[Key, _Mapping]] = ..., where: _Optional[_Union[Expr, _Mapping]] = ..., columns: _Optional[_Iterable[str]] = ..., limit: _Optional[int] = ..., reverse: _Optional[bool] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., changes: _Optional[_Union[Changes, _Mapping]] = ..., known_columns: _Optional[int] = ..., rollup: _Optional[_Union[Rollup, _Mapping]] = ..., question: _Optional[_Union[Question, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class Question(_message.Message):
+    __slots__ = ("groups", "measures", "derived", "start_us", "end_us", "having", "order_by", "offset", "columns", "windows")
+    class Group(_message.Message):
+        __slots__ = ("name", "source", "slot", "tz", "expression")
+        NAME_FIELD_NUMBER: _ClassVar[int]
+        SOURCE_FIELD_NUMBER: _ClassVar[int]
+        SLOT_FIELD_NUMBER: _ClassVar[int]
+        TZ_FIELD_NUMBER: _ClassVar[int]
+        EXPRESSION_FIELD_NUMBER: _ClassVar[int]
+        name: str
+        source: str
+        slot: str
+        tz: str
+        expression: Expr
+        def __init__(self, name: _Optional[str] = ..., source: _Optional[str] = ..., slot: _Optional[str] = ..., tz: _Optional[str] = ..., expression: _Optional[_Union[Expr, _Mapping]] = ...) -> None: ...
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    MEASURES_FIELD_NUMBER: _ClassVar[int]
+    DERIVED_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    END_US_FIELD_NUMBER: _ClassVar[int]
+    HAVING_FIELD_NUMBER: _ClassVar[int]
+    ORDER_BY_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    WINDOWS_FIELD_NUMBER: _ClassVar[int]
+    groups: _containers.RepeatedCompositeFieldContainer[Question.Group]
+    measures: _containers.RepeatedCompositeFieldContainer[Measure]
+    derived: _containers.RepeatedCompositeFieldContainer[Derived]
+    start_us: int
+    end_us: int
+    having: Expr
+    order_by: _containers.RepeatedScalarFieldContainer[str]
+    offset: int
+    columns: _containers.RepeatedScalarFieldContainer[str]
+    windows: Windows
+    def __init__(self, groups: _Optional[_Iterable[_Union[Question.Group, _Mapping]]] = ..., measures: _Optional[_Iterable[_Union[Measure, _Mapping]]] = ..., derived: _Optional[_Iterable[_Union[Derived, _Mapping]]] = ..., start_us: _Optional[int] = ..., end_us: _Optional[int] = ..., having: _Optional[_Union[Expr, _Mapping]] = ..., order_by: _Optional[_Iterable[str]] = ..., offset: _Optional[int] = ..., columns: _Optional[_Iterable[str]] = ..., windows: _Optional[_Union[Windows, _Mapping]] = ...) -> None: ...
+
+class Windows(_message.Message):
+    __slots__ = ("size", "tz", "slide_us", "session_us")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    TZ_FIELD_NUMBER: _ClassVar[int]
+    SLIDE_US_FIELD_NUMBER: _ClassVar[int]
+    SESSION_US_FIELD_NUMBER: _ClassVar[int]
+    size: str
+    tz: str
+    slide_us: int
+    session_us: int
+    def __init__(self, size: _Optional[str] = ..., tz: _Optional[str] = ..., slide_us: _Optional[int] = ..., session_us: _Optional[int] = ...) -> None: ...
 
 class Rollup(_message.Message):
     __slots__ = ("by", "step", "tz", "start_us", "end_us", "last_us", "measures")

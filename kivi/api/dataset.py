@@ -1,0 +1,80 @@
+"""A table at a snapshot as a pyarrow Dataset: for DuckDB, Polars, and whatever else reads those.
+
+::
+
+    DuckDB, Polars --- columns, a filter --->  scanner  --- a scan --->  the snapshot
+                   <-- record batches -------            <-- batches ---
+
+Columns and filters are pushed into the scan, where headers of blocks, key ranges and slots leave out what no row of the
+answer is in. What of a filter cannot be said in our words is applied here, by Arrow, to what was read: the rows are the
+same. Each scanner reads anew, as often as wanted, while the snapshot is open.
+
+Who reads it is C++, to which an error of ours is a text. So a dataset remembers the last one (``failure``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset
+
+from kivi.api.arguments import ScanArguments, type_of
+from kivi.arrow.filters import read_filter
+from kivi.errors import InvalidArgument, KiviError
+from kivi.model.schema import TableSchema
+
+__all__ = ["Dataset"]
+
+
+class Dataset(pa.dataset.Dataset):  # type: ignore[misc]
+    """``read`` gives the batches of a scan of the table. Safe to read from many threads, if that is."""
+
+    def __init__(self, table: TableSchema, read: Callable[[ScanArguments], Iterable[pa.RecordBatch]]) -> None:
+        self._table = table
+        self._read = read
+        self._schema = ScanArguments(table.name).arrow_schema(table)
+        self.failure: KiviError | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    def scanner(self, columns: Any = None, filter: Any = None, **options: Any) -> pa.dataset.Scanner:
+        """``columns``: names, or a dict of pyarrow expressions, None for all; ``filter``: a pyarrow expression."""
+        said = read_filter(filter, lambda name: type_of(self._table, name))
+        wanted = columns if isinstance(columns, Sequence) else None
+        if wanted is not None and not said.is_exact:
+            wanted = None if said.columns is None else [*wanted, *(said.columns - {*wanted})]
+        if wanted is not None and not wanted:
+            wanted = self._schema.names[:1]  # a batch of no columns has no rows
+        scan = ScanArguments(self._table.name, where=said.where, columns=wanted)
+        with self._remembering():
+            batches = self._read(scan)
+        return pa.dataset.Scanner.from_batches(
+            self._batches(batches),
+            schema=scan.arrow_schema(self._table),
+            columns=columns,
+            filter=None if said.is_exact else filter,
+        )
+
+    def _batches(self, read: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with self._remembering():
+            yield from read
+
+    @contextlib.contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except KiviError as error:
+            self.failure = error
+            raise
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise InvalidArgument("a table at a snapshot has no fragments: use scanner, to_table, to_batches or head")
+
+    # What the class above would ask of its own C++.
+    filter = sort_by = join = join_asof = get_fragments = _get_fragments = replace_schema = __reduce__ = _refuse
+    partition_expression = property(_refuse)

@@ -1,0 +1,84 @@
+"""``kivi query TABLE ...``: a question of a table's events, or of an aggregate's rows, and its answer.
+
+::
+
+    kivi query invocations --measure calls=count --measure 'latency=quantiles:resp_time_us' --by endpoint_id \\
+        --by hour=ts/1h --derived 'p99=quantile(latency, 0.99)' --where "application == 'shop'" \\
+        --having 'calls > 100' --order-by=-p99 --limit 10 --columns endpoint_id,hour,p99
+    kivi query invocations --measure calls=count --size 5m --slide 1m --start 2026-03-20T10:00:00Z --explain
+
+Measures are written as those of ``kivi aggregate``; of an aggregate they are combine:MEASURE, or none for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kivi.cli.aggregate import group, operator_call, pairs
+from kivi.cli.text import print_rows
+from kivi.errors import InvalidArgument
+from kivi.model.declarations import TimeSlot
+from kivi.model.expressions import Expr
+from kivi.model.predicate_text import expression, parse_value, split_names, type_names, where
+from kivi.model.questions import question_of, windows_of
+
+__all__ = ["answer"]
+
+
+def answer(db: Any, args: argparse.Namespace, as_of: Any) -> None:
+    """Prints the answer."""
+    types = type_names(db.describe(args.table))
+    hidden = {"_commit_ts": "int64", "_commit_time": "timestamp"}
+    types = {**(hidden if types else {}), **types}
+    measures = {n: operator_call(n, text, types) for n, text in pairs(args.measure, "--measure is name=sum:column")}
+    derived = dict(pairs(args.derived, "--derived is name=expression"))
+    wanted: dict[str, Any] = {
+        "group_by": [_group(text, types, args.tz) for text in args.by],
+        "measures": measures or None,
+        "derived": derived or None,
+    }
+    windows = None
+    if args.size is not None or args.session is not None:
+        tz = args.tz if args.session is None else None
+        windows = windows_of(args.size, args.slide, args.session, tz)
+    elif args.slide is not None:
+        raise InvalidArgument("--slide is of windows that have a --size")
+    having = None
+    if args.having:
+        question = question_of(db._schema(args.table), **wanted, windows=windows)
+        having = where(args.having, {name: str(question.type_of(name)) for name in question.columns}, "--having")
+    moments = {
+        name: parse_value("timestamp", text, f"--{name}") if (text := getattr(args, name)) else None
+        for name in ("start", "end")
+    }
+    with db.snapshot(as_of=as_of) as snap:
+        result = snap.query(
+            args.table,
+            **moments,
+            **wanted,
+            where=where(args.where, types) if args.where else None,
+            having=having,
+            order_by=split_names(args.order_by) if args.order_by else (),
+            limit=args.limit,
+            offset=args.offset,
+            columns=split_names(args.columns) if args.columns else None,
+            windows=windows,
+        )
+    if args.explain:
+        print(result.explain(), file=sys.stderr)
+    print_rows(result, result.to_arrow().column_names, args.output)
+
+
+def _group(text: str, types: Mapping[str, str], tz: str | None) -> str | TimeSlot | tuple[str, Expr]:
+    name, equals, rest = text.partition("=")
+    if not equals or re.fullmatch(r"\w+/\w+", rest.strip()):
+        return group(text, tz)
+    what = f"group {name.strip()!r}"
+    try:
+        return name.strip(), expression(rest, types, what)
+    except InvalidArgument:
+        return name.strip(), where(rest, types, what)

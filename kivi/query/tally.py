@@ -1,0 +1,181 @@
+"""The tally of a question: the deltas of its groups, as events, rows of aggregates and sums of headers come.
+
+A key has no nulls, but a group may be null. So events are told apart by which of their groups are null, and each such
+kind has a target of its own, whose key is without these columns: the usual kind, in which none is, costs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from kivi.arrow.columns import stored_array
+from kivi.delta.combine import Combining, pieces
+from kivi.delta.derive import Derivation, run_from_rows
+from kivi.delta.overlay import FixedRows
+from kivi.delta.rolling import CTS, folded
+from kivi.delta.runs import DeltaRun, neutral_column, with_cts
+from kivi.delta.sources import Order
+from kivi.delta.windows import session_starts, sessions, slid
+from kivi.encoding.event_names import POSITION, STAMP
+from kivi.errors import ResourceExhausted
+from kivi.model.questions import SESSION, WINDOW_END, Question
+from kivi.model.schema import TableSchema
+from kivi.model.types import ColumnType
+
+__all__ = ["CHUNK_ROWS", "Found", "Tally"]
+
+CHUNK_ROWS: Final = 131_072
+"""Events that deltas are derived from at once."""
+_ROWS_MIN: Final = 65_536
+"""Deltas that are combined at once, at least."""
+_PART_ROWS: Final = 16_384
+_MOMENT: Final = ColumnType("timestamp")
+
+
+class Found(NamedTuple):
+    """Rows of an answer of one kind: in key order, and which groups are null in all of them."""
+
+    target: TableSchema
+    rows: FixedRows
+    nulls: tuple[str, ...]
+
+
+class Tally:
+    """Not thread safe. ``bytes_max``: what it may hold."""
+
+    def __init__(self, question: Question, bytes_max: int) -> None:
+        self._question, self._bytes_max = question, bytes_max
+        self._kinds: dict[tuple[str, ...], tuple[TableSchema, Combining]] = {}
+        self.target = question.target
+        self.events = 0
+        """How many were looked at."""
+
+    def combining(self, nulls: tuple[str, ...] = ()) -> Combining:
+        """Where deltas of a kind are added: whoever does that by itself calls ``check`` now and then."""
+        return self._kind(nulls)[1]
+
+    def _kind(self, nulls: tuple[str, ...]) -> tuple[TableSchema, Combining]:
+        if nulls not in self._kinds:
+            target = self._question.target
+            if nulls:
+                kept = [i for i, group in enumerate(target.group_by) if group.name not in nulls]
+                target = dataclasses.replace(
+                    target,
+                    key=tuple(target.key[i] for i in kept),
+                    group_by=tuple(target.group_by[i] for i in kept),
+                    derived=(),
+                )
+            gather = Pieces(self._question, target) if self._gap_us is not None else Combining(target, _ROWS_MIN)
+            self._kinds[nulls] = target, gather
+        return self._kinds[nulls]
+
+    @property
+    def _gap_us(self) -> int | None:
+        windows = self._question.windows
+        return None if windows is None else windows.session_us
+
+    def check(self, more: int = 0) -> None:
+        """Raises ResourceExhausted if it holds too much."""
+        held = more + sum(combining.nbytes for _, combining in self._kinds.values())
+        if held > self._bytes_max:
+            raise ResourceExhausted(
+                f"the groups of this question take {held:,} bytes so far, beyond the limit query_bytes = "
+                f"{self._bytes_max:,}: group by fewer columns or longer slots, bound it by start and end, select "
+                "less by where, or raise the setting",
+                limit="query_bytes",
+                maximum=self._bytes_max,
+            )
+
+    # -- what comes in --------------------------------------------------------------------------
+
+    def add_events(self, events: pa.RecordBatch) -> None:
+        """Events, next in their order, with the columns that the target observes, by name.
+
+        Raises OutOfRange, InvalidArgument for what they cannot be, and ResourceExhausted.
+        """
+        self.events += events.num_rows
+        for nulls, kind in self._by_nulls(events):
+            target, combining = self._kind(nulls)
+            combining.add(self._derived(target, kind))
+        self.check()
+
+    def _by_nulls(self, events: pa.RecordBatch) -> list[tuple[tuple[str, ...], pa.RecordBatch]]:
+        target = self._question.target
+        nullable = [g for g in target.group_by if g.source != SESSION and events.column(g.source).null_count]
+        if not nullable:
+            return [((), events)]
+        code = np.zeros(events.num_rows, np.int64)
+        for i, group in enumerate(nullable):
+            code |= events.column(group.source).is_null().to_numpy(zero_copy_only=False).astype(np.int64) << i
+        return [
+            (
+                tuple(group.name for i, group in enumerate(nullable) if kind >> i & 1),
+                events.take(pa.array(np.flatnonzero(code == kind))),
+            )
+            for kind in np.unique(code).tolist()
+        ]
+
+    def _derived(self, target: TableSchema, events: pa.RecordBatch) -> DeltaRun:
+        order = None
+        if POSITION in events.schema.names:
+            order = Order(*(events.column(name).to_numpy().astype(np.uint64) for name in (STAMP, POSITION)))
+        if self._gap_us is not None:
+            others = dataclasses.replace(target, key=target.key[:-1], group_by=target.group_by[:-1])
+            times = stored_array(_MOMENT, events.column(target.event_time or ""))
+            starts = session_starts(Derivation(events).groups(others).group_of, times, self._gap_us)
+            events = events.append_column(SESSION, pa.array(starts))
+        return Derivation(events, order).runs([target], CTS)[0]
+
+    def add_values(self, values: Mapping[str, Any]) -> None:
+        """The measures of some events, in stored form, where there are no groups. None: of no value."""
+        target, combining = self._kind(())
+        deltas = {target.index_of[name]: value for name, value in values.items() if value is not None}
+        combining.add(with_cts(run_from_rows(target, [(b"", CTS, deltas)]), CTS))
+
+    # -- what comes out -------------------------------------------------------------------------
+
+    def result(self) -> Iterator[Found]:
+        """All rows, in parts: those of one kind after the other. Without groups there is one, also of no events.
+
+        Raises OutOfRange, ResourceExhausted.
+        """
+        target = self._question.target
+        empty = True
+        for nulls, (kind, combining) in self._kinds.items():
+            if (run := combining.result()) is not None:
+                empty = False
+                yield from (Found(kind, folded(kind, part), nulls) for part in self._parts(kind, run))
+        if not target.key and empty:
+            columns = tuple(neutral_column(column, 1) for column in target.columns)
+            nothing = DeltaRun(pa.array([b""], pa.large_binary()), CTS, columns)
+            yield Found(target, folded(target, nothing), ())
+
+    def _parts(self, kind: TableSchema, run: DeltaRun) -> Iterator[DeltaRun]:
+        windows = self._question.windows
+        if windows is None or windows.size is None or windows.slide_us is None:
+            return pieces(run, _PART_ROWS)
+
+        def check(more: int) -> None:
+            self.check(run.nbytes + more)
+
+        return slid(kind, run, windows.size.count, windows.slide_us, check)
+
+
+class Pieces(Combining):
+    """Pieces of sessions, put together whenever they are combined."""
+
+    def __init__(self, question: Question, target: TableSchema) -> None:
+        super().__init__(target, _ROWS_MIN)
+        assert question.windows is not None
+        assert question.windows.session_us is not None
+        self._gap_us = question.windows.session_us
+        self._end = target.index_of[WINDOW_END]
+
+    def _combine(self) -> None:
+        super()._combine()
+        self._runs[:] = [sessions(self._schema, run, self._end, self._gap_us) for run in self._runs]

@@ -1,0 +1,226 @@
+"""One question: DuckDB behind locked doors, the tables that it names, its answer in batches, its errors as ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from kivi.errors import InvalidArgument, KiviError, NotFound, ResourceExhausted
+
+__all__ = ["Limits", "Parameters", "Source", "answer", "as_table", "check_text", "relation", "resolve"]
+
+BATCH_ROWS: Final = 65_536
+_LOCKED: Final = {
+    "enable_external_access": "false",
+    "python_enable_replacements": "false",
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+    "allow_community_extensions": "false",
+    "temp_directory": "",
+}
+Parameters = Sequence[Any] | Mapping[str, Any] | None
+
+
+class Source(Protocol):
+    """A table: a pyarrow Dataset, which remembers why reading it failed."""
+
+    failure: KiviError | None
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of one question: bytes of DuckDB's memory, its threads, seconds, and rows of the answer."""
+
+    memory_bytes: int
+    threads: int
+    timeout_s: float
+    rows: int
+
+
+def answer(
+    text: str, parameters: Parameters, find: Callable[[str], Source | None], limits: Limits
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The answer's schema, and its batches of at most 65,536 rows, computed as they are asked for.
+
+    ``find`` gives the table of a name, None if there is none; the error that it raises is raised if the text cannot do
+    without that table. Raises InvalidArgument with DuckDB's words for what it does not accept, NotFound,
+    ResourceExhausted, and what reading a table raises.
+    """
+    asked = _Asked(_duckdb(), limits)
+    try:
+        reader = asked.begin(check_text(text), parameters, find)
+    except BaseException:
+        asked.close()
+        raise
+    return reader.schema, asked.batches(reader)
+
+
+def as_table(found: tuple[pa.Schema, Iterator[pa.RecordBatch]]) -> pa.Table:
+    schema, batches = found
+    return pa.Table.from_batches(batches, schema)
+
+
+def relation(dataset: Any, connection: Any = None) -> Any:
+    """A table as a relation of a DuckDB connection of the caller's; None: DuckDB's default one."""
+    return (connection or _duckdb()).from_arrow(dataset)
+
+
+def check_text(text: object) -> str:
+    """Raises InvalidArgument for what is no text."""
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidArgument(f"a question in SQL is a text, like 'select count(*) from invocations', not {text!r}")
+    return text
+
+
+def resolve(name: str, known: Iterable[str]) -> str | None:
+    """Which of the tables a text means: SQL does not tell large letters from small ones, and we do.
+
+    The one of this very name, else the only one that is equal to it but for that.
+    """
+    known = list(known)
+    if name in known:
+        return name
+    alike = [each for each in known if each.lower() == name.lower()]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _duckdb() -> Any:
+    try:
+        import duckdb
+    except ImportError:
+        raise InvalidArgument("SQL needs DuckDB, which is not installed: pip install 'kivi[sql]'") from None
+    return duckdb
+
+
+class _Asked:
+    """A database for one question."""
+
+    def __init__(self, duckdb: Any, limits: Limits) -> None:
+        self._duckdb, self._limits = duckdb, limits
+        self._sources: dict[str, Source] = {}
+        self._missing: dict[str, KiviError] = {}
+        self._timed_out = False
+        memory = {"memory_limit": f"{limits.memory_bytes}B", "threads": str(limits.threads)}
+        self._connection = duckdb.connect(":memory:", config=_LOCKED | memory)
+        self._connection.execute("set timezone = 'UTC'")
+        self._connection.execute("set lock_configuration = true")
+        self._timer = threading.Timer(limits.timeout_s, self._interrupt)
+        self._timer.daemon = True
+
+    def _interrupt(self) -> None:
+        self._timed_out = True
+        self._connection.interrupt()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._connection.close()
+
+    def begin(self, text: str, parameters: Parameters, find: Callable[[str], Source | None]) -> Any:
+        self._timer.start()
+        with self._told():
+            statement = self._one_statement(text)
+            for name in self._names(statement.query):
+                self._register(name, find)
+            return self._connection.sql(statement, params=parameters).to_arrow_reader(BATCH_ROWS)
+
+    def _one_statement(self, text: str) -> Any:
+        statements = self._connection.extract_statements(text)
+        kinds = self._duckdb.StatementType
+        if len(statements) != 1:
+            raise InvalidArgument(f"a question is one statement, and this has {len(statements)}: ask them one by one")
+        if statements[0].type != kinds.SELECT:
+            kind = str(statements[0].type).rpartition(".")[2]
+            raise InvalidArgument(
+                f"only a statement that reads is answered (select, with, from, values), and no {kind}"
+            )
+        return statements[0]
+
+    def _names(self, query: str) -> list[str]:
+        """What a statement may read: names of tables, of common table expressions, too."""
+        ((serialized,),) = self._connection.execute("select json_serialize_sql(?)", [query]).fetchall()
+        return sorted(_tables(json.loads(serialized)))
+
+    def _register(self, name: str, find: Callable[[str], Source | None]) -> None:
+        try:
+            source = find(name)
+        except KiviError as error:  # a common table expression may have this name
+            self._missing[name] = error
+            return
+        if source is None:
+            self._missing[name] = NotFound(f"there is no table {name!r}", table=name)
+        else:
+            self._sources[name] = source
+            self._connection.register(name, source)
+
+    def batches(self, reader: Any) -> Iterator[pa.RecordBatch]:
+        rows = 0
+        try:
+            while True:
+                with self._told():
+                    batch = next(reader, None)
+                if batch is None:
+                    return
+                rows += batch.num_rows
+                if rows > self._limits.rows:
+                    raise ResourceExhausted(
+                        f"the answer has more than sql_rows = {self._limits.rows:,} rows: aggregate, or set a limit",
+                        limit="sql_rows",
+                        maximum=self._limits.rows,
+                    )
+                if batch.num_rows:
+                    yield batch
+        finally:
+            self.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """DuckDB's errors as ours."""
+        try:
+            yield
+        except KiviError:
+            raise
+        except (self._duckdb.Error, pa.ArrowException, OSError, ValueError, RuntimeError) as error:
+            raise self._error(error) from None
+
+    def _error(self, error: Exception) -> KiviError:
+        """Out of a reader of Arrow every one is an OSError, with the same words."""
+        said, limits = str(error), self._limits
+        if (failure := next((s.failure for s in self._sources.values() if s.failure is not None), None)) is not None:
+            return failure
+        if self._timed_out:
+            return ResourceExhausted(
+                f"the question took longer than sql_timeout_s = {limits.timeout_s:g}: ask for less",
+                limit="sql_timeout_s",
+                maximum=limits.timeout_s,
+            )
+        if "Out of Memory Error" in said or isinstance(error, pa.ArrowMemoryError):
+            return ResourceExhausted(
+                f"the question needs more than sql_memory_bytes = {limits.memory_bytes:,}: ask for less, or by parts",
+                limit="sql_memory_bytes",
+                maximum=limits.memory_bytes,
+            )
+        if isinstance(error, self._duckdb.CatalogException):
+            for name, missing in self._missing.items():
+                if f"Table with name {name} does not exist" in said:
+                    return missing
+        return InvalidArgument(said.strip())
+
+
+def _tables(node: Any) -> set[str]:
+    """Of a statement as DuckDB serializes it: the names of the tables in it, wherever they stand."""
+    found, left = set[str](), [node]
+    while left:
+        node = left.pop()
+        if isinstance(node, dict):
+            if node.get("type") == "BASE_TABLE" and not node.get("schema_name") and not node.get("catalog_name"):
+                found.add(node["table_name"])
+            left += node.values()
+        elif isinstance(node, list):
+            left += node
+    return found

@@ -1,0 +1,43 @@
+"""The parameters of a question, for those who send it elsewhere: a record batch of one row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from kivi.errors import InvalidArgument
+from kivi.sql.engine import Parameters
+
+__all__ = ["from_batch", "to_batch"]
+
+
+def to_batch(parameters: Parameters) -> pa.RecordBatch | None:
+    """None: there are none. Columns are called like the parameters, and like nothing if these have places.
+
+    Raises InvalidArgument for a value that Arrow has no type for.
+    """
+    if parameters is None:
+        return None
+    if isinstance(parameters, str) or not isinstance(parameters, Sequence | Mapping):
+        raise InvalidArgument(f"parameters are a list of values, or a dict for names ($name), not {parameters!r}")
+    named = isinstance(parameters, Mapping)
+    items = parameters.items() if isinstance(parameters, Mapping) else (("", value) for value in parameters)
+    names, arrays = [], []
+    for name, value in items:
+        if not isinstance(name, str) or (named and not name):
+            raise InvalidArgument(f"a parameter is named by a text, not {name!r}")
+        try:
+            arrays.append(pa.array([value]))
+        except (pa.ArrowException, ValueError, TypeError, OverflowError):
+            raise InvalidArgument(f"{value!r} cannot be a parameter: it is no number, text, moment or list") from None
+        names.append(name)
+    return pa.RecordBatch.from_arrays(arrays, names=names) if names else None
+
+
+def from_batch(batch: pa.RecordBatch | None) -> Parameters:
+    if batch is None:
+        return None
+    values = [column[0].as_py() for column in batch.columns]
+    names = batch.schema.names
+    return dict(zip(names, values, strict=True)) if any(names) else values

@@ -1,0 +1,245 @@
+"""SQL over a snapshot equals brute force over what it sees (R24), and DuckDB sees that and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+import random
+from collections import defaultdict
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kivi
+from kivi.errors import InvalidArgument, KiviError, NotFound
+
+T0 = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+COLUMNS = {"host": "string", "ts": "timestamp", "x": "int64", "f": "float64", "price": "decimal(10,2)", "ok": "bool"}
+
+
+def events(rng: random.Random, count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "host": rng.choice([None, "", "h1", "h2", "ü'\"\0"]),
+            "ts": T0 + dt.timedelta(seconds=rng.randrange(7200)),
+            "x": rng.choice([None, rng.randrange(-50, 50), 2**62]),
+            "f": rng.choice([None, -0.0, rng.random()]),
+            "price": rng.choice([None, Decimal(rng.randrange(10_000)) / 100]),
+            "ok": rng.choice([None, True, False]),
+        }
+        for _ in range(count)
+    ]
+
+
+def declare(db: Any) -> None:
+    db.create_event_table("calls", event_time="ts", columns=COLUMNS)
+    db.create_aggregate(
+        "calls_5m",
+        source="calls",
+        group_by=["host", kivi.time_slot("ts", "5m", name="slot")],
+        measures={"n": kivi.count(), "total": kivi.sum("price"), "latency": kivi.quantiles("price")},
+        derived={"p99": "quantile(latency, 0.99)", "mean": "total / n"},
+    )
+    db.create_table(
+        "hosts", key={"name": "string", "rack": "int64"}, columns={"owner": "string", "visits": kivi.sum("int64")}
+    )
+
+
+def one(db: Any, text: str, parameters: Any = None) -> list[Any]:
+    with db.snapshot() as snap:
+        return [tuple(row.values()) for row in snap.sql(text, parameters).to_pylist()]
+
+
+def test_answers_equal_brute_force_at_every_snapshot_r24(db: Any) -> None:
+    rng = random.Random(1)
+    declare(db)
+    known: list[dict[str, Any]] = []
+    seen = []
+    for count in (300, 40, 1):
+        known += (more := [event for event in events(rng, count) if event["host"] is not None])
+        seen.append((db.append("calls", more), list(known)))
+        if count == 40:
+            db.consolidate()
+    for ts, visible in seen:
+        with db.snapshot(as_of=ts) if ts != seen[0][0] else db.snapshot() as snap:
+            visible = visible if ts != seen[0][0] else known
+            groups = defaultdict(list)
+            for event in visible:
+                if event["x"] is None or event["x"] > -20:
+                    groups[event["host"]].append(event)
+            found = snap.sql(
+                "select host, count(*) n, count(x) nx, sum(x) sx, min(price) lo, max(price) hi, sum(f) sf, "
+                "max(ts) last from calls where x is null or x > $least group by all",
+                {"least": -20},
+            )
+            assert found.schema.field("last").type.tz == "UTC"
+            assert found.num_rows == len(groups)
+            for row in found.to_pylist():
+                group = groups[row["host"]]
+                xs, prices = ([e[c] for e in group if e[c] is not None] for c in ("x", "price"))
+                assert row["n"] == len(group)
+                assert (row["nx"], row["sx"]) == (len(xs), sum(xs) if xs else None)
+                assert (row["lo"], row["hi"]) == (min(prices, default=None), max(prices, default=None))
+                assert (
+                    row["sf"] == pytest.approx(sum(fs))
+                    if (fs := [e["f"] for e in group if e["f"] is not None])
+                    else True
+                )
+                assert row["last"] == max(e["ts"] for e in group)
+
+
+def test_predicates_of_duckdb_select_what_they_would_without_pushing(db: Any) -> None:
+    """Each condition over columns that are read through the snapshot, and over the same rows in an Arrow table."""
+    duckdb = pytest.importorskip("duckdb")
+    rng = random.Random(2)
+    declare(db)
+    db.append("calls", [event for event in events(rng, 500) if event["host"] is not None])
+    conditions = [
+        "x > 3", "x = 4611686018427387904", "x <> 5 or x is null", "not (x > 3)", "x in (1, 2, 3)", "x not in (1, 2)",
+        "host = 'h1'", "host in ('h1', 'h2')", "host >= 'h'", "host like 'h%'", "host = ''", "host = 'ü''\"' || chr(0)",
+        "ok", "not ok", "ok is null", "price = 1.5", "price >= 20 and price < 50.25", "f = 0", "f > 0.5 and x < 10",
+        "x > 3.5", "x + 1 > 3", "ts >= timestamptz '2026-03-01 00:30:00Z'",
+        "date_trunc('hour', ts) = '2026-03-01 01:00:00Z'",
+        "ts between timestamptz '2026-03-01 00:10Z' and timestamptz '2026-03-01 00:20Z' and (host = 'h1' or x is null)",
+        "x > (select avg(x) from calls where x < 50)", "false", "coalesce(x, 0) = 0",
+        "x = -1 or host = 'h2' or f is null",
+    ]  # fmt: skip
+    with db.snapshot() as snap, duckdb.connect() as beside:
+        beside.execute("set timezone = 'UTC'")
+        beside.register("calls", snap.to_arrow("calls"))
+        for condition in conditions:
+            text = f"select host, x, f, price, ok, ts from calls where {condition} order by all"
+            assert snap.sql(text).to_pylist() == beside.sql(text).to_arrow_table().to_pylist(), condition
+
+
+def test_rows_and_aggregates_are_tables_like_others(db: Any) -> None:
+    declare(db)
+    with db.transaction() as tx:
+        for rack in range(3):
+            tx.insert("hosts", ("h1", rack), owner="ada", visits=rack)
+        tx.insert("hosts", ("h2", 0), owner=None, visits=5)
+    db.append("calls", [{"host": "h1", "ts": T0, "price": Decimal(i)} for i in range(1, 101)])
+    assert one(db, "select owner, sum(visits) from hosts where name = 'h1' and rack >= 1 group by all") == [("ada", 3)]
+    assert one(db, "select n, total, mean, slot from calls_5m") == [(100, Decimal("5050.00"), 50.5, T0)]
+    ((p99,),) = one(db, "select p99 from calls_5m where host = 'h1' and p99 > 90")
+    assert p99 == pytest.approx(99, rel=0.01)
+    joined = "select rack, n from hosts join calls_5m on name = host where rack in (0, 2) order by rack desc"
+    assert one(db, joined) == [(2, 100), (0, 100)]
+    assert one(db, 'select count(*) from CALLS c join "calls_5m" a on c.host = a.host') == [(100,)]  # as SQL has it
+    assert one(db, "with calls as (select 7 as n) select n from calls") == [(7,)]
+    assert one(db, "from hosts select count(*) where owner = ?", ["nobody"]) == [(0,)]
+
+
+def test_an_empty_answer_has_its_columns_and_a_long_one_all_its_rows(db: Any) -> None:
+    declare(db)
+    with db.snapshot() as snap:
+        none = snap.sql("select host, x * 2 as twice from calls")
+        assert (none.num_rows, none.schema.names) == (0, ["host", "twice"])
+        many = snap.sql("select range as i, repeat('x', 40) as text from range(300000)")
+        assert many.num_rows == 300_000
+        assert many["i"].to_pylist() == list(range(300_000))
+
+
+def test_errors_say_what_duckdb_says(db: Any) -> None:
+    declare(db)
+    with db.snapshot() as snap:
+        with pytest.raises(InvalidArgument, match=r'"nope".*not found in FROM clause'):
+            snap.sql("select nope from calls")
+        with pytest.raises(InvalidArgument, match="syntax error at or near"):
+            snap.sql("selct 1")
+        with pytest.raises(NotFound, match="there is no table 'nowhere'"):
+            snap.sql("select * from nowhere")
+        with pytest.raises(InvalidArgument, match="Values were not provided"):
+            snap.sql("select ?")
+        for wrong in ("", "  ", None, 7):
+            with pytest.raises(InvalidArgument, match="a question in SQL is a text"):
+                snap.sql(wrong)
+        for parameters in ("x", 3, [object()], {1: 2}):
+            with pytest.raises(InvalidArgument, match="parameter"):
+                snap.sql("select ?", parameters)
+        assert snap.sql("select 1 as still").to_pylist() == [{"still": 1}]
+
+
+secret = {"x": [42]}  # a variable of Python that a question would like to see
+
+HOSTILE = [
+    "select * from read_csv('{file}')", "select * from '{file}'", "select * from read_text('{file}')",
+    "select * from read_blob('{file}')", "select * from glob('{folder}/*')", "select * from read_parquet('{file}')",
+    "select * from parquet_metadata('{file}')", "select * from sniff_csv('{file}')", "from read_json('{file}')",
+    "attach '{folder}/new.db'", "attach '{file}' as other", "copy calls to '{folder}/out.csv'",
+    "copy (select 1) to '{folder}/out.csv'", "export database '{folder}/out'", "install httpfs", "load httpfs",
+    "load '{file}'", "pragma database_list", "pragma memory_limit = '1TB'", "set memory_limit = '1TB'", "reset threads",
+    "set enable_external_access = true", "set lock_configuration = false", "call pragma_version()", "checkpoint",
+    "create table t (a int)", "create view v as select 1", "create macro m() as 1", "create secret (type s3)",
+    "insert into calls values (1)", "update calls set x = 1", "delete from calls", "drop view calls", "vacuum", "begin",
+    "prepare p as select 1", "use memory", "explain analyze select 1", "select 1; select 2",
+    "select 1; drop view calls",
+    "select * from secret", "select * from python_map_function((select 1))", "select getenv('HOME')",
+    "select * from duckdb_secrets()", "select * from arrow_scan(1, 2, 3)", "select * from pandas_scan(1)",
+    "select * from enable_logging()", "select * from query('select * from read_text(''{file}'')')",
+    "select * from query_table('hosts')", "select * from query('select * from secret')", "from memory.hosts",
+    "select * from json_execute_serialized_sql(json_serialize_sql('select * from read_text(''{file}'')'))",
+]  # fmt: skip
+
+
+def test_it_reaches_nothing_but_the_tables_that_it_names(db: Any, tmp_path: Path) -> None:
+    declare(db)
+    db.append("calls", [{"host": "h1", "ts": T0}])
+    file = tmp_path / "passwords.csv"
+    file.write_text("name,word\nada,kept-from-everybody\n")
+    before = sorted(os.listdir(tmp_path))
+    with db.snapshot() as snap:
+        for hostile in HOSTILE:
+            text = hostile.format(file=file, folder=tmp_path)
+            with pytest.raises(KiviError) as refused:
+                snap.sql(text)
+            assert isinstance(refused.value, InvalidArgument | NotFound), text
+            assert "kept-from-everybody" not in str(refused.value)
+        assert sorted(os.listdir(tmp_path)) == before
+        told = str(snap.sql("select name, value from duckdb_settings()").to_pylist())
+        assert str(tmp_path) not in told
+        assert snap.sql("select table_name from information_schema.tables").num_rows == 0
+        assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": 1}]
+
+
+def test_tables_leave_as_frames(db: Any) -> None:
+    declare(db)
+    db.append("calls", [{"host": "h1", "ts": T0 + dt.timedelta(seconds=i), "x": i} for i in range(5)])
+    with db.snapshot() as snap:
+        pandas = snap.to_pandas("calls", columns=["ts", "x"], where=kivi.col("x") >= 2, limit=2)
+        assert pandas["x"].tolist() == [2, 3]
+        assert pandas["ts"].tolist() == [T0 + dt.timedelta(seconds=i) for i in (2, 3)]
+        polars = snap.to_polars("calls", columns=["ts", "x"], start=(T0 + dt.timedelta(seconds=3),))
+        assert polars.rows() == [(T0 + dt.timedelta(seconds=i), i) for i in (3, 4)]
+
+
+def off_the_loop(db: Any, work: Any) -> Any:
+    """Of the client for asyncio the loop runs meanwhile, as it does in a program."""
+    if not hasattr(db, "_loop"):
+        return work()
+    return db._loop.run_until_complete(asyncio.to_thread(work))
+
+
+def test_datasets_are_read_lazily_by_duckdb_and_polars(db: Any) -> None:
+    duckdb, polars = pytest.importorskip("duckdb"), pytest.importorskip("polars")
+    declare(db)
+    db.append("calls", [{"host": f"h{i % 3}", "ts": T0 + dt.timedelta(seconds=i), "x": i} for i in range(90)])
+    with db.snapshot() as snap, duckdb.connect() as connection:
+        relation = snap.relation("calls", connection)
+        late = off_the_loop(
+            db, lambda: relation.filter("x >= 60 and host = 'h1'").aggregate("count(*), sum(x)").fetchall()
+        )
+        assert late == [(10, sum(range(61, 90, 3)))]
+        frame = (
+            kivi.polars.scan(snap, "calls")
+            if not hasattr(db, "_loop")
+            else polars.scan_pyarrow_dataset(snap.dataset("calls"))
+        )
+        query = frame.filter((polars.col("x") >= 60) & (polars.col("host") == "h1")).select("x", "ts")
+        assert off_the_loop(db, query.collect)["x"].to_list() == list(range(61, 90, 3))
+        assert off_the_loop(db, frame.head(2).collect).height == 2
+    with pytest.raises(KiviError):
+        off_the_loop(db, snap.dataset("calls").to_table)  # of a snapshot that has ended

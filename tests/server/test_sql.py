@@ -1,0 +1,183 @@
+"""Questions on a server: who may ask about which tables, what ends a question, and that nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import kivi
+from kivi.errors import InvalidArgument, KiviError, NotFound, PermissionDenied, ResourceExhausted
+from tests.serverproc import ServerProcess
+from tests.waiting import wait_until
+
+ROOT, NARROW = "root-4f1d0c", "narrow-c0ffee"
+ROWS = 20_000
+LONG = "select sum(range % 7) from range(1000000000000)"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    folder = tmp_path_factory.mktemp("sql")
+    (folder / "tokens").write_text(f"{ROOT} admin\n{NARROW} reader tables=calls,by_*\n")
+    limits = ["sql_timeout_s=2", "sql_rows=100000", "sql_memory_bytes=64MiB", "sql_processes=2"]
+    told = [word for limit in limits for word in ("--set", limit)]
+    with ServerProcess(folder / "data", "--token-file", str(folder / "tokens"), *told) as running:
+        with running.connect(access_token=ROOT) as db:
+            for name in ("calls", "secrets"):
+                db.create_event_table(name, event_time="ts", columns={"ts": "timestamp", "x": "int64"})
+                moments = pa.array(range(ROWS), pa.timestamp("us", "UTC"))
+                db.append(name, pa.table({"ts": moments, "x": range(ROWS)}))
+        yield running
+
+
+@pytest.fixture
+def snap(server: ServerProcess) -> Iterator[Any]:
+    with server.connect(access_token=ROOT) as db, db.snapshot() as snapshot:
+        yield snapshot
+
+
+def processes(server: ServerProcess) -> set[int]:
+    """Those that the server has begun for questions."""
+    found = set()
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                parent = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            if parent == server.pid and b"kivi_server.sql.worker" in words:
+                found.add(int(name))
+    return found
+
+
+def test_a_token_sees_its_tables_and_none_other(server: ServerProcess) -> None:
+    with server.connect(access_token=NARROW) as db, db.snapshot() as snap:
+        assert snap.sql("select sum(x) as s from calls").to_pylist() == [{"s": sum(range(ROWS))}]
+        for name in ("secrets", '"secrets"', "SECRETS", "nowhere"):
+            with pytest.raises(PermissionDenied) as refused:
+                snap.sql(f"select count(*) from {name}")
+            with pytest.raises(PermissionDenied) as other:
+                list(snap.scan(name.strip('"')))
+            assert str(refused.value) == str(other.value)  # as other calls say it, whether or not it is there
+        with pytest.raises(PermissionDenied):
+            snap.sql("select x from calls where x in (select x from secrets)")
+        for made_up in ("query_table('sec' || 'rets')", "query('from secrets')", "query_table(['calls', 'secrets'])"):
+            with pytest.raises(KiviError) as failed:
+                snap.sql(f"select count(*) from {made_up}, calls")
+            assert isinstance(failed.value, InvalidArgument | PermissionDenied | NotFound)
+        assert snap.sql("with secrets as (select 1 as x) select x from secrets").to_pylist() == [{"x": 1}]
+
+
+def test_limits_end_a_question_and_say_which_they_are(snap: Any) -> None:
+    for text, limit in (
+        (LONG, "sql_timeout_s"),
+        ("from range(100001)", "sql_rows"),
+        ("select list(range) from range(100000000)", "sql_memory_bytes"),
+    ):
+        began = time.monotonic()
+        with pytest.raises(ResourceExhausted) as refused:
+            snap.sql(text)
+        assert refused.value.details["limit"] == limit
+        assert time.monotonic() - began < 10
+    assert snap.sql("from range(100000)").num_rows == 100_000
+    with pytest.raises(ResourceExhausted, match="a row of the answer"):
+        snap.sql("select repeat('x', 51_000_000) as long")
+
+
+def test_a_value_that_no_machine_holds_costs_its_question_only(snap: Any) -> None:
+    with pytest.raises(ResourceExhausted):
+        snap.sql("select repeat('x', 4_000_000_000) as huge")
+    assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": ROWS}]
+
+
+def test_a_process_that_dies_costs_its_question_and_nothing_else(server: ServerProcess, snap: Any) -> None:
+    snap.sql("select 1")
+    met: list[KiviError] = []
+
+    def ask() -> None:
+        with server.connect(access_token=ROOT) as db, db.snapshot() as other:
+            try:
+                other.sql(LONG)
+            except KiviError as error:
+                met.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    wait_until(lambda: processes(server))
+    time.sleep(0.3)
+    for process in processes(server):
+        os.kill(process, 9)
+    thread.join(10)
+    assert isinstance(met[0], ResourceExhausted)
+    assert "has ended" in str(met[0])
+    assert snap.sql("select count(*) as n from calls").to_pylist() == [{"n": ROWS}]  # an idle one that died is replaced
+
+
+def test_questions_wait_for_a_process_and_give_up_in_time(server: ServerProcess) -> None:
+    met: list[KiviError | None] = []
+
+    def ask() -> None:
+        with server.connect(access_token=ROOT) as db, db.snapshot() as snap:
+            try:
+                snap.sql(LONG)
+            except KiviError as error:
+                met.append(error)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    with server.connect(access_token=ROOT) as db:
+        began = time.monotonic()
+        assert db.append("calls", [{"ts": 10**9, "x": 0}]) > 0  # commits and reads do not wait for them
+        with db.snapshot() as snap:
+            assert snap.summary("calls", {"n": kivi.count()}, start=(10**9,))["n"] >= 1
+        assert time.monotonic() - began < 1
+    for thread in threads:
+        thread.join(15)
+    assert len(met) == 4
+    assert all(isinstance(error, ResourceExhausted) for error in met)
+    assert len(processes(server)) <= 2
+
+
+def test_an_answer_that_nobody_reads_ends_with_its_snapshot_and_its_process_is_there_again(
+    server: ServerProcess,
+) -> None:
+    with server.connect(access_token=ROOT) as db:
+        before = db.stats()["server_sql_killed"]
+        for _ in range(3):  # more than there are processes
+            with db.snapshot() as snap:
+                request = snap._core._take()[0]
+                request.sql.text = "select range, repeat('x', 500) as text from range(100000)"
+                page = db._run(snap._core._ask(request))
+                assert page.scan
+        wait_until(lambda: db.stats()["server_sql_killed"] >= before + 3)
+        with db.snapshot() as snap:
+            assert snap.sql("select 1 as one").to_pylist() == [{"one": 1}]
+
+
+def test_processes_end_with_their_server(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        with server.connect() as db, db.snapshot() as snap:
+            snap.sql("select 1")
+        begun = processes(server)
+        assert begun
+        server.kill()
+        wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in begun))
+
+
+def test_a_transaction_is_no_snapshot(server: ServerProcess) -> None:
+    with server.connect(access_token=ROOT) as db, db.transaction() as tx:
+        request = tx._core._take()[0]
+        request.operations.add(kind=5, table="calls")
+        request.sql.text = "select 1"
+        with pytest.raises(KiviError):
+            db._run(tx._core._ask(request))
+        tx.rollback()
