@@ -12,7 +12,8 @@ reads its states after ``OPTIMIZE ... FINAL``; PostgreSQL computes ``percentile_
 index on (endpoint, time). One caller, one answer after the other. ClickHouse answers in this process, and PostgreSQL
 over a connection, so kivi is measured both ways, and each is compared with its like.
 
-*Rolling up*: the p99 of 100 endpoints x 288 slots of five minutes in one hour's slots, for each endpoint.
+*Rolling up*: the p99 of 100 endpoints x 288 slots of five minutes, of 1,000 events each, in one hour's slots, for each
+endpoint.
 
 *On disk*: what a row of 1,000 events takes more with one more measure, at rest (as goal 8 measures sizes).
 
@@ -238,7 +239,7 @@ def _read_in_turn(
 def _roll_up(context: Context, sheet: Sheet) -> None:
     """The median of five, of rows in base."""
     endpoints, slots = _DAY
-    pool = _a_day(endpoints, slots, 20 if context.quick else 100)
+    pool = _a_day(endpoints, slots, 20 if context.quick else _EVENTS_A_ROW)
     with context.server() as server, server.connect() as db:
         tables.create(db, measures=MEASURES, derived=P99)
         for batch in pool.batches:
@@ -264,7 +265,7 @@ def _a_day(endpoints: int, slots: int, each: int) -> Pool:
     rows = random.permutation(np.arange(count) % (endpoints * slots))
     ts_us = START_US + rows // endpoints * SLOT_US + random.integers(0, SLOT_US, count)
     resp_us = random.lognormal(10, 1, count).astype(np.int64)
-    batch_rows = count // 10
+    batch_rows = min(count // 10, 720_000)  # of 28.8 million: a transaction has at most 64 MiB
     return Pool("a day", batch_rows, (rows % endpoints).astype(np.int64), ts_us, resp_us)
 
 

@@ -233,6 +233,15 @@ def query(db: Any, args: argparse.Namespace) -> None:
     answer(db, args, as_of(args))
 
 
+def export(db: Any, args: argparse.Namespace) -> None:
+    from kivi.cli.export import export
+
+    found = db.describe(args.table)
+    with db.snapshot(as_of=as_of(args)) as snap:
+        said = export(snap, args.table, found, args.dir, format_=args.format, by=args.by)
+    print_value(said, args.output)
+
+
 def watch(db: Any, args: argparse.Namespace) -> None:
     from kivi.cli.watch import follow
 
@@ -474,6 +483,11 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("query", query, "a question of events, grouped and measured, or of an aggregate's rows")
     add_question(sub)
+    sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
+    sub = command("export", export, "a table at a snapshot, as files that others read: Parquet or Delta", "table")
+    sub.add_argument("dir", metavar="DIR", help="a directory that is new, or empty")
+    sub.add_argument("--format", choices=("parquet", "delta"), default="parquet", help="default parquet")
+    sub.add_argument("--by", choices=("day", "none"), help="events by the day of their time; default: if they are many")
     sub.add_argument("--as-of", metavar="TS", help="a commit timestamp or a time")
     sub = command("watch", watch, "rows as they change, events as they come")
     add_query(sub)

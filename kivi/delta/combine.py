@@ -159,7 +159,8 @@ def extremes(column: Column, cells: Cells, group_of: Array, groups: int) -> Cell
 class Combining:
     """The runs of one transaction, combined as they come.
 
-    A run waits until as many rows wait as there are combined ones, and at least ``rows_min``. So n rows cost O(n log n)
+    A run waits until as many rows wait as there are combined ones, and at least ``rows_min``; items of states count as
+    rows do (``DeltaRun.weight``). So n rows cost O(n log n)
     in all, and what is held is at most twice the distinct rows, or ``rows_min``, and one run; while runs are combined
     their columns are copied, one at a time.
     """
@@ -173,8 +174,8 @@ class Combining:
     def add(self, run: DeltaRun) -> None:
         """The next run, in order. Raises OutOfRange."""
         self._runs.append(run)
-        self._waiting += run.rows
-        if self._waiting >= max(self._rows_min, self._runs[0].rows):
+        self._waiting += run.weight
+        if self._waiting >= max(self._rows_min, self._runs[0].weight):
             self._combine()
 
     def _combine(self) -> None:

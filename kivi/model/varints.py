@@ -103,21 +103,19 @@ def decode(sequences: Sequence[bytes]) -> tuple[Array, Array]:
     bounds = np.zeros(len(sequences) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, sequences), np.int64, len(sequences)), out=bounds[1:])
     data = np.frombuffer(b"".join(sequences), np.uint8)
-    ends = (data < 0x80).nonzero()[0]  # the last byte of each integer
-    offsets = ends.searchsorted(bounds)
-    if (data[bounds[1:][bounds[1:] > bounds[:-1]] - 1] >= 0x80).any():
+    goes_on = data >= 0x80
+    if goes_on[bounds[1:][bounds[1:] > bounds[:-1]] - 1].any():
         raise DataLoss("a stored state is cut short: run kivi verify")
-    values = data[ends].astype(np.uint64)
-    lengths = np.diff(ends, prepend=-1)
-    longest = int(lengths.max()) if len(lengths) else 1
-    if longest > _BYTES_MAX:
-        raise DataLoss("a stored state has an integer of more than 64 bits: run kivi verify")
-    if longest > 1:  # many have two bytes
-        more = lengths > 1
-        values <<= more.view(np.uint8) * np.uint8(7)
-        values |= (data[ends - 1] & 0x7F) * more
-    at = np.arange(0)
-    for place in range(2, longest):  # and few more than that
-        at = (lengths > place).nonzero()[0] if place == 2 else at[lengths[at] > place]
-        values[at] = values[at] << np.uint64(7) | (data[ends[at] - place] & 0x7F)
-    return values, offsets
+    values = np.compress(~goes_on, data).astype(np.uint64)  # the last byte of each, which for most is the only one
+    others = goes_on.nonzero()[0]
+    offsets = bounds - others.searchsorted(bounds)
+    number = others - np.arange(len(others))
+    for place in range(1, _BYTES_MAX):  # those that lie so many places before the last, each of another integer
+        more = goes_on[others + place]
+        if not more.any():
+            values[number] = values[number] << np.uint64(7) | (data[others] & 0x7F)
+            return values, offsets
+        at = (~more).nonzero()[0]
+        values[number[at]] = values[number[at]] << np.uint64(7) | (data[others[at]] & 0x7F)
+        others, number = others[more], number[more]
+    raise DataLoss("a stored state has an integer of more than 64 bits: run kivi verify")

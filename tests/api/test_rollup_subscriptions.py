@@ -59,13 +59,15 @@ def rolled(snap: Any, rollup: dict[str, Any], more: dict[str, Any]) -> list[dict
 
 
 def follow(db: Any, lives: list[Any], wanted: list[Any], cts: int) -> None:
-    """Until every subscription has seen ``cts``; nothing else is committed meanwhile."""
+    """Until every subscription has seen ``cts``; nobody else commits meanwhile, but retention may log a floor."""
     for live, (rollup, more) in zip(lives, wanted, strict=True):
-        while live.ts < cts:
-            live.next(timeout_s=0.05)  # heartbeats move ``ts`` too, and are not returned
-        with db.snapshot() as snap:
-            assert snap.ts == live.ts
-            assert live.rows == rolled(snap, rollup, more), (rollup, more)
+        while True:
+            with db.snapshot() as snap:
+                while live.ts < max(cts, snap.ts):
+                    live.next(timeout_s=0.05)  # heartbeats move ``ts`` too, and are not returned
+                if live.ts == snap.ts:
+                    assert live.rows == rolled(snap, rollup, more), (rollup, more)
+                    break
 
 
 def subscribed(db: Any, wanted: list[Any]) -> list[Any]:
