@@ -11,11 +11,12 @@ import gc
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import hypothesis
 import pytest
@@ -40,6 +41,30 @@ pytest.register_assert_rewrite("tests.mvcc.world")
 # Machines differ and are shared: a slow example is no failure, a stuck test meets pytest's timeout.
 hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kivi")
+
+
+MEMORY: Final = Path("/dev/shm")
+MEMORY_BYTES_MIN: Final = 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """``tmp_path`` is in memory where there is room: every commit waits for a sync, and three processes for one disk.
+
+    What a sync is worth is tested by files that lose what was not synced, wherever they are. ``on_disk`` is for tests
+    of the file system's own ways. ``--basetemp`` and ``TMPDIR`` are left as they are.
+    """
+    if config.getoption("basetemp") or os.environ.get("TMPDIR") or not os.access(MEMORY, os.W_OK):
+        return
+    found = os.statvfs(MEMORY)
+    if found.f_bavail * found.f_frsize >= MEMORY_BYTES_MIN and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory that is on a disk, if the system's temporary files are."""
+    with tempfile.TemporaryDirectory(prefix="kivi-test-") as path:
+        yield Path(path)
 
 
 ABOUT_BLOCKS = {
@@ -87,6 +112,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if "spark" in getattr(item, "fixturenames", ()):
         group = "spark, tails" if "test_tail" in group else "spark"
     item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that need Spark come first: each of the two groups is long, and would be alone at the end."""
+    first = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(name="require")

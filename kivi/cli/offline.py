@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kivi.cli import rekeyed
 from kivi.cli.append import Progress
 from kivi.cli.recount import compare
 from kivi.cli.text import plain
@@ -277,6 +278,8 @@ def examine(path: str) -> dict[str, Any]:
                     report[schema.name] += f", {events.check_files():,} settled files intact"
                 if schema.kind == "aggregate":
                     report[schema.name] += ", " + compare(store, schema, path)
+                if schema.kind == "view":
+                    report[schema.name] += ", " + rekeyed.compare(store, schema, path)
         store.release(lease)
     report["result"] = "good"
     return report

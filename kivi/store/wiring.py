@@ -37,6 +37,7 @@ from kivi.store.retention import Retention
 from kivi.store.retraction import Retractions
 from kivi.store.snapshots import Snapshots
 from kivi.store.staging import Stages, Staging
+from kivi.store.view_rows import ViewRows
 
 __all__ = ["Wiring"]
 
@@ -154,9 +155,11 @@ class Wiring:
             reads, self.computing, self.settings, lambda: self.moved.value, lambda s: commits.wait_for_entered(s)
         )
         self.find_events = retractions.find
+        views = self.view_rows = ViewRows(self.catalog, self.reader)
+        self.own_view_ops = views.own_ops
         commits = self.commits = Commits(
             self.settings, self.log, self.catalog, self.committer, self.leases, self.moved, self.tokens, self.retention,
-            staging, self.reader, self.computing, retractions, opened,
+            staging, self.reader, self.computing, retractions, views, opened,
         )  # fmt: skip
         self.commit, self.commit_together = commits.commit, commits.commit_together
         self.commit_wait, self.wait = commits.commit_wait, commits.wait
