@@ -1,8 +1,7 @@
 """Questions equal brute force over the events that the snapshot sees (R24), whatever answers them.
 
-Events are put in pending, in blocks, in compacted ones, in settled files, some retracted, some below a floor; aggregates
-are beside them, and each question is asked with these and without. The brute force groups the rows of a scan at the same
-snapshot.
+Events are in pending, in blocks, in compacted ones, in settled files, some retracted, some below a floor. Aggregates
+are beside them, and questions are asked with and without these. The brute force groups the rows of a scan.
 """
 
 from __future__ import annotations
