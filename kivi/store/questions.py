@@ -45,7 +45,7 @@ from kivi.query.answers import Answer, answered
 from kivi.query.planning import Candidate, Part, Times, equalities, planned
 from kivi.query.tally import CHUNK_ROWS, Tally
 from kivi.store.catalog import Catalog
-from kivi.store.event_parts import named_events, trimmer
+from kivi.store.event_parts import named_events, pieces, trimmer
 from kivi.store.retention import Retention, first_positions
 from kivi.store.rollups import Rollups, RowsRead
 from kivi.store.slot_ranges import KeyRange
@@ -243,6 +243,17 @@ class Questions:
         self.blocks_read += read.blocks[1]
         read.events = sums.rows
         tally.add_values(sums.row())
+
+    def selected(
+        self, captured: Captured, where: Expr | None, outputs: Sequence[str], times: Times
+    ) -> Iterator[pa.RecordBatch]:
+        """Events in commit order, with these columns, hidden ones among them."""
+        types = {column.name: column.type for column in seen_schema(captured.schema).columns}
+        pushed, rest = _pushed(captured.schema, where)
+        used = list(dict.fromkeys((*outputs, *(sorted(names(rest)) if rest is not None else ()))))
+        events = _Selected(self.timeline, captured, used, pushed, rest, types)
+        for batch in events.of(times, events.after(), named=False, ordered=True):
+            yield from pieces([plain(batch.select(outputs))])
 
     def _derive(
         self, captured: Captured, parts: Sequence[Times], where: Expr | None, question: Question, tally: Tally

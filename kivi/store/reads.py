@@ -30,7 +30,8 @@ from kivi.encoding.projection import Projection
 from kivi.errors import DataLoss, InvalidArgument, NotFound
 from kivi.events.store import EventStore
 from kivi.events.views import EventView, later_of
-from kivi.model.expressions import Expr
+from kivi.model.expressions import Expr, names
+from kivi.model.questions import seen_schema
 from kivi.model.rollups import rolled_outputs
 from kivi.model.scans import Scan
 from kivi.model.schema import TableSchema
@@ -174,7 +175,7 @@ class Reads:
 
     def _ordered(self, lease: Lease, schema: TableSchema, wanted: Scan, txn: Txn | None) -> Iterator[pa.RecordBatch]:
         """A scan in another order. The snapshot is captured at the call; rows are read when the first is asked for."""
-        outputs = schema.output_columns(wanted.columns)
+        outputs = (schema if wanted.columns is None else seen_schema(schema)).output_columns(wanted.columns)
         needed = tuple(dict.fromkeys((*outputs, *(name for name, _ in wanted.order))))
         rows = self.scan(lease, schema, replace(wanted, columns=needed, order=(), limit=None, offset=0), txn)
         count = None if wanted.limit is None else wanted.limit + wanted.offset
@@ -253,8 +254,15 @@ class Reads:
         if events is None:
             raise self.catalog.missing(schema)
         times = event_times(schema, wanted)
-        outputs = list(schema.output_columns(wanted.columns))
+        seen = schema if wanted.columns is None else seen_schema(schema)
+        outputs = list(seen.output_columns(wanted.columns))
+        hidden = {*outputs, *(names(wanted.where) if wanted.where is not None else ())} - schema.by_name.keys()
+        if hidden and (wanted.reverse or txn is not None):
+            raise InvalidArgument(f"{min(hidden)} is read in a snapshot, and in commit order: leave reverse out")
         view, waiting, own = self._viewed(lease, schema, events, txn)
+        if hidden:
+            captured = Captured(schema, view, waiting)
+            return self.watched(lease, schema, view, self.questions.selected(captured, wanted.where, outputs, times))
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
         tail = [*((part.kept(), True) for part in waiting), *((batch, False) for batch in own)]
         memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))
