@@ -11,11 +11,12 @@ import gc
 import os
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import hypothesis
 import pytest
@@ -42,6 +43,57 @@ hypothesis.settings.register_profile("kivi", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("kivi")
 
 
+MEMORY: Final = Path("/dev/shm")
+MEMORY_BYTES_MIN: Final = 4 << 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """``tmp_path`` is in memory where there is room: every commit waits for a sync, and three processes for one disk.
+
+    What a sync is worth is tested by files that lose what was not synced, wherever they are. ``on_disk`` is for tests
+    of the file system's own ways. ``--basetemp`` and ``TMPDIR`` are left as they are.
+    """
+    if config.getoption("basetemp") or os.environ.get("TMPDIR") or not os.access(MEMORY, os.W_OK):
+        return
+    found = os.statvfs(MEMORY)
+    if found.f_bavail * found.f_frsize >= MEMORY_BYTES_MIN and not found.f_flag & os.ST_NOEXEC:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.fixture
+def on_disk() -> Iterator[Path]:
+    """A directory that is on a disk, if the system's temporary files are."""
+    with tempfile.TemporaryDirectory(prefix="kivi-test-") as path:
+        yield Path(path)
+
+
+ABOUT_BLOCKS = {
+    "test_a_snapshot_from_before_the_floor_reads_on",
+    "test_no_value_stays_in_blocks",
+    "test_changes_when_the_values_are_gone",
+    "test_a_cut_commit_that_is_retracted_in_part",
+}
+"""Tests of what blocks alone do: how much is dropped, made blank, or read at once."""
+
+
+@pytest.fixture(autouse=bool(os.environ.get("SETTLING_FORCED")))
+def _settling(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """With ``SETTLING_FORCED=1`` all events are settled whenever a test consolidates: no other may notice (R23)."""
+    from kivi.store.facade import Store
+
+    if request.node.originalname in ABOUT_BLOCKS:
+        return
+
+    consolidate = Store.consolidate
+
+    def and_settle(store: Store) -> int:
+        upto = consolidate(store)
+        store.settle(max(64, store.settler.waiting() // 3))
+        return upto
+
+    monkeypatch.setattr(Store, "consolidate", and_settle)
+
+
 def require(program: str) -> str:
     """The path of ``program``; without it, skips the test, or fails it in continuous integration (``KIVI_CI``)."""
     for name in PROGRAMS.get(program, (program,)):
@@ -60,6 +112,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if "spark" in getattr(item, "fixturenames", ()):
         group = "spark, tails" if "test_tail" in group else "spark"
     item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that need Spark come first: each of the two groups is long, and would be alone at the end."""
+    first = {item.path for item in items if "spark" in getattr(item, "fixturenames", ())}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(name="require")

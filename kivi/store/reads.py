@@ -78,7 +78,8 @@ class Reads:
         lease.used = True
         self.catalog.check_seen(schema, lease.ts)
         if schema.state != "ready":
-            raise NotFound(f"aggregate {schema.name!r} is still being built from existing events", table=schema.name)
+            of = "rows" if schema.kind == "view" else "events"
+            raise NotFound(f"{schema.kind} {schema.name!r} is still being built from existing {of}", table=schema.name)
 
     def get(
         self,

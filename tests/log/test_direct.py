@@ -27,6 +27,11 @@ def takes_direct_writes(path: Path) -> bool:
     return fd >= 0
 
 
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return on_disk
+
+
 @pytest.fixture(autouse=True)
 def _a_disk_that_can(tmp_path: Path) -> None:
     if not takes_direct_writes(tmp_path):

@@ -192,8 +192,8 @@ def test_what_a_slow_frame_decides(
 
 
 @pytest.mark.skipif(not hasattr(resource, "RUSAGE_THREAD"), reason="this system does not count a thread's reads")
-def test_reads_from_a_disk_are_counted_and_those_from_memory_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "file"
+def test_reads_from_a_disk_are_counted_and_those_from_memory_are_not(on_disk: Path) -> None:
+    path = on_disk / "file"
     path.write_bytes(os.urandom(1 << 20))
     fd = os.open(path, os.O_RDONLY)
     try:
