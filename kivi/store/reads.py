@@ -42,9 +42,10 @@ from kivi.mvcc.snapshot import Reader
 from kivi.query.answers import Answer
 from kivi.store.catalog import Catalog
 from kivi.store.event_parts import event_times, pieces, trimmer
+from kivi.store.event_selection import Captured, shown_events
 from kivi.store.event_tables import EventTables
 from kivi.store.plans import GetPlan
-from kivi.store.questions import Captured, Questions
+from kivi.store.questions import Questions
 from kivi.store.retention import Retention
 from kivi.store.rollups import Rollups, rolled_batches
 from kivi.store.transaction import Txn, encoded_key, merged
@@ -263,7 +264,8 @@ class Reads:
         view, waiting, own = self._viewed(lease, schema, events, txn)
         if hidden:
             captured = Captured(schema, view, waiting)
-            return self.watched(lease, schema, view, self.questions.selected(captured, wanted.where, outputs, times))
+            shown = shown_events(self.questions.timeline, captured, wanted.where, outputs, times)
+            return self.watched(lease, schema, view, shown)
         trim = trimmer(schema, wanted.where, times, view.floor_us, outputs)
         tail = [*((part.kept(), True) for part in waiting), *((batch, False) for batch in own)]
         memory = (trim(batch, committed) for batch, committed in (reversed(tail) if wanted.reverse else tail))
