@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeGuard, TypeVar, cast
@@ -93,7 +94,12 @@ def takes(
     def decorate(method: Callable[[S, A], R]) -> Callable[Concatenate[S, P], R]:
         @functools.wraps(method)
         def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(self, build(*args, **kwargs) if none is None or args or kwargs else none)
+            try:
+                arguments = build(*args, **kwargs) if none is None or args or kwargs else none
+            except TypeError as error:  # such as an unknown name: of what was called, and not of how it is built
+                text = re.sub(rf"^{build.__name__}(\.__init__)?\(\)", f"{method.__name__}()", str(error))
+                raise TypeError(text) from None
+            return method(self, arguments)
 
         plain = inspect.signature(method)
         itself = next(iter(plain.parameters.values()))
@@ -502,6 +508,11 @@ class SubscribeArguments(Selection):
 
     def terms(self, schema: TableSchema) -> Terms:
         """Raises InvalidArgument."""
+        if self.retractions != "fail" and not self.of_events(schema):
+            raise InvalidArgument(
+                f"retractions={self.retractions!r} is for events as they come: a subscription to rows, to a rollup or "
+                f"to an order of events is told what a retraction changes, so leave it out"
+            )
         return Terms(
             self.of_events(schema),
             self.interval_ms / 1_000,

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["backup", "dump", "restore", "verify"]
 
 MARKER: Final = "KIVI"
-_LINKED: Final = (".sst", ".blob")  # RocksDB never writes to these again
+_LINKED: Final = (".sst", ".blob", ".parquet")  # these are never written to again
 _BELOW: Final = ("rows", "derived", "guards", "appends", "runs")
 
 
@@ -274,6 +274,8 @@ def examine(path: str) -> dict[str, Any]:
                 unfit = [name for name in schema.output_columns(None) if name not in columns]
                 if unfit:
                     report[schema.name] += f", {', '.join(unfit)} not read: a sum does not fit its type right now"
+                if (events := store.event_tables.of(schema.id)) is not None:
+                    report[schema.name] += f", {events.check_files():,} settled files intact"
                 if schema.kind == "aggregate":
                     report[schema.name] += ", " + compare(store, schema, path)
                 if schema.kind == "view":

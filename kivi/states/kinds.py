@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from kivi.errors import DataLoss
 from kivi.model.states import State
 
-__all__ = ["Array", "ByGroup", "Items", "Kind", "Observed", "joined", "offsets_of", "taken"]
+__all__ = ["Array", "ByGroup", "Items", "Kind", "Observed", "check_lengths", "joined", "offsets_of", "taken"]
 
 Array = npt.NDArray[Any]
 Items = tuple[Any, ...]
@@ -181,6 +182,12 @@ def _joined(columns: tuple[Any, ...], parts: Sequence[Items]) -> Any:
         return pa.concat_arrays(columns)
     filled = [np.ones(len(part[0]), np.int64) if c is None else c for c, part in zip(columns, parts, strict=True)]
     return np.concatenate(filled)
+
+
+def check_lengths(state: State, lengths: Array, each: int) -> None:
+    """Raises DataLoss unless each state has so many numbers (or bytes) an item: what one lacks, the next would lose."""
+    if (lengths % each).any():
+        raise DataLoss(f"a state of {state.kind} is not made of items of {each}: run kivi verify")
 
 
 def offsets_of(lengths: Array) -> Array:

@@ -43,6 +43,7 @@ from kivi.store.opening import Parts, open_parts
 from kivi.store.plans import GetPlan, WritePlan
 from kivi.store.replay import load_base, replay
 from kivi.store.rollups import rolled_batches
+from kivi.store.settler import Settler
 from kivi.store.tables import Tables
 from kivi.store.transaction import Txn
 from kivi.store.view_filling import ViewFilling
@@ -81,9 +82,14 @@ class Store(Wiring):
         self._tables = Tables(self.catalog, self.commits, self.transaction, self.check_open)
         self.drop = self._tables.drop
         self.backfill = Backfill(self, self._tables, ViewFilling(self, self._tables))
+        self.event_tables.forget_unknown()
         self.housekeeping = Housekeeping(self)
+        self.settler = Settler(self)
+        self.settle = self.settler.settle
         if settings.background:
             self.consolidator.start(self.housekeeping.step)
+            if settings.settle:
+                self.settler.start()
         self._resumed = self.backfill.resume()
 
     @staticmethod
@@ -116,6 +122,7 @@ class Store(Wiring):
             if self._closed:
                 return
             self._closed = True
+        self.settler.stop()
         self.consolidator.stop()
         try:
             try:
@@ -135,6 +142,7 @@ class Store(Wiring):
     def crash(self) -> None:
         """For tests: lets go of everything at once, as if the process had been killed."""
         self._closed = True
+        self.settler.stop()
         self.consolidator.stop()
         self.parts.release()
 

@@ -49,7 +49,8 @@ FORMAT: Final = 7
    several members, commits without a start timestamp, and retractions
 6  rows, runs and blocks of tables that were altered, which say how many columns they have (``kivi.model.schema``), and
    states of measures in rows, runs and the catalog (``kivi.states``)
-7  secondary views, which every write of their source has to follow (``kivi.store.view_rows``)
+7  settled files beside the engine, and headers of blocks whose events lie in them (``kivi.events``); secondary views,
+   which every write of their source has to follow (``kivi.store.view_rows``)
 """
 _MARKER: Final = "KIVI"
 _MARKER_NEW: Final = "KIVI.new"  # on its way; a crash may leave it

@@ -56,7 +56,7 @@ class Wiring:
         self.timeline = Timeline(engine)
         self.tokens = Tokens(engine, ttl_us=int(settings.request_token_ttl_s * 1_000_000))
         self.stages = Stages(parts.store_id, max_bytes=settings.stage_bytes)
-        self.event_tables = EventTables(engine, self.catalog, settings.block_rows)
+        self.event_tables = EventTables(engine, self.catalog, settings.block_rows, parts.path)
         self._closed = False
         self._why_closed = "the store is closed"
         self.is_parents = False
