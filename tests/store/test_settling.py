@@ -16,6 +16,7 @@ from kivi.cli.offline import examine
 from kivi.encoding.keys import prefix_end
 from kivi.encoding.keyspaces import Space, table_prefix
 from kivi.errors import DataLoss, DiskFull
+from kivi.events import settling
 from kivi.events.places import Directory
 from kivi.events.settling import Settling
 
@@ -84,6 +85,36 @@ def test_r23_settled_events_are_the_same_events_in_the_same_order(tmp_path: Path
     with opened(tmp_path / "data") as db:
         assert (events(db), sums(db)) == now
     assert "settled files intact" in examine(str(tmp_path / "data"))["calls"]
+
+
+def test_r22_r23_snapshots_of_before_see_what_they_saw_in_files_made_of_files(tmp_path: Path) -> None:
+    with opened(tmp_path / "data") as db:
+        stamps = list[int]()
+        for first in range(0, 200, 20):
+            append(db, first, 20)
+            stamps.append(db.watermark())
+        db.store.settle()
+        with db.snapshot() as before:
+            with db.transaction() as tx:
+                tx.retract("calls", where=kivi.col("s") == "s1")
+            db.consolidate()
+            for size in (200, 40):
+                every = [row["k"] for row in before.scan("calls")]
+                assert every == list(range(200))
+                assert [row["k"] for row in events(db)] == [k for k in every if k % 5 != 1]
+                assert sums(db)["n"] == 160
+                for i, ts in enumerate(stamps):
+                    with db.snapshot(as_of=ts) as snapshot:
+                        assert snapshot.summary("calls", {"n": kivi.count()})["n"] == 20 * (i + 1)
+                        table = db.store.event_tables.of(db.store.table("calls").id)
+                        with table.view(ts) as view:
+                            assert sum(b.num_rows for b in view.scan(ordered=False)) == 20 * (i + 1)
+                with pytest.MonkeyPatch.context() as patched:  # all files become others, once
+                    left = [list[Any]]
+                    patched.setattr(
+                        settling, "combinable", lambda files, _, left=left: left.pop()(files) if left else []
+                    )
+                    db.store.settle(size)
 
 
 def test_files_are_parquet_that_anybody_can_read(tmp_path: Path) -> None:
