@@ -72,8 +72,11 @@ ABOUT_BLOCKS = {
     "test_no_value_stays_in_blocks",
     "test_changes_when_the_values_are_gone",
     "test_a_cut_commit_that_is_retracted_in_part",
+    "test_blocks_are_read_only_where_a_header_is_not_enough",
+    "test_a_step_that_fails_leaves_everything_as_it_was",
+    "test_what_a_crash_leaves_is_deleted",
 }
-"""Tests of what blocks alone do: how much is dropped, made blank, or read at once."""
+"""Tests of what blocks alone do, or the step that settles them: how much is dropped, made blank, or read at once."""
 
 
 @pytest.fixture(autouse=bool(os.environ.get("SETTLING_FORCED")))
